@@ -106,7 +106,7 @@ def measure(browser: Browser, asked: list[tuple[str, str]], folder: Path, *, own
 
 def pictures(browser: Browser, target: Path, folder: Path) -> None:
     gpt2 = str(MODELS / "gpt2_small.onnx")
-    plan, tight = shardplan.make_plan(gpt2, "4x4"), shardplan.make_plan(gpt2, "4x4", memory_limit="2GiB")
+    plan, tight = shardplan.make_plan(gpt2, "4x4"), shardplan.make_plan(gpt2, "4x4", memory_limit="1GiB")
     staged = shardplan.make_plan(gpt2, "2x2", stages="2", microbatches=4)
     llama = plan_report(shardplan.make_plan(str(MODELS / "llama3_8b.onnx"), "4x8"))
     request = shardplan.request.Request(gpt2)

@@ -4,7 +4,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardplan.units import count, decimal_size, digits, duration, percent, rate, size, sizes_in_one_unit
+from shardplan.units import (
+    count,
+    counted,
+    decimal_size,
+    digits,
+    duration,
+    percent,
+    rate,
+    size,
+    sizes_apart,
+    sizes_in_one_unit,
+)
 
 
 @pytest.mark.parametrize(
@@ -40,6 +51,27 @@ def test_digits(value, text):
 )
 def test_amounts(text, expected):
     assert text == expected
+
+
+@pytest.mark.parametrize(
+    ("number", "noun", "text"),
+    [(1, "device", "1 device"), (0, "device", "0 devices"), (1200, "row", "1,200 rows"), (2, "axis", "2 axes"),
+     (1, "axis", "1 axis"), (3, "process", "3 processes"), (4, "microbatch", "4 microbatches"),
+     (2, "entry", "2 entries"), (1, "more kind", "1 more kind"), (5, "more mesh", "5 more meshes"),
+     (2, "way", "2 ways")],
+)  # fmt: skip
+def test_nouns_agree_with_their_number(number, noun, text):
+    assert counted(number, noun) == text
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "texts"),
+    [(2 * 2**30, 3 * 2**30, ("2 GiB", "3 GiB")), (13 * 2**30 - 35 * 2**20, 13 * 2**30, ("12.97 GiB", "13 GiB")),
+     (2**30 + 1, 2**30, ("1,073,741,825 bytes", "1,073,741,824 bytes")), (2**30, 2**30, ("1 GiB", "1 GiB")),
+     (1, 0, ("1 B", "0 B"))],
+)  # fmt: skip
+def test_sizes_that_differ_read_differently(one, other, texts):
+    assert sizes_apart(one, other) == texts
 
 
 def test_sizes_share_the_unit_of_the_largest():

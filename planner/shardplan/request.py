@@ -177,7 +177,7 @@ class Request:
             OneOf(TARGETS, {"transformers": "tp-plan"}),
             "--for",
             metavar="FORMAT",
-            say="The best plan that a runtime can say: a format of `shardplan export`, such as tp-plan or torchtitan.",
+            say="Only plans that a runtime can express: a format of `shardplan export`, such as tp-plan or torchtitan.",
         ),
     )
     microbatches: int = field(
@@ -230,7 +230,7 @@ class Request:
     schedule: str = field(
         default="1f1b",
         metadata=_term(
-            Text("word"), "--schedule", metavar="NAME", say="Of the pipeline: 1f1b, gpipe or interleaved:V."
+            Text("word"), "--schedule", metavar="NAME", say="Schedule of the pipeline: 1f1b, gpipe or interleaved:V."
         ),
     )
     constraints: Sequence[Any] = field(
@@ -267,7 +267,7 @@ class Request:
             Number(0.0, what="a number of seconds", least_allowed=False, optional=True),
             "--time-limit",
             metavar="SECONDS",
-            say="Stop then, with the best plan so far.",
+            say="Stop after so long, with the best plan so far.",
         ),
     )
     effort: Literal["quick", "thorough", "exhaustive"] = field(
@@ -287,7 +287,7 @@ class Request:
     )
     seed: int = field(
         default=0,
-        metadata=_term(Whole(0), "--seed", metavar="N", say="Of the search, where a model is too large for proof."),
+        metadata=_term(Whole(0), "--seed", metavar="N", say="Seed of the search, for models too large to prove."),
     )
     presolve: bool = field(
         default=True,

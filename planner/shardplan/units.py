@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 from typing import Final
 
@@ -28,15 +29,33 @@ def digits(value: float, significant: int = 3) -> str:
     return text.rstrip("0").rstrip(".") if "." in text and float(text) == round(value) == value else text
 
 
-def size(number_of_bytes: float) -> str:
+def size(number_of_bytes: float, significant: int = 3) -> str:
     """`41.3 GiB`."""
     unit = _byte_unit(number_of_bytes)
-    return f"{digits(number_of_bytes / unit[0])} {unit[1]}"
+    return f"{digits(number_of_bytes / unit[0], significant)} {unit[1]}"
 
 
 def counted(number: int, what: str) -> str:
-    """`1 row`, `1,200 rows`."""
-    return f"{number:,} {what}{'s' * (number != 1)}"
+    """`1 row`, `1,200 rows`, `2 more axes`: `what` is a noun, in the singular, and may have words before it."""
+    return f"{number:,} {what if number == 1 else _plural(what)}"
+
+
+def _plural(noun: str) -> str:
+    if noun.endswith("axis"):
+        return noun.removesuffix("is") + "es"
+    if noun.endswith("y") and noun[-2:-1] not in "aeiou":
+        return noun.removesuffix("y") + "ies"
+    return noun + ("es" if noun.endswith(("s", "x", "ch", "sh")) else "s")
+
+
+def sizes_apart(one: float, other: float) -> tuple[str, str]:
+    """The texts of two sizes, with as many digits as it takes to tell them apart, if any do: `12.97 GiB`, `13 GiB`;
+    in bytes where they are nearer to each other than that."""
+    for significant in range(3, 7):
+        pair = size(one, significant), size(other, significant)
+        if one == other or len({re.sub(r"\.0+ ", " ", text) for text in pair}) == 2:
+            return pair
+    return counted(round(one), "byte"), counted(round(other), "byte")
 
 
 def sizes_in_one_unit(values: list[int], reference: int) -> tuple[list[str], str]:

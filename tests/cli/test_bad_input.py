@@ -69,8 +69,8 @@ CASES = {
     "a truncated file": (
         "cut.onnx --mesh 4x4",
         (
-            "cut.onnx: error[truncated-file]: the file is truncated: it has 100000 bytes and its contents go on to "
-            "byte 282339\nhint: copy or download the file again\n"
+            "cut.onnx: error[truncated-file]: the file is truncated: it has 100,000 bytes and its contents go on to "
+            "byte 282,339\nhint: copy or download the file again\n"
         ),
     ),
     "a cyclic graph": (

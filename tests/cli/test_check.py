@@ -124,7 +124,7 @@ def test_several_and_json(shardplan, solved):
     Draft202012Validator(SCHEMA).validate(document)
     assert run.code == 2
     assert [row["status"] for row in document["result"]["plans"]] == ["fresh", "unreadable"]
-    assert "1 of 2 plans need attention\n" in shardplan("check", PLAN, "other.json").out
+    assert "1 of 2 plans needs attention\n" in shardplan("check", PLAN, "other.json").out
     assert "all 2 plans are fresh\n" in shardplan("check", PLAN, PLAN).out
 
 

@@ -16,7 +16,7 @@ def test_a_plan_and_its_check_follow(shardplan, mlp):
     run = shardplan("init", "--like", "a100-dgx", "--machines", "2", "--devices", "4", "--model", "mlp.onnx")
     assert run.code == 0
     assert run.out.split()[:4] == ["wrote", *WRITTEN]
-    assert run.out.endswith("next      shardplan solve mlp.onnx   plans it on 2x4 devices\n")
+    assert run.out.endswith("next      shardplan solve mlp.onnx   plans it for the mesh 2x4\n")
     assert shardplan("profiles", "check", "cluster.yaml").code == 0
     solved = shardplan("solve", "mlp.onnx", "--dim", "batch=64")
     assert "cluster   cluster, mesh of the profile machine=2" in solved.out

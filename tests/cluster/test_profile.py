@@ -352,7 +352,7 @@ def test_what_looks_wrong_is_a_warning(write, old, new, message):
         (
             "nics: 4}",
             "nics: 4}\n      pod: {link_gbps: 1, devices: 20}",
-            "mine.yaml:8:32: error[bad-value]: levels.pod: its 20 devices are no multiple of the 16 of level 'net'",
+            "mine.yaml:8:32: error[bad-value]: levels.pod: devices (20) is no multiple of the 16 of level 'net'",
         ),
         (
             "level: up}",

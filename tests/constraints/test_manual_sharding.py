@@ -184,7 +184,7 @@ def test_a_plan_whose_names_begin_otherwise(read):
     kept, said = adapted(fixed, wrapped)
     assert {constraint.pattern: constraint.text for constraint in kept}["m.w1"] == "[null, gpu]"
     assert [str(warning) for warning in said] == [
-        "first.plan.json: warning[no-match]: of the 4 tensors that it fixes, 3 are in 'model'"
+        "first.plan.json: warning[no-match]: it fixes 4 tensors; 3 of them in 'model'"
     ]
     with pytest.raises(ShardplanError) as caught:
         adapted(fixed, read(ADD))
@@ -337,7 +337,7 @@ def test_a_dim_that_does_not_divide(read):
 
 def test_many_tensors_with_one_fault_are_one_complaint(read):
     assert refused(read, 'parameters:\n  "*": S(2)@gpu\n') == (
-        "fixed.yaml:2:8: error[bad-constraint]: S(2)@gpu speaks of 3 dims; 'w1' has 2\n  and 3 more like this"
+        "fixed.yaml:2:8: error[bad-constraint]: S(2)@gpu names 3 dims; 'w1' has 2\n  and 3 more like this"
     )
 
 

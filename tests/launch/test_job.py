@@ -77,7 +77,7 @@ FAULTS = {
     ),
     "a rank beyond the size": (
         {**MPICH, "PMI_RANK": "8"},
-        "error[bad-environment]: PMI_RANK is 8, and PMI_SIZE says that there are 8 processes",
+        "error[bad-environment]: PMI_RANK is 8, and PMI_SIZE says 8 processes",
     ),
     "no size": (
         {"OMPI_COMM_WORLD_RANK": "1"},

@@ -114,7 +114,7 @@ def test_headers_that_lie(tmp_path):
     assert "'a' of 16 bytes has 8 bytes of data" in damaged(path, {"a": row(shape=[16])})
     assert "the file has" in damaged(path, {"a": row(shape=[9], offsets=[0, 9])})
     assert "hint: was it cut off? fetch it again" in damaged(path, {"a": row(shape=[9], offsets=[0, 9])})
-    assert "4 bytes at the end of the file belong to no tensor" in damaged(path, {"a": row(shape=[4], offsets=[0, 4])})
+    assert "the file has 4 bytes after its last tensor" in damaged(path, {"a": row(shape=[4], offsets=[0, 4])})
     assert "the data of 'b' overlaps what is before it" in damaged(path, {"a": row(), "b": row(offsets=[0, 8])})
     two = {"a": row(shape=[2], offsets=[0, 2]), "b": row(shape=[4], offsets=[4, 8])}
     assert "the data of 'b' leaves a hole before it" in damaged(path, two)

@@ -165,7 +165,7 @@ def test_results_are_what_is_declared(tmp_path):
         "shard_segments_0 [2, 4, 4] float32 2 4 2": "failed: the segments [4, 2] do not sum to the size of the dim",
         "shard_mesh [2, 4, 4] float32 1 2 1 0 1 0": "failed: the numbers [1, 2, 1, 0, 1, 0] do not describe a mesh",
     }
-    assert "step 'shard_mesh' failed: the mesh has 1 devices, and there is a rank 1" in refusal(
+    assert "step 'shard_mesh' failed: the mesh has 1 device, and there is a rank 1" in refusal(
         lambda: loader(tmp_path, {"s": np.float32(1)}, {"s": [["shard_mesh", [[2], "float32"], 0]]}).load("s", 1)
     )
     for text, expected in cases.items():

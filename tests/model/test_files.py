@@ -88,8 +88,8 @@ def test_truncated_file():
     data = (MODELS / "gpt2_small.onnx").read_bytes()
     Path("m.onnx").write_bytes(data[:100_000])
     assert error_of("m.onnx") == (
-        "m.onnx: error[truncated-file]: the file is truncated: it has 100000 bytes and its contents go on to byte "
-        "282339\nhint: copy or download the file again"
+        "m.onnx: error[truncated-file]: the file is truncated: it has 100,000 bytes and its contents go on to byte "
+        "282,339\nhint: copy or download the file again"
     )
 
 

@@ -127,7 +127,7 @@ def test_why_names_the_command_that_prices_alternatives(view, gpt2):
     tab.locator("#moves").get_by_role("button", name="why").nth(1).click()
     said = tab.locator("#moves .why").inner_text()
     assert re.match(r"(Forward|Backward), from .* to .* by .* a step, .* each", said)
-    assert "on the wire" in said
+    assert re.search(r"It takes .*, of which .* exposed", said)
     assert "shardplan explain" in said
 
 
@@ -187,6 +187,10 @@ def test_a_pipeline_has_a_gantt_chart_and_its_stages(view):
     assert tab.locator("[role=tab]").count() == len(plan.pipeline.stages)
     tab.locator("[role=tab]").last.click()
     assert tab.locator("[role=tabpanel] canvas").count() >= 1
+    runs = tab.locator("#stages table").first.locator("tbody tr")
+    assert [row.split("\t")[-1] for row in runs.all_inner_texts()] == [
+        size(stage.plan.summary.memory.total) for stage in plan.pipeline.stages
+    ]
     named = [one.get_attribute("aria-label") for one in tab.locator("[role=tabpanel] section").all()]
     assert named == [f"Stage 1: {part}" for part in ("Summary", "Schedule", "Model", "Parameters", "Moves")]
 
@@ -295,6 +299,52 @@ def test_a_long_plan_opens_within_two_seconds(view):
 
 def test_it_prints(view, gpt2):
     assert view(gpt2).pdf()[:4] == b"%PDF"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_paper_is_as_wide_as_a_page_and_light(view, views, kind):
+    """An A4 page between its margins is 718 pixels wide; who reads in the dark theme prints dark text on white."""
+    tab = view(views[kind], color_scheme="dark")
+    tab.set_viewport_size({"width": 718, "height": 1046})
+    tab.emulate_media(media="print")
+    assert tab.evaluate("document.documentElement.scrollWidth") == 718
+    wide = "[...document.querySelectorAll('table, svg')].filter((one) => one.getBoundingClientRect().right > 718)"
+    assert tab.evaluate(f"{wide}.length") == 0
+    tab.evaluate("dispatchEvent(new Event('beforeprint'))")
+    text, ground = tab.evaluate(
+        "[getComputedStyle(document.body).color, getComputedStyle(document.body).backgroundColor]"
+    )
+    assert contrast(text, ground) > 7
+    assert ground == "rgb(255, 255, 255)"
+    tab.evaluate("dispatchEvent(new Event('afterprint'))")
+    assert tab.evaluate("document.documentElement.dataset.theme") is None
+
+
+def test_amounts_are_written_as_in_the_terminal(view, views):
+    """Digit by digit, those in the middle between two roundings, too."""
+    amounts = [0, 1, 7, 999, 1000, 1023, 1024, 1048051, 20.25 * 2**20, 20.75 * 2**20, 27 * 2**20, 1013 * 2**20]
+    amounts += [999_499, 999_500, 1_005, 12_345, 2_125_000, 2_135_000, 10.25e6, 61.9e6, 119e6, 1e9, 3.6e12, 7**15]
+    shares = [0, 1e-9, 0.0004, 0.0005, 0.0625, 0.03125, 0.38125, 0.5, 1.0, 12.5]
+    tab = view(views["plan"])
+    said = tab.evaluate("([amounts, shares]) => [amounts.map(bytes), amounts.map(duration), shares.map(percent)]",
+                        [amounts, shares])  # fmt: skip
+    assert said == [list(map(size, amounts)), list(map(duration, amounts)), list(map(percent, shares))]
+
+
+def test_what_runs_at_one_time_on_one_stream_is_drawn_apart(view, gpt2):
+    tab = view(gpt2)
+    tasks = sorted(gpt2["schedule"]["tasks"], key=lambda task: task[2])
+    crossing = 0
+    for stream in range(len(gpt2["schedule"]["streams"])):
+        own = [task for task in tasks if task[1] == stream]
+        parts = tab.evaluate("(tasks) => [...shares(tasks).values()]", own)
+        for at, (task, part) in enumerate(zip(own, parts, strict=True)):
+            for other, its in zip(own[at + 1 :], parts[at + 1 :], strict=True):
+                if other[2] + 2 > task[2] + task[3]:
+                    break
+                crossing += 1
+                assert its[1] <= part[0] or part[1] <= its[0]
+    assert crossing > 0
 
 
 def test_names_are_broken_after_dots_only(view, gpt2):

@@ -104,6 +104,6 @@ def test_renamings_must_not_merge_or_bend():
         "hint: let it return a different name of the checkpoint for each"
     )
     assert refusal({"a": (1024,)}, rename=lambda _: ("layers.0.norm.weight", (1, 0))) == (
-        "error[wrong-perm]: 'a': perm [1, 0] is not a permutation of the 1 dims of 'layers.0.norm.weight'"
+        "error[wrong-perm]: 'a': perm [1, 0] is not a permutation of the 1 dim of 'layers.0.norm.weight'"
     )
     assert match_names(PLAN, norms, rename=lambda _: None, strict=False) == {}

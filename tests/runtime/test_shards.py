@@ -156,7 +156,7 @@ def test_assembling_finds_what_is_wrong():
     assert assemble(good, shards).tolist() == [0, 1, 2, 3]
     with pytest.raises(ValueError, match="rank 3 holds other values of 'w' than its copies"):
         assemble([*good[:3], np.array([2, 4])], shards)
-    with pytest.raises(ValueError, match="no rank given holds all of 'w': 2 elements are missing"):
+    with pytest.raises(ValueError, match="no rank given holds all of 'w': 2 elements missing"):
         assemble(good[:2], shards[:2])
     with pytest.raises(ValueError, match=r"rank 0 holds 'w' with shape \(3,\), the plan says \(2,\)"):
         assemble([np.zeros(3)], shards[:1])

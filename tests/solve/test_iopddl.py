@@ -101,9 +101,9 @@ def said(path: Path) -> str:
 @pytest.mark.parametrize(
     ("content", "summary"),
     [
-        (document(nodes__costs=[[1], [3]]), "node 0: 1 costs and 2 usages: one each per choice"),
+        (document(nodes__costs=[[1], [3]]), "node 0: 1 cost and 2 usages: one each per choice"),
         (document(nodes__costs=[[], [3]], nodes__usages=[[], [6]]), "node 0: it has no choices"),
-        (document(nodes__costs=[[1, 2]]), "2 intervals, 1 costs and 2 usages: one each per node"),
+        (document(nodes__costs=[[1, 2]]), "2 intervals, 1 cost and 2 usages: one each per node"),
         (document(nodes__intervals=[[0, 2], [3, 1]]), "node 1: [3, 1) is no interval of time"),
         (
             document(nodes__intervals=[[0, 2], [1, 10**18]]),
@@ -114,8 +114,8 @@ def said(path: Path) -> str:
         (document(nodes__usages=[[4, 5], [-6]]), "node 1: a usage is negative"),
         (document(edges__nodes=[[0, 2]]), "edge 0: it joins nodes 0 and 2; there are nodes 0 to 1"),
         (document(edges__nodes=[[1, 1]]), "edge 0: it joins node 1 to itself"),
-        (document(edges__costs=[[7, 8, 9]]), "edge 0: 3 costs; its nodes have 2 and 1 choices"),
-        (document(edges__costs=[]), "1 pairs of nodes and 0 cost tables: one each per edge"),
+        (document(edges__costs=[[7, 8, 9]]), "edge 0: it has 3 costs and must have 2: its nodes have 2 and 1 choices"),
+        (document(edges__costs=[]), "1 edge and 0 cost tables: one table per edge"),
         (document(nodes__costs=[[1, 2.5], [3]]), "'problem.nodes.costs' holds '2.5', which is no integer"),
         (document(nodes__costs=None), "missing: 'problem.nodes.costs'"),
         (

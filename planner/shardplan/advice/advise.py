@@ -32,7 +32,7 @@ from shardplan.planning import Planner
 from shardplan.planning.instance import MOST_WHOLE, real_axes
 from shardplan.planning.judge import judged
 from shardplan.rules import model_rules
-from shardplan.units import NS_PER_S
+from shardplan.units import NS_PER_S, counted
 
 LEAST: Final = 0.02
 """Share of the step that advice must save, and share that must be saved where it is solved roughly."""
@@ -145,7 +145,7 @@ class Asked:
         meshes = [one for one in _coarser(self.cluster) if self._may_be_faster(one)]
         tried = []
         for number, one in enumerate(meshes[:MOST_TRIED]):
-            self.on_try(f"{one.mesh.size:,} devices")
+            self.on_try(counted(one.mesh.size, "device"))
             step_s = self._promised_s(self.model, one)
             if math.isfinite(step_s):
                 tried.append((step_s, number, one))

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from shardplan.cluster.keys import AXIS, CURVE, LEVEL, OMITTED, PROFILE, Key, Keys
 from shardplan.cluster.yaml import Field, Flag, Number, Section, Sequence, Table, Text
 from shardplan.errors import ShardplanError, error
+from shardplan.units import counted
 
 
 def check_resolved(resolved: object) -> None:
@@ -50,7 +51,7 @@ def _nesting(resolved: Mapping[str, object]) -> Iterator[str]:
                 yield f"mesh.axes: there is no level {_at(axis, 'level')!r}"
         for inner, outer in itertools.pairwise(_at(level, "devices") for level in levels):
             if isinstance(inner, int) and isinstance(outer, int) and outer and (not inner or outer % inner):
-                yield f"levels: units of {inner} devices do not fit into units of {outer}"
+                yield f"levels: units of {counted(inner, 'device')} do not fit into units of {outer}"
 
 
 def _at(value: object, *path: str) -> object:

@@ -100,7 +100,7 @@ def _level_keys(tree: Record, resolved: Plain) -> Iterator[Diagnostic]:
     for inner, outer in itertools.pairwise(resolved["levels"]):
         if outer["devices"] and outer["devices"] % inner["devices"]:
             summary = (
-                f"levels.{outer['name']}: its {outer['devices']} devices are no multiple "
+                f"levels.{outer['name']}: devices ({outer['devices']}) is no multiple "
                 f"of the {inner['devices']} of level '{inner['name']}'"
             )
             yield error("bad-value", summary, **_where(tree, "levels", outer["name"], "devices"))

@@ -13,6 +13,7 @@ import yaml
 
 from shardplan.cluster.quantity import PLAIN, Dimension, parse_quantity
 from shardplan.errors import Diagnostic, did_you_mean, error
+from shardplan.units import counted
 from shardplan.yaml_source import Mark, compose, is_null, mark_of
 
 _KINDS = {yaml.ScalarNode: "a value", yaml.SequenceNode: "a list", yaml.MappingNode: "a mapping"}
@@ -178,7 +179,9 @@ class Reader:
     def _sequence(self, node: yaml.SequenceNode, kind: Sequence, path: str) -> tuple[Tree, ...] | None:
         if kind.items and len(node.value) != len(kind.items):
             count = len(kind.items)
-            self.fault(node, "bad-value", f"{path}: expected a list of {count} values, found {len(node.value)}")
+            self.fault(
+                node, "bad-value", f"{path}: expected a list of {counted(count, 'value')}, found {len(node.value)}"
+            )
             return None
         kinds = kind.items or (kind.values,) * len(node.value)
         trees = [

@@ -11,6 +11,7 @@ from shardplan.errors import Diagnostic, ShardplanError, did_you_mean, error
 from shardplan.layout.collective import CollectiveKind
 from shardplan.layout.mesh import Mesh
 from shardplan.model.types import Model
+from shardplan.units import counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +152,7 @@ class _Resolver:
         assert isinstance(spec, Dims)
         if len(spec.entries) > len(shape):
             name = self.called(constraint, target)
-            summary = f"{constraint.text} speaks of {len(spec.entries)} dims; '{name}' has {len(shape)}"
+            summary = f"{constraint.text} names {counted(len(spec.entries), 'dim')}; '{name}' has {len(shape)}"
             self.problem(constraint, "bad-constraint", summary)
             return
         rest = (None,) if spec.rest_open else ((),)
@@ -225,7 +226,7 @@ class _Resolver:
             return True
         if file not in self._misnamed:
             self._misnamed.add(file)
-            summary = f"mesh_axis_names has {len(aliases)} name{'s' * (len(aliases) != 1)}; the mesh is {self.mesh}"
+            summary = f"mesh_axis_names has {counted(len(aliases), 'name')}; the mesh is {self.mesh}"
             self.problem(constraint, "unknown-axis", summary)
         return False
 

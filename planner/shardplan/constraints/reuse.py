@@ -9,6 +9,7 @@ from shardplan.constraints.types import Constraint
 from shardplan.errors import Diagnostic, ShardplanError, error, warning
 from shardplan.model.types import Model
 from shardplan.patterns import literal
+from shardplan.units import counted
 
 
 def adapted(constraints: Sequence[Constraint], model: Model) -> tuple[tuple[Constraint, ...], tuple[Diagnostic, ...]]:
@@ -36,7 +37,9 @@ def adapted(constraints: Sequence[Constraint], model: Model) -> tuple[tuple[Cons
     if strangers := [error("no-match", summary, file=file) for file, hits in matched.items() if not any(hits)]:
         raise ShardplanError(*strangers)
     partly = [
-        warning("no-match", f"of the {len(hits)} tensors that it fixes, {sum(hits)} are in '{model.name}'", file=file)
+        warning(
+            "no-match", f"it fixes {counted(len(hits), 'tensor')}; {sum(hits)} of them in '{model.name}'", file=file
+        )
         for file, hits in matched.items()
         if not all(hits)
     ]

@@ -66,7 +66,7 @@ def one_axis(plan: Plan, *, gathers: bool = False) -> OneAxis:
     if len(sharding) > 1:
         names = " and ".join(plan.mesh.names[axis] for axis in sharding)
         examples = "; ".join(_examples(plan, sharding))
-        found.refused.append(f"parameters are sharded over {names}, and one axis is all there is: {examples}")
+        found.refused.append(f"parameters are sharded over {names}, and the format has one axis: {examples}")
         return found
     others = [a for a, size in enumerate(plan.mesh.shape) if size > 1 and a != found.axis]
     for axis in others:

@@ -12,6 +12,7 @@ from shardplan.errors import ShardplanError, error
 from shardplan.plan.types import Plan
 from shardplan.runtime.padding import unpadded
 from shardplan.runtime.stages import one_mesh
+from shardplan.units import counted
 
 
 def mesh(plan: Plan, devices: Sequence[jax.Device] | None = None) -> Mesh:
@@ -33,7 +34,7 @@ def mesh(plan: Plan, devices: Sequence[jax.Device] | None = None) -> Mesh:
         if len(chosen) < wanted:
             simulated = f"XLA_FLAGS=--xla_force_host_platform_device_count={wanted}"
             hint = f"to try the plan on a CPU, set {simulated} before jax starts"
-        summary = f"the plan is for {wanted} devices ({plan.mesh}), {have}"
+        summary = f"the plan is for {counted(wanted, 'device')} ({plan.mesh}), {have}"
         raise ShardplanError(error("wrong-device-count", summary, hint=hint))
     names = plan.mesh.names
     return Mesh(

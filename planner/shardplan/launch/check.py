@@ -6,6 +6,7 @@ from shardplan.errors import Diagnostic, error
 from shardplan.launch.job import MPICH, OPEN_MPI, SLURM, TORCHRUN, Job
 from shardplan.plan.parts import devices_per_host, placed_axes
 from shardplan.plan.types import Plan
+from shardplan.units import counted
 
 _PER_MACHINE = {
     TORCHRUN.name: "torchrun --nproc-per-node {}",
@@ -25,7 +26,7 @@ def no_world(plan: Plan) -> Diagnostic:
     """There is neither a launcher nor a process group."""
     summary = "there is no process group, and the environment names no WORLD_SIZE"
     hint = (
-        f"start the program with torchrun --nproc-per-node N (in all {plan.mesh.size} processes), or call "
+        f"start the program with torchrun --nproc-per-node N (in all {counted(plan.mesh.size, 'process')}), or call "
         "init_process_group; srun and mpirun do as well, and shardplan launch-env writes the line"
     )
     return error("no-world", summary, hint=hint)
@@ -35,8 +36,8 @@ def wrong_world(plan: Plan, found: int) -> list[Diagnostic]:
     """Another number of processes than the mesh has devices."""
     if found == (size := plan.mesh.size):
         return []
-    summary = f"the plan is for {size} devices ({plan.mesh}), this job has {found} process{'es' * (found != 1)}"
-    hint = f"start {size} processes, or solve again for {found} device{'s' * (found != 1)}"
+    summary = f"the plan is for {counted(size, 'device')} ({plan.mesh}), this job has {counted(found, 'process')}"
+    hint = f"start {counted(size, 'process')}, or solve again for {counted(found, 'device')}"
     return [error("wrong-world", summary, hint=hint)]
 
 
@@ -48,13 +49,11 @@ def wrong_machines(plan: Plan, job: Job) -> list[Diagnostic]:
         return []
     faults = []
     if found not in {planned, job.size}:
-        processes = f"{found} process{'es' * (found != 1)}"
-        summary = (
-            f"the plan places {planned} device{'s' * (planned != 1)} on a machine, this job runs {processes} on one"
-        )
+        processes = counted(found, "process")
+        summary = f"the plan places {counted(planned, 'device')} on a machine, this job runs {processes} on one"
         detail = ", ".join(f"axis {axis.name}={axis.size} over {axis.link}" for axis in placed_axes(plan))
         how = _PER_MACHINE[job.launcher.name].format(planned)
-        hint = f"start {planned} process{'es' * (planned != 1)} per machine ({how})"
+        hint = f"start {counted(planned, 'process')} per machine ({how})"
         faults.append(error("wrong-host", summary, detail=detail, hint=hint))
     elif job.local_rank is not None and job.rank % found != job.local_rank:
         summary = (

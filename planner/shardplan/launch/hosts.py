@@ -8,6 +8,7 @@ from collections import Counter
 
 from shardplan.errors import Diagnostic, ShardplanError, error
 from shardplan.text_files import read_text
+from shardplan.units import counted
 
 _NAME = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9._-]{0,251}[A-Za-z0-9_])?")
 _SLOTS = re.compile(r"(?P<host>\S+?)(?::(?P<colon>\d{1,6})|\s+(?:slots|max_slots)=(?P<slots>\d{1,6})(?:\s+\S+=\d+)*)?")
@@ -46,7 +47,8 @@ def read_host_file(path: str, per_machine: int) -> tuple[str, ...]:
             continue
         slots = found["colon"] or found["slots"]
         if slots is not None and int(slots) < per_machine:
-            summary = f"host {found['host']} has {slots} slots, the plan places {per_machine} devices on a machine"
+            placed = f"the plan places {counted(per_machine, 'device')} on a machine"
+            summary = f"host {found['host']} has {counted(int(slots), 'slot')}, {placed}"
             faults.append(error("few-slots", summary, file=path, line=number))
         hosts.append(found["host"])
     if faults:

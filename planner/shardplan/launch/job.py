@@ -18,6 +18,7 @@ from typing import Final
 
 from shardplan.errors import ShardplanError, error
 from shardplan.launch.hosts import first_host
+from shardplan.units import counted
 
 MEETING: Final = ("MASTER_ADDR", "MASTER_PORT")
 DEFAULT_PORT: Final = 29500
@@ -94,7 +95,7 @@ def job_of(environment: Mapping[str, str]) -> Job | None:
         raise ShardplanError(error("bad-environment", summary))
     rank = rank or 0
     if rank >= size:
-        summary = f"{launcher.rank} is {rank}, and {launcher.size[0]} says that there are {size} processes"
+        summary = f"{launcher.rank} is {rank}, and {launcher.size[0]} says {counted(size, 'process')}"
         raise ShardplanError(error("bad-environment", summary))
     local_rank = next(
         (value for name in launcher.local_rank if (value := _number(environment, name)) is not None), None

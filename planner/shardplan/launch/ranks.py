@@ -10,6 +10,7 @@ from shardplan.errors import Diagnostic, ShardplanError, error
 from shardplan.launch.job import DEFAULT_PORT
 from shardplan.plan.parts import devices_per_host, placed_axes
 from shardplan.plan.types import Plan
+from shardplan.units import counted
 
 VARIABLE = re.compile(r"[A-Z][A-Z0-9_]{0,63}")
 VALUE = re.compile(r"[A-Za-z0-9_.,:;=^/+@%~ -]{0,512}")
@@ -49,7 +50,7 @@ class Launch:
     def about(self) -> tuple[str, ...]:
         """Lines that say which ranks are where, for the head of a script; by the first shardplan knows its own file."""
         many = f"{self.per_machine} on each of {self.machines} machines" if self.machines > 1 else "on one machine"
-        lines = [f"shardplan launch-env: {self.title}: {self.ranks} processes, {many}"]
+        lines = [f"shardplan launch-env: {self.title}: {counted(self.ranks, 'process')}, {many}"]
         lines += [f"  {axis}" for axis in self.axes]
         lines += [f"  {host}: ranks {self.ranks_of(number)}" for number, host in enumerate(self.hosts)]
         return tuple(lines)
@@ -74,7 +75,9 @@ def per_machine_of(plan: Plan, asked: int | None = None, *, one_machine: bool = 
         raise ShardplanError(error("no-machines", summary, hint="say it with --per-machine N"))
     whole = plan.mesh.size if planned is None else planned
     if asked is not None and whole % asked:
-        summary = f"--per-machine {asked} does not divide the {whole} devices that the plan places on a machine"
+        summary = (
+            f"--per-machine {asked} does not divide the {counted(whole, 'device')} that the plan places on a machine"
+        )
         hint = "a machine may have all of them, or an equal part"
         raise ShardplanError(error("wrong-host", summary, hint=hint))
     return asked or whole
@@ -86,9 +89,7 @@ def axes_of(plan: Plan) -> tuple[str, ...]:
     stride = plan.mesh.size
     for axis in placed_axes(plan):
         stride //= axis.size
-        lines.append(
-            f"axis {axis.name}={axis.size} over {axis.link}: neighbours are {stride} rank{'s' * (stride != 1)} apart"
-        )
+        lines.append(f"axis {axis.name}={axis.size} over {axis.link}: neighbours are {counted(stride, 'rank')} apart")
     return tuple(lines)
 
 
@@ -118,7 +119,7 @@ def check_hosts(launch: Launch) -> list[Diagnostic]:
         return []
     found, wanted = len(launch.hosts), launch.machines
     summary = (
-        f"the plan takes {wanted} machine{'s' * (wanted != 1)} of {launch.per_machine} devices, "
+        f"the plan takes {counted(wanted, 'machine')} of {counted(launch.per_machine, 'device')}, "
         f"{found} {'are' if found != 1 else 'is'} given"
     )
     hint = f"name {wanted}" + (", or --one-machine to try the program on one" if found == 1 else "")

@@ -22,6 +22,7 @@ from shardplan.runtime.lookup import coordinates_of
 from shardplan.runtime.names import parameters_by_name
 from shardplan.runtime.shards import Run, Runs, Shard, replica_of, runs_of
 from shardplan.runtime.units import Unit, find_unit, unit_shards
+from shardplan.units import counted
 
 _SHOWN = 8
 
@@ -199,7 +200,7 @@ def _wrong_shapes(
         summary = f"{who} has shape {list(found)} in the checkpoint, {list(planned)} in the plan"
         faults.append(error("wrong-shape", summary))
     if faults:
-        rest = f"and {len(wrong) - _SHOWN} more kinds of tensors" if len(wrong) > _SHOWN else ""
+        rest = f"and {counted(len(wrong) - _SHOWN, 'more kind')} of tensors" if len(wrong) > _SHOWN else ""
         faults[-1] = replace(faults[-1], detail=rest, hint="is this the checkpoint of the model that was planned?")
     return faults
 

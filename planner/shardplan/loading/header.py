@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NoReturn, TypeGuard
 
 from shardplan.errors import ShardplanError, error
+from shardplan.units import counted
 
 MOST_HEADER_BYTES = 100_000_000
 """The limit that the format's own reader has."""
@@ -105,7 +106,11 @@ def _entry(name: str, row: object, path: Path, base: int) -> Entry:
     entry = Entry(name, dtype, tuple(shape), path, start, stop)
     if stop - start != math.prod(shape) * entry.itemsize:
         need = math.prod(shape) * entry.itemsize
-        _refuse("damaged-checkpoint", path, f"'{name}' of {need} bytes has {stop - start} bytes of data")
+        _refuse(
+            "damaged-checkpoint",
+            path,
+            f"'{name}' of {counted(need, 'byte')} has {counted(stop - start, 'byte')} of data",
+        )
     return entry
 
 
@@ -122,10 +127,10 @@ def _check_bounds(entries: list[Entry], path: Path, base: int, size: int) -> Non
             _refuse("damaged-checkpoint", path, f"the data of '{entry.name}' {what}")
         end = entry.stop
     if end > size:
-        what = f"the file has {size} bytes, its header speaks of {end}"
+        what = f"the file has {counted(size, 'byte')}, its header names {end:,}"
         _refuse("damaged-checkpoint", path, what, "was it cut off? fetch it again")
     if end < size:
-        _refuse("damaged-checkpoint", path, f"{size - end} bytes at the end of the file belong to no tensor")
+        _refuse("damaged-checkpoint", path, f"the file has {counted(size - end, 'byte')} after its last tensor")
 
 
 def _refuse(code: str, path: Path, summary: str, hint: str = "") -> NoReturn:

@@ -14,6 +14,7 @@ from shardplan.loading.layout import MANIFEST, OURS
 from shardplan.loading.load import LocalTensor
 from shardplan.loading.ranged import Reader
 from shardplan.text_files import read_bytes
+from shardplan.units import counted
 
 MAJOR = "1"
 
@@ -63,7 +64,7 @@ def open_presharded(path: str | Path, ranks: int | None = None) -> Presharded:
         _refuse(folder / MANIFEST, "not-a-split", "the manifest does not name files in its folder for each rank")
     if ranks is not None and ranks != found.ranks:
         spelled = " x ".join(f"{name}={size}" for name, size in mesh)
-        summary = f"the checkpoint was split for {found.ranks} ranks ({spelled}), and there are {ranks}"
+        summary = f"the checkpoint was split for {counted(found.ranks, 'rank')} ({spelled}), and there are {ranks}"
         _refuse(folder, "wrong-rank-count", summary, "split the checkpoint with the plan for this number of ranks")
     return found
 

@@ -23,6 +23,7 @@ from shardplan.loading.load import LocalTensor
 from shardplan.loading.ranged import Array, Reader, carrier
 from shardplan.loading.steps import Function, Step, find_builtin, runs_after
 from shardplan.text_files import read_bytes
+from shardplan.units import counted
 
 ShardInfo = Mapping[str, tuple[Step, ...]]
 DTYPES: dict[str, str] = {
@@ -189,8 +190,8 @@ def _check_result(name: str, step: Step, shape: tuple[int, ...], array: Array) -
 
 
 def _wrong_count(name: str, step: Step, ranks: int) -> Diagnostic:
-    found = f"{step.shape[0]} shards" if step.shape else "no shards"
-    summary = f"'{name}': step '{step.function}' gives {found} for {ranks} ranks"
+    found = f"{counted(step.shape[0], 'shard')}" if step.shape else "no shards"
+    summary = f"'{name}': step '{step.function}' gives {found} for {counted(ranks, 'rank')}"
     return error("wrong-rank-count", summary, hint="export the steps again from the plan for this number of ranks")
 
 

@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 
 from shardplan.layout.mesh import Axis, Mesh
 from shardplan.runtime.shards import Run, Runs
+from shardplan.units import counted
 
 Array = NDArray[Any]
 Function = Callable[..., Array]
@@ -84,7 +85,7 @@ def runs_after(steps: Sequence[Step], shape: Sequence[int], rank: int) -> Runs |
         elif step.function == "shard_mesh" and is_last:
             mesh, axes = _mesh_numbers(step.numbers, len(dims))
             if rank >= mesh.size:
-                raise ValueError(f"the mesh has {mesh.size} devices, and there is a rank {rank}")
+                raise ValueError(f"the mesh has {counted(mesh.size, 'device')}, and there is a rank {rank}")
             at = next(itertools.islice(mesh.coordinates(), rank, None))
             dims = [_cut(dim, mesh.number(by, at), mesh.ways(by)) for dim, by in zip(dims, axes, strict=True)]
         else:
@@ -184,13 +185,13 @@ def _mesh_numbers(numbers: Sequence[int], rank: int) -> tuple[Mesh, list[tuple[i
         rest = rest[length:]
     used = [axis for by in axes for axis in by]
     if len(sizes) != count or len(axes) != rank or len(set(used)) < len(used) or any(a >= count for a in used):
-        raise ValueError(f"the numbers {list(numbers)} do not describe a mesh and the axes of {rank} dims")
+        raise ValueError(f"the numbers {list(numbers)} do not describe a mesh and the axes of {counted(rank, 'dim')}")
     return Mesh(tuple(Axis(str(place), size) for place, size in enumerate(sizes))), axes
 
 
 def _check_dim(dim: int, rank: int) -> None:
     if dim >= rank:
-        raise ValueError(f"there is no dim {dim} in a tensor of {rank} dims")
+        raise ValueError(f"there is no dim {dim} in a tensor of {counted(rank, 'dim')}")
 
 
 def _check_division(size: int, ways: int) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import onnx
 
 from shardplan.errors import Diagnostic, ShardplanError, did_you_mean, error
+from shardplan.units import counted
 
 Dim = int | str | None
 """A stored dim: a size, a symbolic expression, or unknown."""
@@ -299,5 +300,5 @@ def _cycle(stuck: list[Node]) -> Diagnostic:
     start = min(range(len(cycle)), key=lambda index: stuck.index(cycle[index]))
     names = [entry.name for entry in cycle[start:] + cycle[:start]]
     shown = [*names[:8], "..."] if len(names) > 8 else names
-    text = f"the graph has a cycle of {len(names)} node{'s' * (len(names) > 1)}"
+    text = f"the graph has a cycle of {counted(len(names), 'node')}"
     return error("cyclic-graph", text, detail=" -> ".join([*shown, names[0]]), hint="an ONNX graph must be acyclic")

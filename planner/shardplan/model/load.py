@@ -12,6 +12,7 @@ from shardplan.errors import Diagnostic, ShardplanError, did_you_mean, error
 from shardplan.model.sequences import without_sequences
 from shardplan.model.wall import Budget, guard
 from shardplan.model.wire import WireError, without_payloads
+from shardplan.units import counted
 
 _LFS_POINTER = b"version https://git-lfs"
 _IR_VERSION_KEY = 0x08  # field 1, varint: what every exporter writes first
@@ -101,7 +102,9 @@ def _not_onnx(found: str, hint: str = "") -> Diagnostic:
 
 
 def _truncated(size_bytes: int, needed_bytes: int) -> Diagnostic:
-    summary = f"the file is truncated: it has {size_bytes} bytes and its contents go on to byte {needed_bytes}"
+    summary = (
+        f"the file is truncated: it has {counted(size_bytes, 'byte')} and its contents go on to byte {needed_bytes:,}"
+    )
     return error("truncated-file", summary, hint="copy or download the file again")
 
 

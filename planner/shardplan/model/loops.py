@@ -28,6 +28,7 @@ from shardplan.model.draft import Draft, Node
 from shardplan.model.nested import fresh_nodes, graph_of, inner_values, is_plain, moved_out
 from shardplan.model.node_types import Typed
 from shardplan.model.types import CONTROL, Border
+from shardplan.units import counted
 
 Known = Mapping[str, np.ndarray[Any, Any]]
 _MOST_TURNS = 1 << 31
@@ -138,7 +139,7 @@ def _open_loop(node: Node) -> Diagnostic:
 def _contradicted(node: Node, given: int, most: int, at_most: str) -> Diagnostic:
     return error(
         "bad-trip",
-        f"--trip {node.name}={given}: {node.label} has {at_most}{most} iterations",
+        f"--trip {node.name}={given}: {node.label} has {at_most}{counted(most, 'iteration')}",
         hint="leave the option away",
     )
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass, fields
 import onnx
 
 from shardplan.errors import Diagnostic, ShardplanError, error
+from shardplan.units import counted
 
 _NEWEST_OPSET = 10_000
 _DIM = 1 << 40
@@ -101,7 +102,7 @@ def beyond(dims: Sequence[int | None], budget: Budget) -> str:
     if any(dim < 0 for dim in known):
         return "a dim is negative"
     if len(dims) > budget.rank:
-        return f"it has {len(dims)} dims, and {budget.rank} are allowed ({_more('rank')})"
+        return f"it has {counted(len(dims), 'dim')}, at most {budget.rank} are allowed ({_more('rank')})"
     if any(dim > _DIM for dim in known):
         return f"a dim is larger than {_DIM}"
     if math.prod(known) > budget.elements:
@@ -267,11 +268,11 @@ def _if(node: onnx.NodeProto) -> Iterator[str]:
         yield "it has not both branches"
         return
     if len(node.input) != 1 or not node.input[0]:
-        yield f"it reads {len(node.input)} values, and a condition is what it must read"
+        yield f"it reads {counted(len(node.input), 'value')}, and must read one, a condition"
     yield from _nameless(*graphs)
     made = [len(graph.output) for graph in graphs]
     if any(count != len(node.output) for count in made):
-        yield f"it makes {len(node.output)} values, and its branches {made[0]} and {made[1]}"
+        yield f"it makes {counted(len(node.output), 'value')}, and its branches {made[0]} and {made[1]}"
     if any(len(graph.input) for graph in graphs):
         yield "a branch reads what it is handed"
 
@@ -285,12 +286,12 @@ def _loop(node: onnx.NodeProto) -> Iterator[str]:
     if not all(node.input[2:]):
         yield "it carries a value without a name"
     if len(node.input) < 2:
-        yield f"it reads {len(node.input)} values, and a limit and a condition come first"
+        yield f"it reads {counted(len(node.input), 'value')}, and must read a limit and a condition first"
     carried = len(node.input) - 2
     if len(body.input) != carried + 2:
-        yield f"its body reads {len(body.input)} values, and {carried + 2} are handed to it"
+        yield f"its body reads {counted(len(body.input), 'value')}, and is given {carried + 2}"
     if len(body.output) < carried + 1:
-        yield f"its body makes {len(body.output)} values, and must make a condition and {carried} to hand on"
+        yield f"its body makes {counted(len(body.output), 'value')}, and must make a condition and {carried} to hand on"
     yield from _results(node, len(body.output) - 1)
 
 
@@ -304,17 +305,17 @@ def _scan(node: onnx.NodeProto) -> Iterator[str]:
         yield "it reads a value without a name"
     scanned = next((entry.i for entry in node.attribute if entry.name == "num_scan_inputs"), 0)
     if not 1 <= scanned <= len(node.input):
-        yield f"it scans {scanned} of the {len(node.input)} values that it reads"
+        yield f"it scans {scanned} and reads {counted(len(node.input), 'value')}"
     if len(body.input) != len(node.input):
-        yield f"its body reads {len(body.input)} values, and {len(node.input)} are handed to it"
+        yield f"its body reads {counted(len(body.input), 'value')}, and is given {len(node.input)}"
     states = len(node.input) - scanned
     if len(body.output) < states:
-        yield f"its body makes {len(body.output)} values, and must make {states} to hand on"
+        yield f"its body makes {counted(len(body.output), 'value')}, and must make {states} to hand on"
     for what, count in (("input", scanned), ("output", len(body.output) - states)):
         for kind in ("axes", "directions"):
             entries = _integers(node, f"scan_{what}_{kind}")
             if entries and len(entries) != count:
-                yield f"scan_{what}_{kind} has {len(entries)} entries for {count} values"
+                yield f"scan_{what}_{kind} has {counted(len(entries), 'entry')} for {counted(count, 'value')}"
     yield from _results(node, len(body.output))
 
 
@@ -325,7 +326,7 @@ def _nameless(*graphs: onnx.GraphProto) -> Iterator[str]:
 
 def _results(node: onnx.NodeProto, made: int) -> Iterator[str]:
     if len(node.output) > made:
-        yield f"it makes {len(node.output)} values, and its body {made}"
+        yield f"it makes {counted(len(node.output), 'value')}, and its body {made}"
 
 
 def _integers(node: onnx.NodeProto, name: str) -> Sequence[int]:
@@ -335,7 +336,7 @@ def _integers(node: onnx.NodeProto, name: str) -> Sequence[int]:
 def _split(node: onnx.NodeProto) -> Iterator[str]:
     told = next((entry.i for entry in node.attribute if entry.name == "num_outputs"), len(node.output))
     if told != len(node.output):
-        yield f"it makes {len(node.output)} values, and num_outputs is {told}"
+        yield f"it makes {counted(len(node.output), 'value')}, and num_outputs is {told}"
 
 
 def _einsum(node: onnx.NodeProto) -> Iterator[str]:

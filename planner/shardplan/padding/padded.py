@@ -27,6 +27,7 @@ from shardplan.program.shrink.classes import Classes, Node, Place, alike_in_copi
 from shardplan.rules import model_rules
 from shardplan.rules.equation import Equation
 from shardplan.rules.types import Rule
+from shardplan.units import counted
 
 _PLACE: Final = re.compile(r"(?P<tensor>.+)\[(?P<dim>\d+)\]", re.DOTALL)
 _OPSET: Final = 17
@@ -138,7 +139,7 @@ def _place(model: Model, name: str) -> Place:
         tensor, perm = parameters[tensor].tensor, parameters[tensor].perm
     rank = len(model.tensors[tensor].shape)
     if dim >= rank:
-        summary = f"--pad '{name}': '{match['tensor']}' has {rank} dims, counted from 0"
+        summary = f"--pad '{name}': '{match['tensor']}' has {counted(rank, 'dim')}, counted from 0"
         raise ShardplanError(error("unknown-pad", summary))
     return tensor, perm.index(dim) if perm else dim
 

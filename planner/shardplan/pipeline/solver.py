@@ -33,7 +33,7 @@ from shardplan.pipeline.submeshes import Submesh, submeshes
 from shardplan.plan.types import Plan
 from shardplan.planning.standing import OnProgress
 from shardplan.rules import model_rules
-from shardplan.units import PS_PER_NS
+from shardplan.units import PS_PER_NS, counted
 
 _MOST_ROUNDS = 40
 _SMALL_UNITS, _SMALL_DEVICES = 13, 16
@@ -75,7 +75,8 @@ class PipelineSolver:
         self.course.tell("bounding runs of layers")
         self.chain = chain_of(self.model, model_rules(self.model))
         if self.stages is not None and self.stages > len(self.chain):
-            summary = f"'{self.model.name}' has {len(self.chain)} units and cannot be cut into {self.stages} stages"
+            units = counted(len(self.chain), "unit")
+            summary = f"'{self.model.name}' has {units} and cannot be cut into {self.stages} stages"
             raise ShardplanError(error("too-many-stages", summary, hint=f"at most --stages {len(self.chain)}"))
         parts = tuple(part for part in submeshes(self.cluster) if self.sizes is None or part.size in self.sizes)
         cluster = searched_on(self.model, self.cluster, self.options)
@@ -267,9 +268,8 @@ class PipelineSolver:
             if fits and (staged := self._planned(cuts)) is not None:
                 best = self._known(best, staged)
         if not bounds:
-            summary = (
-                f"'{self.model.name}' has {len(self.chain)} units: too few for '{self.schedule}' on {self.cluster.mesh}"
-            )
+            units = counted(len(self.chain), "unit")
+            summary = f"'{self.model.name}' has {units}: too few for '{self.schedule}' on {self.cluster.mesh}"
             raise ShardplanError(error("too-many-stages", summary, hint="fewer pieces, or fewer --stages, all alike"))
         if best is None:
             raise InfeasibleError(self._does_not_fit())
@@ -348,7 +348,7 @@ class PipelineSolver:
         )
 
     def _does_not_fit(self) -> Diagnostic:
-        wanted = f"{self.stages} stages" if self.stages else "stages"
+        wanted = f"{counted(self.stages, 'stage')}" if self.stages else "stages"
         summary = f"no way to cut '{self.model.name}' into {wanted} on '{self.cluster.name}' fits in memory"
         recompute = "" if self.options.remat == "auto" else "--remat auto, "
         fewer = "--schedule 1f1b" if str(self.schedule) == "gpipe" else "more --microbatches"

@@ -198,7 +198,7 @@ def _causes(old: Plan, new: Plan) -> Iterator[str]:
         usual = None if field.required else field.default
         before, after = (section.get(field.key, usual) for section in (was, now))
         if field.diff and before != after:
-            yield f"{field.diff} {_or_none(before)} → {_or_none(after)}"
+            yield f"{field.diff} {_in_words(before)} → {_in_words(after)}"
     yield from _differences(_mapping(was.get("dims")), _mapping(now.get("dims")), "dim ")
     lost, added = _constraints(old) - _constraints(new), _constraints(new) - _constraints(old)
     yield from (f"constraint removed: {text}" for text in _together(lost))
@@ -235,7 +235,9 @@ def _shapes(plan: Plan) -> dict[str, tuple[int, ...]]:
     }
 
 
-def _or_none(value: object) -> object:
+def _in_words(value: object) -> object:
+    if isinstance(value, bool):
+        return "on" if value else "off"
     return "none" if value is None else value
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from shardplan.escapes import one_line
 from shardplan.plan.breakdown import breakdown
-from shardplan.units import duration, percent, size
+from shardplan.units import counted, duration, percent, size
 
 if TYPE_CHECKING:
     from shardplan.plan.types import Plan
@@ -21,7 +21,7 @@ def summary_html(plan: Plan) -> str:
     prices = model.get("cost_model")
     rows = [
         ("model", f"{model.get('name')}, {model.get('mode')}"),
-        ("cluster", f"{plan.cluster.get('name')} ({plan.mesh}, {plan.mesh.size} devices)"),
+        ("cluster", f"{plan.cluster.get('name')} ({plan.mesh}, {counted(plan.mesh.size, 'device')})"),
         ("step", f"priced by {prices}" if prices else _step(plan)),
         ("memory", held),
     ]

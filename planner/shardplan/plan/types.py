@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from shardplan.layout.collective import Collective
 from shardplan.layout.layout import Layout
 from shardplan.layout.mesh import Mesh
-from shardplan.units import duration, size
+from shardplan.units import counted, duration, size
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -255,7 +255,7 @@ class Plan:
         prices = self.model.get("cost_model")
         takes = f"priced by {prices}" if prices else f"step {duration(self.summary.step_ns)}"
         what = f"{self.model.get('name')}, {self.model.get('mode')}, on {self.cluster.get('name')} ({self.mesh})"
-        stages = f", {len(self.pipeline.stages)} stages" if self.pipeline else ""
+        stages = f", {counted(len(self.pipeline.stages), 'stage')}" if self.pipeline else ""
         return f"<Plan of {what}: {takes}, {size(self.summary.memory.total)} per device{stages}>"
 
     def records(self, table: Table) -> list[Row]:

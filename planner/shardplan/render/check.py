@@ -22,7 +22,8 @@ def show_check(console: Console, rows: Sequence[tuple[str, Verdict]]) -> None:
     emit(console, shown)
     bad = sum(verdict.status != "fresh" for _, verdict in rows)
     if len(rows) > 1:
-        emit(console, f"{bad} of {len(rows)} plans need attention" if bad else f"all {len(rows)} plans are fresh")
+        need = "needs" if bad == 1 else "need"
+        emit(console, f"{bad} of {len(rows)} plans {need} attention" if bad else f"all {len(rows)} plans are fresh")
 
 
 def check_document(rows: Sequence[tuple[str, Verdict]]) -> dict[str, object]:

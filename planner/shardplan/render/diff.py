@@ -12,7 +12,7 @@ from shardplan.escapes import command_message, command_property, markdown, markd
 from shardplan.plan.diff import Change, Effect, PlanDiff
 from shardplan.render.console import emit, table
 from shardplan.text_lines import in_pieces
-from shardplan.units import percent, size
+from shardplan.units import counted, percent, size
 
 MOST_ROWS = 20
 """Rows that `--all` completes."""
@@ -64,7 +64,11 @@ def diff_markdown(diff: PlanDiff, name: str, recipes: Recipes) -> str:
     if diff.changes:
         shown, _ = _shown(diff.changes, everything=True)
         many = sum(change.count for change in diff.changes)
-        lines += ["", f"<details><summary>{many} decisions changed, {diff.unchanged:,} unchanged</summary>", ""]
+        lines += [
+            "",
+            f"<details><summary>{counted(many, 'decision')} changed, {diff.unchanged:,} unchanged</summary>",
+            "",
+        ]
         lines += ["| | what | before | after | memory | time |", "|---|---|---|---|--:|--:|"]
         used = sum(map(len, lines))
         for number, change in enumerate(shown):
@@ -73,7 +77,7 @@ def diff_markdown(diff: PlanDiff, name: str, recipes: Recipes) -> str:
             row += f" {_memory(change)} | {_time(diff, change)} |"
             used += len(row) + 1
             if used > COMMENT_LIMIT:
-                lines.append(f"\n{len(shown) - number} more rows: see `shardplan diff --all`")
+                lines.append(f"\n{counted(len(shown) - number, 'more row')}: see `shardplan diff --all`")
                 break
             lines.append(row)
         lines += ["", "</details>"]
@@ -165,9 +169,9 @@ def _shown(changes: Sequence[Change], *, everything: bool) -> tuple[list[Change]
 
 
 def _rest(diff: PlanDiff, hidden: int) -> str:
-    more = f"{hidden} more kind{'s' * (hidden > 1)} of change and " if hidden else ""
+    more = f"{counted(hidden, 'more kind')} of change and " if hidden else ""
     hint = "; --all shows the changes" if hidden else ""
-    return f"({more}{diff.unchanged:,} unchanged decisions hidden{hint})"
+    return f"({more}{counted(diff.unchanged, 'unchanged decision')} hidden{hint})"
 
 
 def _name(change: Change) -> str:

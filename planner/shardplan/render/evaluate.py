@@ -12,7 +12,7 @@ from shardplan.render.console import emit, table
 from shardplan.render.solve import facts, memory_line, plan_line, time_line
 from shardplan.study.evaluate import Evaluation
 from shardplan.study.shares import Share
-from shardplan.units import percent, size
+from shardplan.units import counted, percent, size
 
 MOST_TERMS = 20
 
@@ -72,6 +72,5 @@ def evaluation_document(found: Evaluation, shares: Sequence[Share]) -> dict[str,
 
 def _fixed(found: Evaluation) -> str:
     if found.fixed == found.decisions:
-        return f"all {found.decisions:,} decisions"
-    one = "decision" if found.fixed == 1 else "decisions"
-    return f"{found.fixed:,} {one} of {found.decisions:,}; the others at least cost"
+        return f"all {counted(found.decisions, 'decision')}"
+    return f"{counted(found.fixed, 'decision')} of {found.decisions:,}; the others at least cost"

@@ -37,14 +37,15 @@ def show_explanation(console: Console, plan: Plan, found: Explanation) -> None:
     """The decision and its share of the step; then each alternative, solved again with everything else free."""
     measure = measure_of(plan.model.get("cost_model"))
     emit(console, *_head(plan, found, found.alternatives[0].choice), _share_rows(plan, found.shares), "")
-    rows = table("instead", ">costs", ">memory", "*and then")
+    rows = table("alternative", ">step", ">memory", "*what else changes")
     above: tuple[str, ...] = ()
     for one in found.alternatives[1:]:
         if one.cost_ns is None:
             rows.add_row(one.choice, "", "", one.why_not, style="dim")
             continue
         then = "as above" if one.also and one.also == above else "; ".join(one.also)
-        rows.add_row(one.choice, f"+{measure.text(one.cost_ns)}", _memory(one.memory_bytes or 0), then)
+        longer = f"+{measure.text(one.cost_ns)}" if one.cost_ns else "same"
+        rows.add_row(one.choice, longer, _memory(one.memory_bytes or 0), then)
         above = one.also
     emit(console, rows)
 

@@ -12,7 +12,7 @@ from shardplan.model.types import Model
 from shardplan.render.console import emit, table
 from shardplan.render.operator_statistics import Family, OperatorStatistics
 from shardplan.render.solve import facts, model_line
-from shardplan.units import count, percent, size
+from shardplan.units import count, counted, percent, size
 
 _KINDS_SHOWN = 6
 
@@ -47,7 +47,10 @@ def show_inspection(console: Console, model: Model, statistics: OperatorStatisti
     rows = [("model", model_line(model)), ("opset", _origin(model))]
     rows += [("reads", _values(model, model.inputs)), ("returns", _values(model, model.outputs))]
     rows += [
-        ("blocks", f"{len(block.copies)} x {len(block.copies[0])} operators: {block.names[0]} … {block.names[-1]}")
+        (
+            "blocks",
+            f"{len(block.copies)} x {counted(len(block.copies[0]), 'operator')}: {block.names[0]} … {block.names[-1]}",
+        )
         for block in model.blocks
     ]
     rows += [("loops", _loop(model, name, iterations)) for name, iterations in model.trips.items()]
@@ -57,7 +60,7 @@ def show_inspection(console: Console, model: Model, statistics: OperatorStatisti
 
 def _loop(model: Model, name: str, iterations: int) -> str:
     inside = sum(name in operator.loops for operator in model.operators)
-    return f"{name}: {iterations:,} iterations, {inside} operators"
+    return f"{name}: {counted(iterations, 'iteration')}, {counted(inside, 'operator')}"
 
 
 def _origin(model: Model) -> str:

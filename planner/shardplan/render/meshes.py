@@ -14,7 +14,7 @@ from shardplan.units import duration, percent, size
 def show_meshes(console: Console, trials: Sequence[MeshTrial]) -> None:
     """Step, bound and memory of the best plan on each mesh; the best of all in bold."""
     best = best_of(trials)
-    rows = table("mesh", ">step", ">at least", ">memory", "*")
+    rows = table("mesh", ">step", ">lower bound", ">memory", "*")
     for trial in trials:
         rows.add_row(trial.text, *_cells(trial, best))
         rows.rows[-1].style = "bold" if trial is best else "" if trial.plan else "dim"

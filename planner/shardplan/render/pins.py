@@ -9,6 +9,7 @@ from shardplan.constraints.match import Names
 from shardplan.constraints.types import AxisUse, Constraint, Dims
 from shardplan.errors import ShardplanError
 from shardplan.folding import folded, pattern
+from shardplan.units import counted
 
 if TYPE_CHECKING:
     from shardplan.model.types import Model
@@ -37,6 +38,5 @@ def pin_lines(model: Model, constraints: Sequence[Constraint]) -> list[str]:
             groups.setdefault(pattern(name), []).append(name)
         told = [folded(group, group) for group in groups.values()]
         more = f" and {len(told) - _MOST_TOLD} more" if len(told) > _MOST_TOLD else ""
-        plural = "s" * (len(found) != 1)
-        lines.append(f"'{pin.pattern}' fixes {len(found)} {what}{plural}: {', '.join(told[:_MOST_TOLD])}{more}")
+        lines.append(f"'{pin.pattern}' fixes {counted(len(found), what)}: {', '.join(told[:_MOST_TOLD])}{more}")
     return lines

@@ -8,7 +8,7 @@ from shardplan.folding import pattern
 from shardplan.layout.text import to_text
 from shardplan.plan.types import Pipeline, Plan, Stage, Transfer
 from shardplan.render.console import emit, table
-from shardplan.units import duration, percent, size
+from shardplan.units import counted, duration, percent, size
 
 
 def show_stages(console: Console, plan: Plan) -> None:
@@ -17,7 +17,7 @@ def show_stages(console: Console, plan: Plan) -> None:
     assert pipeline is not None
     rows = table("stage", "devices", "mesh", "=runs", ">of step", ">busy", ">in flight", ">memory")
     for stage in pipeline.stages:
-        rows.add_row(*_cells(stage, plan.summary.step_ns))
+        rows.add_row(*stage_row(stage, plan.summary.step_ns))
     emit(console, rows, _schedule_line(pipeline, plan), "")
     if pipeline.transfers:
         sent = table("stages", "sent on", ">bytes", ">time", "=forward", "=backward", "=from → to")
@@ -60,15 +60,17 @@ def runs_text(stage: Stage) -> str:
     """`model.layers.0 … model.layers.7 (8 units)`."""
     if len(stage.units) == 1:
         return stage.units[0]
-    return f"{stage.units[0]} … {stage.units[-1]} ({len(stage.units)} units)"
+    return f"{stage.units[0]} … {stage.units[-1]} ({counted(len(stage.units), 'unit')})"
 
 
 def _schedule_line(pipeline: Pipeline, plan: Plan) -> str:
     micro = plan.model.get("microbatches")
-    return f"{pipeline.schedule}, {micro} microbatches; the slowest stage waits {percent(pipeline.bubble)} of the step"
+    parts = counted(micro, "microbatch") if isinstance(micro, int) else f"{micro} microbatches"
+    return f"{pipeline.schedule}, {parts}; the slowest stage waits {percent(pipeline.bubble)} of the step"
 
 
-def _cells(stage: Stage, step_ns: int) -> tuple[str, ...]:
+def stage_row(stage: Stage, step_ns: int) -> tuple[str, ...]:
+    """Number, devices, mesh, what it runs, share of the step, busy time, microbatches in flight, memory of a device."""
     mesh, summary = stage.plan.mesh, stage.plan.summary
     last = stage.first_device + mesh.size - 1
     devices = f"{stage.first_device}-{last}" if mesh.size > 1 else str(last)

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from shardplan.render.console import emit, table
 from shardplan.render.solve import facts
-from shardplan.units import counted, duration, percent, size
+from shardplan.units import counted, duration, percent, size, sizes_apart
 
 if TYPE_CHECKING:
     from shardplan.planning.parallelism import Parallelism
@@ -48,7 +48,7 @@ def show_price(console: Console, told: Told) -> None:
 
 def _batch(told: Told) -> str:
     count = told.priced.microbatches
-    parts = f"{count:,} microbatch{'es' * (count != 1)} of {counted(told.micro_batch, 'row')} per rank"
+    parts = f"{counted(count, 'microbatch')} of {counted(told.micro_batch, 'row')} per rank"
     return f"{counted(told.global_batch, 'row')}: {parts}"
 
 
@@ -67,9 +67,10 @@ def verdict(told: Told) -> str:
     """Whether it fits, and what trainers report of it, in two sentences."""
     used, limit = told.priced.peak.total, told.priced.limit_bytes
     reserved = f"An allocator reserves about {size(told.priced.reserved_bytes)} for that."
+    both = " of ".join(sizes_apart(used, limit))
     if told.priced.fits:
-        return f"It fits: {size(used)} of {size(limit)}, {size(limit - used)} to spare. {reserved}"
-    return f"It does not fit: {size(used)} of {size(limit)}, {size(used - limit)} too much. {reserved}"
+        return f"It fits: {both}, {size(limit - used)} to spare. {reserved}"
+    return f"It does not fit: {both}, {size(used - limit)} too much. {reserved}"
 
 
 def best_line(told: Told) -> str:

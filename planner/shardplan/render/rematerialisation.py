@@ -56,7 +56,7 @@ def show_rematerialisation(console: Console, plan: Plan, *, everything: bool = F
         return
     measure, step_ns = measure_of(plan.model.get("cost_model")), max(plan.summary.step_ns, 1)
     many, time_ns, freed = _totals(groups)
-    summary = f"{many:,} of {len(plan.operators):,} operators are rematerialised in backward"
+    summary = f"{many:,} of {len(plan.operators):,} operators {'is' if many == 1 else 'are'} rematerialised in backward"
     emit(console, Text.assemble((summary, "bold"), (f"  {size(freed)} per device are not saved", "dim")))
     shown = [group for group in groups if group.time_ns or group.bytes_per_device]
     shown = shown if everything else shown[:MOST_ROWS]

@@ -19,7 +19,7 @@ from shardplan.render.recipes import LEAST_SHARE, Recognizer, axis_shares, recip
 from shardplan.render.rematerialisation import remat_groups, remat_record, show_rematerialisation
 from shardplan.render.solve import facts, memory_parts, padded_line, plan_line, proof_line, time_line
 from shardplan.text_lines import in_pieces
-from shardplan.units import Measure, percent, size
+from shardplan.units import Measure, counted, percent, size
 
 DEAREST = 12
 """Rows of the tables that `--all` completes."""
@@ -101,11 +101,12 @@ def _head(plan: Plan) -> Table:
 
 
 def _loops(trips: Mapping[str, object]) -> str:
-    return ", ".join(f"{name}: {iterations} iterations" for name, iterations in trips.items())
+    counts = {name: counted(many, "iteration") for name, many in trips.items() if isinstance(many, int)}
+    return ", ".join(f"{name}: {counts.get(name, trips[name])}" for name in trips)
 
 
 def _axes(plan: Plan) -> Table:
-    """What each axis does, by the share of the parameter elements it does it to."""
+    """What each axis does, by the share of the parameter elements it does it to; an axis of size 1 does nothing."""
     recognizer = Recognizer(plan)
     recipes = {tensor.name: recognizer.recipe(tensor) for tensor in plan.tensors if tensor.role == "parameter"}
     rows = table("axis", ">size", "link", "*parameters are")
@@ -113,7 +114,7 @@ def _axes(plan: Plan) -> Table:
         named = {name: share for name, share in shares.items() if share >= LEAST_SHARE}
         rest = sum(shares.values()) - sum(named.values())
         named |= {"other": rest} if len(named) < len(shares) else {}
-        what = ", ".join(f"{name} {percent(share)}" for name, share in named.items())
+        what = ", ".join(f"{name} {percent(share)}" for name, share in named.items()) if axis.size > 1 else "-"
         rows.add_row(Text(axis.name, style="bold"), str(axis.size), link, Folded(in_pieces(what)))
     return rows
 

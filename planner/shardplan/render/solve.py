@@ -68,7 +68,7 @@ def model_line(model: Model) -> str:
     weights = [model.tensors[parameter.tensor] for parameter in model.parameters]
     elements, stored = sum(w.elements for w in weights), sum(w.size_bytes for w in weights)
     copies = max((len(block.copies) for block in model.blocks), default=0)
-    blocks = f", {copies} identical blocks" if copies else ""
+    blocks = f", {counted(copies, 'identical block')}" if copies else ""
     operators = counted(len(model.operators), "operator")
     return f"{model.name}: {operators}, {count(elements)} parameters ({size(stored)}){blocks}"
 
@@ -156,7 +156,7 @@ def padded_line(plan: Plan) -> str:
 
 def plan_line(plan: Plan) -> str:
     """`gpt2_small, training, on h100-dgx (machine=4 x gpu=4, 16 devices)`."""
-    devices = f"{plan.mesh}, {plan.mesh.size} device{'s' * (plan.mesh.size != 1)}"
+    devices = f"{plan.mesh}, {counted(plan.mesh.size, 'device')}"
     return f"{plan.model.get('name')}, {plan.model.get('mode', '')}, on {plan.cluster.get('name')} ({devices})"
 
 

@@ -14,7 +14,7 @@ from rich.text import Text
 from shardplan.errors import ShardplanError, error
 from shardplan.render.console import emit, table
 from shardplan.study.sweep import Point, Sweep, pareto
-from shardplan.units import count, duration, size
+from shardplan.units import count, counted, duration, size
 
 _NS_PER_US = 1000
 _WIDTH, _HEIGHT = 64, 12
@@ -49,7 +49,9 @@ def show_sweep(console: Console, found: Sweep, *, everything: bool = False) -> N
         head = (cluster, mesh, *([micro] * parted), *([remat] * remade))
         rows.add_row(marks.get(point, ""), *head, *cells, style="bold" if everything and point in best else "")
     planned = [point for point in found.points if point.step_us is not None]
-    emit(console, rows, f"{len(best)} of {len(planned)} plans are Pareto-optimal in step, memory, devices")
+    are = "is" if len(best) == 1 else "are"
+    said = f"{len(best)} of {len(planned)} plans {are} Pareto-optimal in step, memory, devices"
+    emit(console, rows, *([said] if len(planned) > 1 else []))
     failed = [point for point in found.points if point.step_us is None]
     if failed:
         emit(console, f"{len(failed)} without a plan:", *_failed(failed))
@@ -138,7 +140,7 @@ def draw_sweep(found: Sweep, path: str) -> None:
                 continue
             times = [(point.step_us or 0) / 1000 for point in alike]
             held = [(point.memory_bytes or 0) / 2**30 for point in alike]
-            color, label = f"C{number}", f"{cluster}, {devices} devices"
+            color, label = f"C{number}", f"{cluster}, {counted(devices, 'device')}"
             faces = [color if point in front else "none" for point in alike]
             axes.scatter(times, held, s=48, marker=marker, edgecolors=color, facecolors=faces, label=label)
     axes.set(xlabel="predicted step, ms", ylabel="memory per device, GiB", ylim=(0, None), xlim=(0, None))

@@ -11,6 +11,7 @@ from rich.console import Console
 from shardplan.model.types import Model
 from shardplan.program.machine.run import Report
 from shardplan.render.console import emit
+from shardplan.units import counted
 
 _SHOWN = 8
 
@@ -26,8 +27,8 @@ def show_verification(console: Console, report: Report, model: Model, *, shrunk:
         return
     of = f"scaled-down '{model.name}'" if shrunk else f"'{model.name}'"
     ran = (
-        f"{_number(report.operators, 'operator')} of {of} on {_number(report.devices, 'device')}, "
-        f"{_number(report.values, 'value')} compared"
+        f"{counted(report.operators, 'operator')} of {of} on {counted(report.devices, 'device')}, "
+        f"{counted(report.values, 'value')} compared"
     )
     lines = [f"verified: {ran}" if report.verified else f"not verified: {ran}"]
     if report.mismatch is None:
@@ -38,10 +39,6 @@ def show_verification(console: Console, report: Report, model: Model, *, shrunk:
         lines += _first_difference(report)
     lines += [f"bytes: {text}" for text in report.mispriced]
     emit(console, *lines)
-
-
-def _number(amount: int, what: str) -> str:
-    return f"{amount} {what}{'s' * (amount != 1)}"
 
 
 def _moved(report: Report) -> str:

@@ -1,6 +1,7 @@
 """The report of a plan as plain data: times in nanoseconds, sizes in bytes.
 
-`kind` is `plan` or `pipeline`. A pipeline has its Gantt chart and the report of every stage's plan under `stages`.
+`kind` is `plan` or `pipeline`. A pipeline has its Gantt chart, a row of text for each stage under `runs`, and the
+report of every stage's plan under `stages`.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from shardplan.plan.breakdown import Breakdown, breakdown
 from shardplan.plan.overlap import Exposure
 from shardplan.plan.parts import devices_per_host
 from shardplan.plan.types import Plan
+from shardplan.render.pipeline import stage_row
 from shardplan.render.recipes import Recognizer, axis_shares
 from shardplan.render.solve import memory_parts, plan_line, proof_line, shared_rate
 from shardplan.report.memory import memory_over_time
@@ -53,6 +55,7 @@ def _about(plan: Plan, file: str, alternatives: Alternatives) -> dict[str, objec
         return {
             **said,
             "chart": pipeline_chart(plan),
+            "runs": [[one_line(text) for text in stage_row(stage, plan.summary.step_ns)] for stage in stages],
             "stages": [{"name": one_line(stage.name), **_about(stage.plan, "", {})} for stage in stages],
         }
     names = Names()

@@ -13,6 +13,7 @@ from shardplan.report.plan import mesh_record, summary_bar
 from shardplan.study.compare import BEST, Contender
 from shardplan.study.meshes import MeshTrial, best_of
 from shardplan.study.sweep import Point, Sweep, pareto
+from shardplan.units import counted
 
 _NS_PER_US = 1000
 
@@ -50,7 +51,7 @@ def sweep_report(found: Sweep) -> dict[str, object]:
     planned = [point for point in found.points if point.step_us is not None]
     return {
         "kind": "sweep",
-        "title": f"{found.model}: {len(planned)} plans",
+        "title": f"{found.model}: {counted(len(planned), 'plan')}",
         "points": [_point(point, best=point in best) for point in planned],
         "failed": [
             [one_line(str(point.request)), one_line(point.reason)] for point in found.points if point not in planned

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardplan.runtime.shards import Shard
+from shardplan.units import counted
 
 Array = NDArray[Any]
 
@@ -52,7 +53,9 @@ def assemble(locals_: Sequence[Array], shards: Sequence[Shard]) -> Array:
             whole[piece.source] = part
             seen[piece.source] = True
     if not seen.all():
-        raise ValueError(f"no rank given holds all of '{first.tensor}': {np.count_nonzero(~seen)} elements are missing")
+        raise ValueError(
+            f"no rank given holds all of '{first.tensor}': {counted(int(np.count_nonzero(~seen)), 'element')} missing"
+        )
     return whole
 
 

@@ -17,6 +17,7 @@ from shardplan.plan.orientation import checkpoint_layout, checkpoint_shape, grap
 from shardplan.plan.types import Plan, TensorDecision
 from shardplan.runtime.padding import unpadded
 from shardplan.runtime.stages import one_mesh
+from shardplan.units import counted
 
 Rename = Callable[[str], "str | tuple[str, Sequence[int]] | None"]
 """Module name -> checkpoint name, or (checkpoint name, perm) where module dim i is checkpoint dim perm[i]; None: this
@@ -102,9 +103,8 @@ def _oriented(name: str, decision: TensorDecision, perm: tuple[int, ...]) -> Nam
     """`decision` in the dims of the module, whose tensor is the checkpoint's transposed by `perm`."""
     shape = checkpoint_shape(decision.shape, decision.perm)
     if perm and sorted(perm) != list(range(len(shape))):
-        summary = (
-            f"'{name}': perm {list(perm)} is not a permutation of the {len(shape)} dims of '{decision.checkpoint}'"
-        )
+        dims = f"the {counted(len(shape), 'dim')} of '{decision.checkpoint}'"
+        summary = f"'{name}': perm {list(perm)} is not a permutation of {dims}"
         raise ShardplanError(error("wrong-perm", summary))
     kept, served = (checkpoint_layout(layout, decision.perm) for layout in (decision.layout, decision.served))
     return Named(name, decision, graph_shape(shape, perm), graph_layout(kept, perm), graph_layout(served, perm), perm)

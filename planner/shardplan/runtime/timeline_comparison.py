@@ -13,7 +13,7 @@ from shardplan.escapes import visible
 from shardplan.plan.file import write_other
 from shardplan.plan.timeline import chrome_trace, step_schedule
 from shardplan.plan.types import Plan
-from shardplan.units import NS_PER_S
+from shardplan.units import NS_PER_S, counted
 
 PhaseName = Literal["forward", "backward", "update"]
 _PHASES: Final[Mapping[str, PhaseName]] = {
@@ -139,7 +139,7 @@ class TimelineComparison:
             times = f"{1e3 * row.planned_s:11.3f} {1e3 * row.measured_s:12.3f} {waited}"
             lines.append(visible(f"{label:{width}} {row.kind:10} {times}".rstrip()))
         if len(moves) > _SHOWN:
-            lines.append(f"({len(moves) - _SHOWN} more moves)")
+            lines.append(f"({counted(len(moves) - _SHOWN, 'more move')})")
         return "\n".join(lines)
 
     def write_trace(self, path: str | Path) -> None:

@@ -21,6 +21,7 @@ from shardplan.plan.recorded import cluster_of, is_of
 from shardplan.plan.types import Plan
 from shardplan.study.instance import load_model_of, read_all_constraints
 from shardplan.study.sources import found_path, source, sources
+from shardplan.units import counted
 
 _BLOCK = re.compile(r".*?\.\d+(?=\.|$)")
 _MOST_BLOCKS = 4
@@ -84,7 +85,7 @@ def by_block(modules: Mapping[str, str]) -> list[str]:
     ranked = sorted(blocks.items(), key=lambda block: (-len(block[1]), block[0]))
     shown = [_block_text(block, names) for block, names in ranked[:_MOST_BLOCKS]]
     rest = sum(len(names) for _, names in ranked[_MOST_BLOCKS:])
-    return [*shown, f"{rest} nodes elsewhere"] if rest else shown
+    return [*shown, f"{counted(rest, 'node')} elsewhere"] if rest else shown
 
 
 def _block_text(block: str, names: Sequence[str]) -> str:

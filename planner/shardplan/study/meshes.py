@@ -30,7 +30,7 @@ from shardplan.planning.runtimes.table import FREE_ROLES
 from shardplan.planning.search import NoBetterError
 from shardplan.planning.standing import OnProgress, Standing, of_part
 from shardplan.processes import run_all
-from shardplan.units import NS_PER_S, PS_PER_NS
+from shardplan.units import NS_PER_S, PS_PER_NS, counted
 
 _SOME_SECONDS = 0.01
 """Left of a time limit that other meshes have used up."""
@@ -158,7 +158,9 @@ def _standing(found: Mapping[str, MeshTrial], count: int) -> Standing:
     """How the search over meshes stands: no bound holds for those that are not done."""
     best = best_of(tuple(found.values()))
     best_ps = math.inf if best is None or best.step_ns is None else best.step_ns * PS_PER_NS
-    return Standing(best_ps, -math.inf, 0.0, f"{len(found)} of {count} meshes are done", len(found), count - len(found))
+    return Standing(
+        best_ps, -math.inf, 0.0, f"{len(found)} of {counted(count, 'mesh')} done", len(found), count - len(found)
+    )
 
 
 def _solved(

@@ -53,6 +53,7 @@ from shardplan.rules import model_rules
 from shardplan.study.instance import DESCRIBED, load_model
 from shardplan.study.run_memory import as_held
 from shardplan.study.trained import as_run, as_trained, loss_memory_bytes, with_sends
+from shardplan.units import counted
 
 FLAT = (CONTEXT, EXPERT, DATA)
 """Kinds of ranks over which Megatron cuts the flat buffers of its distributed optimizer."""
@@ -251,7 +252,7 @@ def _starts(model: Model, pieces: int) -> list[int]:
     begins = _layer_starts(model)
     if len(begins) < pieces:
         hint = "take at most as many stages, times --vp, as there are layers"
-        raise ShardplanError(bad(f"{len(begins)} layers are too few for {pieces} stages", hint))
+        raise ShardplanError(bad(f"the model has {counted(len(begins), 'layer')}, too few for {pieces} stages", hint))
     return [begins[place] for place in itertools.accumulate(layers_of(len(begins), pieces)[:-1])]
 
 

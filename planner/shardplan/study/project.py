@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from shardplan.cluster.build import Profile
 from shardplan.cluster.types import Level
+from shardplan.units import counted
 
 CLUSTER_FILE, SETTINGS_FILE, WORKFLOW_FILE = "cluster.yaml", "shardplan.toml", ".github/workflows/shardplan.yml"
 
@@ -42,7 +43,8 @@ def _cluster(asked: Project, profile: Profile) -> str:
         outer = next((level for level in above if level.devices >= whole), profile.levels[-1])
         axes.insert(0, ("machine", asked.machines, outer.name))
     listed = "\n".join(f"    - {{name: {name}, size: {size}, level: {level}}}" for name, size, level in axes)
-    return f"""# The machines that plans are for: {asked.machines} with {asked.devices} devices each, as {asked.base}.
+    machines = f"{counted(asked.machines, 'machine')} with {counted(asked.devices, 'device')} each, like {asked.base}"
+    return f"""# The machines that plans are for: {machines}.
 # What differs from it goes here; docs/cluster-profiles.md has every key. `shardplan calibrate` fits it to measurements.
 extends: builtin:{asked.base}
 mesh:

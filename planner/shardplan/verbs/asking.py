@@ -69,7 +69,7 @@ budget_option = click.option(
     multiple=True,
     expose_value=False,
     callback=_budgeted,
-    help="Let a model have more of operators, elements, rank or nesting than is sensible; may be repeated.",
+    help="Raise a limit on models: operators, elements, rank or nesting; may be repeated.",
 )
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from shardplan.errors import ShardplanError, error, warning
-from shardplan.units import GIGA, US_PER_S
+from shardplan.units import GIGA, US_PER_S, counted
 from shardplan.verbs.inputs import text_of
 from shardplan.verbs.session import Session, verb
 
@@ -95,7 +95,7 @@ def gemm(session: Session, /, table: str, cluster: str, output: str) -> int:
     def show(console: Console) -> None:
         from shardplan.render.console import emit
 
-        emit(console, f"{len(products)} products, off by {100 * left:.1f} % on average")
+        emit(console, f"{counted(len(products), 'product')}, off by {100 * left:.1f} % on average")
 
     return _finish(session, {"profile": output, "products": len(products), "error": round(left, 4)}, output, show)
 

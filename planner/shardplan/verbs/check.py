@@ -43,8 +43,10 @@ _CODES = {"unreadable": EXIT_USAGE, "infeasible": EXIT_INFEASIBLE, "fresh": EXIT
     metavar="FILE",
     help="Who may sign: names and public keys, as ssh-keygen reads them. The signature of PLAN is PLAN.sig.",
 )
-@click.option("--junit", metavar="FILE", help="Write the verdicts for CI as JUnit XML too: a plan is a test case.")
-@click.option("--sarif", metavar="FILE", help="Write the verdicts as SARIF too, for code scanning: a result a plan.")
+@click.option("--junit", metavar="FILE", help="Write the verdicts as JUnit XML too, for CI: one test case per plan.")
+@click.option(
+    "--sarif", metavar="FILE", help="Write the verdicts as SARIF too, for code scanning: one result per plan."
+)
 @budget_option
 @verb
 def check(
@@ -61,8 +63,8 @@ def check(
     resolve: bool,
     require_signature: bool,
 ) -> int:
-    """Say of every PLAN whether it is still what its model, its cluster profile and its decisions make of it, field by
-    field. No plan is written.
+    """Check, field by field, that every PLAN still agrees with its model, its cluster profile and its own decisions.
+    No plan is written.
 
     Exits with 0 when all are fresh, 1 when some are stale, invalid or no longer optimal, 2 when some could not be
     checked, 3 when it is proven that one does not fit.

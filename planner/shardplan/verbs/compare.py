@@ -19,9 +19,9 @@ from shardplan.verbs.session import EXIT_DONE, EXIT_INFEASIBLE, Session, verb
 @budget_option
 @verb
 def compare(session: Session, /, **given: Any) -> int:
-    """Plan MODEL as people do by hand (data parallel, ZeRO-3, Megatron), and as well as possible.
+    """Plan MODEL by the recipes that people write by hand (data parallel, ZeRO-3, Megatron), and without any.
 
-    Each is solved by the same engine at the same prices; what a recipe leaves open is chosen best. Exits with 3 when
+    Each is solved by the same engine at the same prices; what a recipe leaves open is optimised. Exits with 3 when
     not even the best plan fits in memory.
     """
     from shardplan.render.compare import comparison_document, show_comparison

@@ -63,9 +63,9 @@ def diff(
     show_all: bool,
     exit_zero: bool,
 ) -> int:
-    """Say what the plan NEW decides otherwise than OLD, what that costs, and what caused it.
+    """Say where the plan NEW differs from OLD, what that costs, and what caused it.
 
-    Exits with 0 when they say the same, with 1 when they differ.
+    Exits with 0 when they are the same, with 1 when they differ.
     """
     from shardplan.plan.diff import diff_plans
     from shardplan.render.diff import diff_document, diff_github, diff_markdown, show_diff

@@ -10,6 +10,7 @@ import click
 
 from shardplan.errors import Attempts, ShardplanError, error
 from shardplan.request import option_of
+from shardplan.units import counted
 from shardplan.verbs.asking import (
     ASKED,
     WORKLOAD,
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
 def evaluate(session: Session, /, file: str | None, show_all: bool, **given: Any) -> int:
     """Say what it costs to run MODEL as FILE fixes it, term by term. Nothing is written.
 
-    A plan says itself on which mesh, in which mode and for which sizes it is; --cluster, --memory-limit and
+    A plan names its own mesh, mode and sizes; --cluster, --memory-limit and
     --cost-model then price it under other conditions. Exits with 3 when the assignment does not fit in memory.
     """
     from shardplan.render.evaluate import evaluation_document, show_evaluation
@@ -56,7 +57,7 @@ def evaluate(session: Session, /, file: str | None, show_all: bool, **given: Any
         raise click.UsageError("give the assignment: --fix FILE, or --pin 'PATTERN=SPEC'")
     found = _of_plan(session, file, given) if file and is_plan(file) else _of_constraints(session, file, given)
     shares = shares_of(found.plan)
-    source = file or f"{len(given['pins'])} pin{'s' * (len(given['pins']) > 1)}"
+    source = file or f"{counted(len(given['pins']), 'pin')}"
     session.finish(
         evaluation_document(found, shares),
         lambda console: show_evaluation(console, found, source, shares, everything=show_all),

@@ -10,7 +10,7 @@ from shardplan.verbs.asking import budget_option
 from shardplan.verbs.session import Session, verb
 
 
-@click.command(short_help="Say why a tensor or an operator is treated as it is.")
+@click.command(short_help="Say what takes the time, or why a tensor has its layout.")
 @click.argument("plan", type=click.Path(path_type=str))
 @click.argument("name", required=False)
 @click.option("--model", metavar="MODEL", help="The model of the plan, as given to solve; needed to explain NAME.")
@@ -25,11 +25,11 @@ from shardplan.verbs.session import Session, verb
 def explain(
     session: Session, /, plan: str, name: str | None, model: str | None, instead: str | None, *, show_all: bool
 ) -> int:
-    """Say what takes the time of a step; or, with NAME, why that tensor or operator is treated as it is.
+    """Say what takes the time of a step; or, with NAME, why that tensor or operator has its layout.
 
     NAME is a weight's name in the checkpoint, a value or an operator of the graph, a pattern such as
-    'layers.*.up.weight', or a line of what `show` and `explain` print, such as 'layers.*.up (MatMul)'. Each alternative
-    is solved again with all else free: what it costs more is exact.
+    'layers.*.up.weight', or a line of what `show` and `explain` print, such as 'layers.*.up (MatMul)'. Each
+    alternative is solved again with everything else free, so its price is exact.
     """
     from shardplan.plan.file import read_plan
     from shardplan.render.explain import explain_document, show_explanation, show_shares

@@ -41,7 +41,9 @@ class _WithFormats(click.Command):
     help="One of the formats below.",
     shell_complete=completing(lambda: [target.name for target in TARGETS]),
 )
-@click.option("-o", "--output", metavar="PATH", help="The file or folder to write; text goes to standard output else.")
+@click.option(
+    "-o", "--output", metavar="PATH", help="The file or folder to write; without it, text goes to standard output."
+)
 @click.option("--stage", type=int, metavar="N", help="Of a plan with stages: the stage to export (text formats only).")
 @request_options(*SIZES)
 @budget_option
@@ -61,7 +63,7 @@ def export(
     """Write the plan file PLAN in the format of another program. MODEL is what the plan was made for, where the format
     needs it.
 
-    Exits with 1, and writes nothing, when the format cannot say what the plan decides.
+    Exits with 1, and writes nothing, when the format cannot express what the plan decides.
     """
     from shardplan.export.notes import left_to_programs
     from shardplan.plan.file import read_plan

@@ -71,7 +71,7 @@ def init(session: Session, /, **given: Any) -> int:
         ]
         if asked.model and not is_there(asked.model):
             rows.append(("model", f"there is no {asked.model} yet"))
-        emit(console, facts(*rows, ("next", f"shardplan solve {model}   plans it on {mesh} devices")))
+        emit(console, facts(*rows, ("next", f"shardplan solve {model}   plans it for the mesh {mesh}")))
 
     return session.finish(document, draw)
 

@@ -38,7 +38,7 @@ def inspect(
     output: str | None,
     **given: Any,
 ) -> int:
-    """List the operators of MODEL by family, their share of the work, and what can only be replicated.
+    """List the operators of MODEL by family, with their share of the work, and those that can only be replicated.
 
     With --format graphml, write its cost graph: operators and tensors, what their choices cost, and moves between; on
     --mesh of --cluster, for --mode.

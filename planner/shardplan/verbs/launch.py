@@ -44,8 +44,8 @@ def launch_options(function: Verb) -> Verb:
 @click.command("launch-env", short_help="Write what starts a plan's processes: a script, a manifest.")
 @click.option("--for", "target", type=click.Choice(FORMATS), required=True, help="The launcher.")
 @launch_options
-@click.option("--name", metavar="NAME", help="Of the job; the name of the model by default.")
-@click.option("--image", metavar="IMAGE", help="Of the container (jobset).")
+@click.option("--name", metavar="NAME", help="Name of the job.  [default: the model's]")
+@click.option("--image", metavar="IMAGE", help="Container image (jobset).")
 @click.option("-o", "--output", metavar="FILE", help="Where it goes; standard output by default.")
 @verb
 def launch_env(
@@ -75,7 +75,12 @@ def launch_env(
 
 @click.command(short_help="Start a program in the processes of a plan.")
 @click.option("--for", "target", type=click.Choice(STARTS), default="torchrun", show_default=True, help="The launcher.")
-@click.option("--node-rank", metavar="N", type=click.IntRange(0), help="Of this machine (torchrun); by its name else.")
+@click.option(
+    "--node-rank",
+    metavar="N",
+    type=click.IntRange(0),
+    help="Number of this machine (torchrun).  [default: found by its name]",
+)
 @launch_options
 @attended_verb
 def launch(session: Session, /, target: str, node_rank: int | None, **asked: Any) -> int:

@@ -43,7 +43,10 @@ def _ways(name: str, field: str, text: str) -> Callable[[Verb], Verb]:
     "--global-batch", type=int, metavar="N", help="Rows of a step.  [default: the model's, or one microbatch each]"
 )
 @click.option(
-    "--recompute", type=click.Choice(["none", "selective", "full"]), default="none", help="As --remat of solve."
+    "--recompute",
+    type=click.Choice(["none", "selective", "full"]),
+    default="none",
+    help="Activations to recompute, as --remat of solve.",
 )
 @click.option(
     "--precision",
@@ -59,7 +62,7 @@ def price(session: Session, /, **given: Any) -> int:
     """Say what MODEL takes under exactly this configuration, in the words of Megatron and FSDP.
 
     Memory by category of the fullest device, and the step: compute, exposed communication, bubble. What the
-    configuration leaves open is chosen best. Exits with 1 when it does not fit.
+    configuration leaves open is optimised. Exits with 1 when it does not fit.
     """
     from shardplan.render.price import price_document, show_price
     from shardplan.study import price as study
@@ -105,6 +108,6 @@ def _parallelism(given: dict[str, Any]) -> Any:
     data, gpus = given["data"], given["gpus"]
     others = max(1, ways["tensor"]) * max(1, ways["pipeline"]) * max(1, ways["context"])
     if gpus is not None and gpus != (data or gpus // others) * others:
-        summary = f"{gpus} devices are not {' x '.join(filter(None, [data and str(data), str(others)]))}"
+        summary = f"--gpus {gpus} is not {' x '.join(filter(None, [data and str(data), str(others)]))}"
         raise ShardplanError(bad(summary, "--gpus is the product of --tp, --pp, --cp and --dp"))
     return Parallelism(data=data if data is not None else 1 if gpus is None else gpus // others, **ways)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 html_option = click.option(
     "--html",
     metavar="FILE.html",
-    help="Write a report there too: one file that a browser opens without a network.",
+    help="Write a report too: one HTML file that needs no network.",
 )
 Document = Callable[[], Mapping[str, Any]]
 

@@ -34,8 +34,8 @@ from shardplan.verbs.session import EXIT_DONE, Session, verb
     metavar="N",
     type=click.IntRange(0, 1000),
     default=0,
-    help="In the report, what else there was for the N largest groups of parameters and the N tensors whose moves cost "
-    "most, each solved again; needs --model.",
+    help="In the report, alternatives for the N largest groups of parameters and the N tensors with the costliest "
+    "moves, each solved again; needs --model.",
 )
 @click.option("--model", metavar="MODEL", help="The model of the plan, for --why.")
 @budget_option

@@ -57,14 +57,15 @@ _SOME_SECONDS = 0.01
     type=click.IntRange(min=0),
     default=0,
     metavar="N",
-    help="Then ask what the plan is worth if the profile is wrong: N random draws, and each constant by itself.",
+    help="Sensitivity analysis: whether the plan stays optimal when the profile is wrong, in N random draws and for "
+    "each constant by itself.",
 )
 @request_options("strict")
 @option(
     "--advice/--no-advice",
     default=True,
     show_default=True,
-    help="Then say which size, rounded up, and which fewer devices would make the step more than 2 % shorter.",
+    help="Also say which size, rounded up, or which fewer devices would make the step more than 2 % shorter.",
 )
 @option("--require-optimal", is_flag=True, help="Allow no gap, and exit with 4 unless the plan is proven optimal.")
 @html_option

@@ -34,7 +34,7 @@ STANDARD_OUTPUT = "-"
     "--time-limit",
     type=click.FloatRange(min=0, min_open=True),
     metavar="SECONDS",
-    help="Stop then, with the best solution so far; reading counts.",
+    help="Stop after so long, with the best solution so far; reading the file counts.",
 )
 @option(
     "--work-limit",
@@ -42,7 +42,7 @@ STANDARD_OUTPUT = "-"
     metavar="UNITS",
     help="Stop after so many million table entries, which is reproducible.",
 )
-@seed_option("Of the search, where a problem is too large for proof.")
+@seed_option("Seed of the search, for problems too large to prove.")
 @verb
 def solve_problem(session: Session, /, **given: Any) -> int:
     """Find the cheapest choice per node of INSTANCE (.json or .json.gz) that fits in memory, and a bound.

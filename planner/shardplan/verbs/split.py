@@ -9,6 +9,7 @@ import click
 
 from shardplan.errors import Attempts, Diagnostic, ShardplanError, error
 from shardplan.escapes import visible
+from shardplan.units import counted
 from shardplan.verbs.session import Session, verb
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def split(
 
     CHECKPOINT is a safetensors file, the index of several, or a folder that has either. Ranks that hold exactly the
     same share a file; split.json in DIR says which is whose. Weights quantised in groups (GPTQ, AWQ, MLC, MatMulNBits)
-    are cut as the weight they stand for. Little memory is needed. What was interrupted goes on when it is called again.
+    are cut as the weight they stand for. Little memory is needed. After an interruption the same command goes on.
     """
     from shardplan.loading.assign import assign
     from shardplan.loading.checkpoint import open_checkpoint
@@ -103,11 +104,11 @@ def _show(console: Console, assignment: Assignment, made: Split, output: str) ->
     stored = _stored_bytes(assignment)
     number = len(assignment.checkpoint.entries)
     ranks = assignment.plan.mesh.size
-    files = f"{len(made.files)} file{'s' * (len(made.files) != 1)}, {size(made.written_bytes)}"
+    files = f"{counted(len(made.files), 'file')}, {size(made.written_bytes)}"
     most = max(map(len, made.by_rank))
     each = f"every rank reads {most} of them" if most > 1 else "every rank reads one"
     lines = [
-        f"checkpoint  {number} tensor{'s' * (number != 1)}, {size(stored)}",
+        f"checkpoint  {counted(number, 'tensor')}, {size(stored)}",
         f"ranks       {ranks} ({assignment.plan.mesh})",
         f"{'wrote' if made.is_new else 'unchanged':10}  {output}: {files}; {each}, {size(made.largest_bytes)} or less",
     ]

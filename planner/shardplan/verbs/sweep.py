@@ -12,7 +12,7 @@ import click
 
 from shardplan.errors import Attempts, Diagnostic, ShardplanError, did_you_mean, error
 from shardplan.request import AUTO, option_of, term
-from shardplan.units import PS_PER_NS
+from shardplan.units import PS_PER_NS, counted
 from shardplan.verbs.asking import (
     FIXED,
     SEARCH,
@@ -93,7 +93,7 @@ def _joined(_context: click.Context, _option: click.Parameter, value: tuple[str,
 def sweep(session: Session, /, **given: Any) -> int:
     """Plan MODEL for every combination of clusters, meshes, microbatches and rematerialisation.
 
-    Exits with 3 when not one plan fits, 4 when limits ended every search without one, 2 when every combination is
+    Exits with 3 when no plan fits, 4 when limits ended every search without one, 2 when every combination is
     refused.
     """
     from shardplan.render.sweep import draw_sweep, show_sweep
@@ -117,7 +117,7 @@ def sweep(session: Session, /, **given: Any) -> int:
     try:
         found = run(request, combinations, engine, given["output"], told.advance)
     except KeyboardInterrupt:
-        kept = f"{told.done} of {len(combinations)} points are in {given['output']}: the same command goes on"
+        kept = f"{given['output']} holds {told.done} of {counted(len(combinations), 'point')}; the same command goes on"
         raise KeyboardInterrupt(kept if given["output"] else "") from None
     write_report(session, given["html"], lambda: sweep_report(found))
     best = [point.request for point in pareto(found.points)]

@@ -24,8 +24,8 @@ STANDARD_OUTPUT = "-"
 def timeline(session: Session, /, plan: str, output: str | None) -> int:
     """Show the schedule of the plan file PLAN: one compute stream, and one communication stream per link level.
 
-    It is rebuilt from the file alone, and takes as long as the plan says. Times of streams are those in which they are
-    busy: compute beside communication is slower.
+    The schedule is rebuilt from the file alone and takes as long as the plan's step. A stream's time is how
+    long it is busy: compute is slower beside communication.
     """
     from shardplan.plan.file import read_plan, write_other
     from shardplan.plan.timeline import chrome_trace, streams_of

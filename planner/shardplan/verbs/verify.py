@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     "--rtol",
     metavar="SHARE",
     type=click.FloatRange(min=0, min_open=True),
-    help="Largest relative difference that is rounding.  [default: 1e-5; 1e-4 with operators of com.microsoft]",
+    help="Largest relative difference that counts as rounding.  [default: 1e-5; 1e-4 with operators of com.microsoft]",
 )
-@seed_option("Of the inputs, and of weights that the model lacks.")
+@seed_option("Seed of the inputs, and of weights that the model lacks.")
 @request_options(*SIZES)
 @budget_option
 @verb

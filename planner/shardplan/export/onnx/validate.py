@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 import onnx
 
 from shardplan.errors import Diagnostic, did_you_mean, error
+from shardplan.units import counted
 
 FIRST_IR_VERSION = 11
 _CODE = "bad-annotation"
@@ -51,7 +52,7 @@ def _configurations(model: onnx.ModelProto) -> tuple[dict[str, int], list[Diagno
         if entry.num_devices < 1:
             problems.append(error(_CODE, f"{where} has {entry.num_devices} devices; there is at least 1"))
         if entry.device and len(entry.device) != entry.num_devices:
-            counts = f"{len(entry.device)} devices and has num_devices {entry.num_devices}"
+            counts = f"{counted(len(entry.device), 'device')} and has num_devices {entry.num_devices}"
             problems.append(error(_CODE, f"{where} names {counts}"))
         problems += [error(_CODE, f"{where} names device '{name}' twice") for name in _repeated(entry.device)]
         sizes[entry.name] = entry.num_devices
@@ -114,8 +115,7 @@ def _spec(spec: onnx.ShardingSpecProto, devices: int | None, shape: tuple[int | 
     for place in _repeated(places):
         yield f"axis {place} is sharded twice"
     if len(spec.device) != count:
-        shards = "1 shard" if count == 1 else f"{count} shards"
-        yield f"it has {shards} and lists {len(spec.device)} devices"
+        yield f"it has {counted(count, 'shard')} and lists {counted(len(spec.device), 'device')}"
 
 
 def _devices(spec: onnx.ShardingSpecProto, devices: int | None) -> Iterator[str]:
@@ -156,14 +156,14 @@ def _dim(entry: onnx.ShardedDimProto, shape: tuple[int | None, ...] | None) -> I
         return
     rank = len(shape)
     if not -rank <= entry.axis < rank:
-        yield f"axis {entry.axis} is outside of its {rank} dims"
+        yield f"axis {entry.axis} is outside of its {counted(rank, 'dim')}"
         return
     size = shape[entry.axis]
     stated = [simple.dim_value for simple in entry.simple_sharding if simple.HasField("dim_value")]
     if size is not None and entry.simple_sharding and len(stated) == len(entry.simple_sharding):
         product = math.prod(stated)
         if product != size:
-            yield f"axis {entry.axis} is stated to have {product} elements and has {size}"
+            yield f"axis {entry.axis} is stated to have {counted(product, 'element')} and has {size}"
 
 
 def _repeated(values: Iterable[object]) -> list[object]:

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from shardplan.errors import ShardplanError, did_you_mean, error
 from shardplan.solve.problem import Edge, Problem, Usage
+from shardplan.units import counted
 
 FORBIDDEN = 10**18
 _ENDLESS = 1 << 62
@@ -364,9 +365,10 @@ def _check_nodes(intervals: _Ragged, costs: _Ragged, usages: _Ragged) -> None:
     count = len(costs.ends)
     if not len(intervals.ends) == count == len(usages.ends):
         raise _MalformedError(
-            f"{len(intervals.ends)} intervals, {count} costs and {len(usages.ends)} usages: one each per node"
+            f"{counted(len(intervals.ends), 'interval')}, {counted(count, 'cost')} and "
+            f"{counted(len(usages.ends), 'usage')}: one each per node"
         )
-    _refuse("node", intervals.lengths != 2, lambda v: f"its interval has {intervals.lengths[v]} ends, not 2")
+    _refuse("node", intervals.lengths != 2, lambda v: f"its interval has {counted(intervals.lengths[v], 'end')}, not 2")
     start, end = intervals.values[::2], intervals.values[1::2]
     _refuse("node", (start < 0) | (end < start), lambda v: f"[{start[v]}, {end[v]}) is no interval of time")
     _refuse("node", end > _LATEST, lambda v: f"[{start[v]}, {end[v]}) ends after {_LATEST:,}, the last moment there is")
@@ -374,7 +376,7 @@ def _check_nodes(intervals: _Ragged, costs: _Ragged, usages: _Ragged) -> None:
     _refuse(
         "node",
         costs.lengths != usages.lengths,
-        lambda v: f"{costs.lengths[v]} costs and {usages.lengths[v]} usages: one each per choice",
+        lambda v: f"{counted(costs.lengths[v], 'cost')} and {counted(usages.lengths[v], 'usage')}: one each per choice",
     )
     negative = np.searchsorted(usages.ends, np.flatnonzero(usages.values < 0), side="right")
     _refuse("node", np.bincount(negative, minlength=count) > 0, lambda _: "a usage is negative")
@@ -382,8 +384,10 @@ def _check_nodes(intervals: _Ragged, costs: _Ragged, usages: _Ragged) -> None:
 
 def _check_edges(ends: _Ragged, tables: _Ragged, sizes: NDArray[np.int64]) -> None:
     if len(ends.ends) != len(tables.ends):
-        raise _MalformedError(f"{len(ends.ends)} pairs of nodes and {len(tables.ends)} cost tables: one each per edge")
-    _refuse("edge", ends.lengths != 2, lambda e: f"it joins {ends.lengths[e]} nodes, not 2")
+        raise _MalformedError(
+            f"{counted(len(ends.ends), 'edge')} and {counted(len(tables.ends), 'cost table')}: one table per edge"
+        )
+    _refuse("edge", ends.lengths != 2, lambda e: f"it joins {counted(ends.lengths[e], 'node')}, not 2")
     u, v = ends.values[::2], ends.values[1::2]
     outside = (np.minimum(u, v) < 0) | (np.maximum(u, v) >= len(sizes))
     _refuse("edge", outside, lambda e: f"it joins nodes {u[e]} and {v[e]}; there are nodes 0 to {len(sizes) - 1}")
@@ -392,7 +396,10 @@ def _check_edges(ends: _Ragged, tables: _Ragged, sizes: NDArray[np.int64]) -> No
     _refuse(
         "edge",
         wanted != tables.lengths,
-        lambda e: f"{tables.lengths[e]} costs; its nodes have {sizes[u[e]]} and {sizes[v[e]]} choices",
+        lambda e: (
+            f"it has {counted(int(tables.lengths[e]), 'cost')} and must have {wanted[e]}: "
+            f"its nodes have {sizes[u[e]]} and {sizes[v[e]]} choices"
+        ),
     )
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from shardplan.render.console import emit
 from shardplan.render.solve import facts
-from shardplan.units import digits, percent, size
+from shardplan.units import counted, digits, percent, size
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -33,7 +33,8 @@ def show_solved(console: Console, name: str, solved: Solved, written: str | None
 def problem_line(name: str, problem: Problem) -> str:
     """`A.json.gz: 34,932 nodes with 6.1 choices each, 54,801 edges`."""
     choices = sum(map(len, problem.costs)) / max(len(problem.costs), 1)
-    return f"{name}: {len(problem.costs):,} nodes with {digits(choices)} choices each, {len(problem.edges):,} edges"
+    each = f"{digits(choices)} {'choice' if choices == 1 else 'choices'} each"
+    return f"{name}: {counted(len(problem.costs), 'node')} with {each}, {counted(len(problem.edges), 'edge')}"
 
 
 def answer_line(solved: Solved) -> str:

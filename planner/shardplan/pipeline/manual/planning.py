@@ -26,6 +26,7 @@ from shardplan.pipeline.stage_inputs import constraints_on
 from shardplan.pipeline.submeshes import Submesh
 from shardplan.plan.types import Plan
 from shardplan.planning import Planner
+from shardplan.units import counted
 
 
 def plan_manual(
@@ -40,7 +41,7 @@ def plan_manual(
     parts = tuple(_part(cluster, wish) for wish in manual.stages)
     used = sum(part.size for part in parts)
     if used > cluster.mesh.size:
-        summary = f"the stages take {used} devices, and the cluster has {cluster.mesh.size}"
+        summary = f"the stages take {counted(used, 'device')}, and the cluster has {cluster.mesh.size}"
         raise ShardplanError(error("bad-stages", summary, **manual.stages[0].mark.where))
     _refuse_unknown_axes(manual, [part.mesh for part in parts])
     plans, waiting = [], []

@@ -22,22 +22,32 @@ function svg(tag, attributes, ...kids) {
   for (const [name, value] of Object.entries(attributes || {})) node.setAttribute(name, value);
   return add(node, kids);
 }
-const three = (x) => (x >= 99.95 ? x.toFixed(0) : x >= 9.995 ? x.toFixed(1) : x.toFixed(2));
+// Amounts as shardplan/units.py writes them, digit by digit: what lies in the middle is rounded to an even digit
+function fixed(value, decimals) {
+  const halves = value * 2 * 10 ** decimals, middle = Number.isInteger(value * 2 ** (decimals + 1)) && halves % 4 === 1;
+  return (middle ? (halves - 1) / 2 / 10 ** decimals : value).toFixed(decimals);
+}
+function digits(value) {
+  if (value > 0 && value < 0.0005) return "<0.001";
+  const decimals = value > 0 && value < 999.5 ? Math.min(3, Math.max(0, 2 - Math.floor(Math.log10(value)))) : 0, text = fixed(value, decimals);
+  if (Number.isInteger(value)) return value.toLocaleString("en");
+  return decimals ? text : Number(text).toLocaleString("en");
+}
 const counted = (count, noun, plural = "s") => `${count.toLocaleString("en")} ${noun}${count === 1 ? "" : plural}`;
 function duration(ns) {
   const size = Math.abs(ns), sign = ns < 0 ? "−" : "";
-  if (size === 0) return "0";
-  for (const [unit, name] of [[1e9, "s"], [1e6, "ms"], [1e3, "us"]]) if (size >= 0.9995 * unit) return `${sign}${three(size / unit)} ${name}`;
-  return `${sign}${size} ns`;
+  if (size === 0) return "0 ns";
+  for (const [unit, name] of [[1e9, "s"], [1e6, "ms"], [1e3, "us"]]) if (size >= 0.9995 * unit) return `${sign}${digits(size / unit)} ${name}`;
+  return `${sign}${digits(size)} ns`;
 }
 function bytes(count) {
   const size = Math.abs(count), sign = count < 0 ? "−" : "";
   const units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
   let power = 0;
-  while (power < units.length - 1 && size / 1024 ** power >= 999.5) power += 1;
-  return power === 0 ? `${sign}${size} B` : `${sign}${three(size / 1024 ** power)} ${units[power]}`;
+  while (power < units.length - 1 && size / 1024 ** power >= 1023.5) power += 1;
+  return `${sign}${digits(size / 1024 ** power)} ${units[power]}`;
 }
-const percent = (share) => (share !== 0 && Math.abs(share) < 0.001 ? "<0.1 %" : `${(100 * share).toFixed(1)} %`);
+const percent = (share) => (share > 0 && share < 0.0005 ? "<0.1 %" : `${fixed(100 * share, 1)} %`);
 const axisColor = (number) => (number < 0 ? "var(--compute)" : `var(--axis-${number % 6})`);
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 const tip = document.getElementById("tip");

@@ -20,7 +20,7 @@ function pipelineViews(report) {
     room.replaceChildren(...planViews(report.stages[number]).filter(Boolean).map((node) => ofStage(node, number)));
   }
   open(0);
-  return [head(report), ganttView(report), section("stages", "Stages", el("div", { class: "tabs", role: "tablist" }, tabs), room)];
+  return [head(report), ganttView(report), section("stages", "Stages", stageTable(report.runs), el("div", { class: "tabs", role: "tablist" }, tabs), room)];
 }
 const VIEWS = { plan: planViews, pipeline: pipelineViews, diff: diffView, sweep: sweepView, comparison: comparisonView };
 function controls() {
@@ -30,6 +30,13 @@ function controls() {
   say();
   return button;
 }
+// On paper everything is dark on light, pictures too
+function printing() {
+  const root = document.documentElement, redraw = () => dispatchEvent(new Event("themechange"));
+  let before = null;
+  addEventListener("beforeprint", () => { before = root.dataset.theme ?? ""; root.dataset.theme = "light"; redraw(); });
+  addEventListener("afterprint", () => { if (before) root.dataset.theme = before; else delete root.dataset.theme; redraw(); });
+}
 function start() {
   const report = JSON.parse(document.getElementById("document").textContent), content = document.getElementById("content");
   const views = VIEWS[report.kind](report).filter(Boolean);
@@ -37,6 +44,7 @@ function start() {
   content.replaceChildren(...views);
   add(document.getElementById("nav"), views.filter((view) => view.id).map((view) => el("a", { href: `#${view.id}` }, view.firstChild.textContent)));
   document.getElementById("controls").append(controls());
+  printing();
   document.documentElement.dataset.ready = "yes";
 }
 start();

@@ -9,9 +9,9 @@ function stepCard(report, whole = 0) {
   const { step, proof, parts, overlapped } = report.summary, format = costs(report);
   const width = Math.max(whole, step, parts.reduce((sum, [, value]) => sum + value, 0)) || 1;
   return el("div", { class: "card" }, el("h3", {}, "Step"),
-    el("div", { class: "big" }, format(step)), el("div", { class: "soft" }, proof.split(": ")[0]),
+    el("div", { class: "big" }, format(step)), el("div", { class: "soft" }, proof),
     bar(parts.map(([name, value, axis]) => [name, value, partColor(name, axis)]), width, format, "step"),
-    overlapped ? el("p", { class: "soft" }, `overlapped communication ${format(overlapped)}`) : null);
+    overlapped ? el("p", { class: "soft" }, "overlapped communication ", el("span", { class: "whole" }, format(overlapped))) : null);
 }
 function memoryCard(summary) {
   const whole = Math.max(summary.limit, summary.held) || 1, free = summary.limit - summary.held;
@@ -41,22 +41,22 @@ function meshPicture({ axes, machine, devices }) {
   }
   if (machines > boxes) group.push(svg("text", { x: whole - 14, y: above + 20 }, "…"));
   const height = above + size + 20;
-  return svg("svg", { viewBox: `0 0 ${Math.max(whole, 1)} ${height}`, width: Math.min(whole, 520), role: "img", "aria-label": `${machines} machines of ${per} devices`, style: "max-width:100%" }, group);
+  return svg("svg", { viewBox: `0 0 ${Math.max(whole, 1)} ${height}`, width: Math.min(whole, 520), role: "img", "aria-label": `${counted(machines, "machine")} of ${counted(per, "device")}`, style: "max-width:100%" }, group);
 }
 function meshCard(report) {
   const { axes, machine, devices, device } = report.mesh, machines = machine ? Math.max(1, Math.round(devices / machine)) : 0;
   return el("div", { class: "card" }, el("h3", {}, "Mesh"),
     el("div", { class: "big" }, axes.map((axis) => axis.size).join(" × ") || "1"),
-    el("div", { class: "soft" }, `${devices.toLocaleString("en")} devices${device ? `, ${device}` : ""}${machines ? `, ${machines.toLocaleString("en")} machine${machines > 1 ? "s" : ""} of ${machine}` : ""}`),
+    el("div", { class: "soft" }, `${counted(devices, "device")}${device ? `, ${device}` : ""}${machines ? `, ${counted(machines, "machine")} of ${machine}` : ""}`),
     el("div", { class: "meshbox" }, meshPicture(report.mesh)),
     el("div", { class: "links" }, axes.map((axis, number) => el("div", {},
       el("span", { class: "chip axis", style: { background: axisColor(number) } }, `${axis.name} = ${axis.size}`),
-      ` over ${axis.link}${axis.rate ? `, ${three(axis.rate / 1e9)} GB/s a link` : ""}${axis.shared ? `, ${three(axis.shared[1] / 1e9)} per device when all ${axis.shared[0]} send` : ""}`,
-      axis.does.length ? el("div", { class: "soft" }, axis.does.filter(([, share]) => share >= 0.005).map(([name, share], at) => [at ? ", " : "", el("span", { class: "whole" }, `${name} ${percent(share)}`)])) : null))));
+      ` over ${axis.link}${axis.rate ? `, ${digits(axis.rate / 1e9)} GB/s a link` : ""}${axis.shared ? `, ${digits(axis.shared[1] / 1e9)} per device when all ${axis.shared[0]} send` : ""}`,
+      axis.size > 1 && axis.does.length ? el("div", { class: "soft" }, axis.does.filter(([, share]) => share >= 0.005).map(([name, share], at) => [at ? ", " : "", el("span", { class: "whole" }, `${name} ${percent(share)}`)])) : null))));
 }
 function head(report) {
   return section("summary", "Summary",
-    el("p", { class: "lead" }, report.line, ". ", el("b", {}, report.summary.proof), "."),
+    el("p", { class: "lead" }, report.line, "."),
     el("dl", { class: "facts" }, report.facts.map(([name, text]) => el("div", {}, el("dt", {}, name), el("dd", {}, text)))),
     el("div", { class: "grid" }, stepCard(report), memoryCard(report.summary), meshCard(report)),
     report.warnings.map((text) => el("p", { class: "warning" }, text)));
@@ -65,13 +65,13 @@ function head(report) {
 function why(report, name, lines) {
   const asked = name.replace(/\{[^}]*\}/g, "*");
   return el("div", { class: "why" }, lines.map((line) => el("div", {}, line)),
-    el("div", { class: "soft" }, "What else there was, and what it would take: ", el("code", {}, `shardplan explain ${quoted(report.file || "PLAN")} ${quoted(asked)} --model MODEL`)));
+    el("div", { class: "soft" }, "This command prices the alternatives: ", el("code", {}, `shardplan explain ${quoted(report.file || "PLAN")} ${quoted(asked)} --model MODEL`)));
 }
 // What else there was, each with all the rest solved again
 function alternatives(report, rows) {
   if (!rows.length) return null;
   const costs = (value, format) => (value === null ? "" : value === 0 ? "same" : `${value > 0 ? "+" : ""}${format(value)}`);
-  return el("table", {}, el("thead", {}, el("tr", {}, ["instead", "costs", "memory", "and then"].map((text, at) => el("th", { scope: "col", class: at === 1 || at === 2 ? "number" : "" }, text)))),
+  return el("table", {}, el("thead", {}, el("tr", {}, ["alternative", "step", "memory", "what else changes"].map((text, at) => el("th", { scope: "col", class: at === 1 || at === 2 ? "number" : "" }, text)))),
     el("tbody", {}, rows.map(([choice, time, size, also, not]) => el("tr", {}, el("td", {}, layoutChips(choice, report.mesh.axes)), el("td", { class: "number" }, costs(time, duration)), el("td", { class: "number" }, costs(size, bytes)), el("td", {}, not || also.join("; "))))));
 }
 function parameterTable(report) {
@@ -112,8 +112,8 @@ function moveTable(report) {
   columns.push({ label: "why", value: () => 0, text: () => "", plain: true });
   const details = (row, line) => unfolding("why", line, columns.length, () => {
     return why(report, row[0], [
-      `${row[6][0].toUpperCase()}${row[6].slice(1)}, from ${row[4]} to ${row[5]} by ${row[3]}, ${row[2] === 1 ? "once" : `${row[2]} times`} a step, ${bytes(row[8])} each: it is wanted otherwise than it is at hand.`,
-      `Of ${format(row[9])} on the wire ${format(row[10])} are exposed; the rest runs beside compute.`,
+      `${row[6][0].toUpperCase()}${row[6].slice(1)}, from ${row[4]} to ${row[5]} by ${row[3]}, ${row[2] === 1 ? "once" : `${row[2]} times`} a step, ${bytes(row[8])} each: the value is kept in one layout and read in another.`,
+      `It takes ${format(row[9])}, of which ${format(row[10])} exposed; the rest runs beside compute.`,
       alternatives(report, row[11]),
     ]);
   });

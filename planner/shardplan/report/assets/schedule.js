@@ -64,17 +64,34 @@ function ruler(pen, view, { width, x }) {
   let written = 0;
   for (let at = Math.ceil(view.from / tick) * tick; at <= view.to; at += tick) {
     pen.beginPath(); pen.moveTo(x(at), RULER - 6); pen.lineTo(x(at), 4000); pen.stroke();
-    const text = duration(Math.round(at)), room = pen.measureText(text).width;
+    const text = at ? duration(Math.round(at)) : "0", room = pen.measureText(text).width;
     const left = Math.min(x(at) + 3, width - room - 2);
     if (left < written) continue;
     pen.fillText(text, left, 9);
     written = left + room + 6;
   }
 }
+// Which part of its lane a task is drawn in, [from, to] of 0 to 1: all of it, or a share of it where tasks of a stream run at one time
+function shares(tasks) {
+  const found = new Map();
+  let group = [], rows = [], ends = -Infinity;
+  const close = () => { for (const [task, row] of group) found.set(task, [row / rows.length, (row + 1) / rows.length]); };
+  for (const task of tasks) {
+    const start = task[T_START] + 2; // times are rounded to nanoseconds
+    if (start > ends) { close(); group = []; rows = []; }
+    const free = rows.findIndex((end) => end < start), row = free < 0 ? rows.length : free;
+    rows[row] = task[T_START] + task[T_LENGTH];
+    ends = Math.max(ends, rows[row]);
+    group.push([task, row]);
+  }
+  close();
+  return found;
+}
 function lanes(view, schedule, names, axesOf) {
   const streams = schedule.streams.map(() => []);
   schedule.tasks.forEach((task) => streams[task[T_STREAM]].push(task));
   streams.forEach((tasks) => tasks.sort((a, b) => a[T_START] - b[T_START]));
+  const parts = streams.map(shares), thick = LANE - 12;
   const longest = streams.map((tasks) => tasks.reduce((most, task) => Math.max(most, task[T_LENGTH]), 0));
   const first = (lane, from) => {
     let low = 0, high = streams[lane].length;
@@ -98,21 +115,22 @@ function lanes(view, schedule, names, axesOf) {
     const critical = css("--bad"), text = css("--text");
     streams.forEach((tasks, lane) => {
       const y = RULER + lane * LANE, labels = [];
-      let drawn = -1;
+      const drawn = new Map();
       for (let at = first(lane, view.from - longest[lane]); at < tasks.length && tasks[at][T_START] <= view.to; at += 1) {
         const task = tasks[at], from = Math.max(LABELS, frame.x(task[T_START])), to = frame.x(task[T_START] + task[T_LENGTH]);
-        if (to < LABELS || (to <= drawn && to - from < 0.4)) continue;
-        drawn = to;
+        const [above, below] = parts[lane].get(task), tall = thick * (below - above), top = y + 4 + thick * above;
+        if (to < LABELS || (to <= drawn.get(above) && to - from < 0.4)) continue;
+        drawn.set(above, to);
         pen.fillStyle = filled(color(task));
-        pen.fillRect(from, y + 4, Math.max(0.5, to - from - (to - from > 3 ? 0.6 : 0)), LANE - 12);
+        pen.fillRect(from, top, Math.max(0.5, to - from - (to - from > 3 ? 0.6 : 0)), tall - (below < 1 ? 0.6 : 0));
         if (task[T_CRITICAL]) { pen.fillStyle = critical; pen.fillRect(from, y + LANE - 7, Math.max(0.5, to - from), 2.5); }
-        if (to - from > 60) labels.push([names[task[T_NAME]], from, to]);
+        if (to - from > 60 && tall >= 10) labels.push([names[task[T_NAME]], from, to, top + tall / 2, tall < 14]);
       }
-      // on top of what was drawn later: small transfers are sent in the middle of a large one
-      pen.fillStyle = filled("--card"); pen.font = "11px system-ui, sans-serif";
-      for (const [label, from, to] of labels) {
+      pen.fillStyle = filled("--card");
+      for (const [label, from, to, middle, small] of labels) {
+        pen.font = `${small ? 9 : 11}px system-ui, sans-serif`;
         pen.save(); pen.beginPath(); pen.rect(from, y, to - from - 4, LANE); pen.clip();
-        pen.fillText(label, from + 4, y + 4 + (LANE - 12) / 2); pen.restore();
+        pen.fillText(label, from + 4, middle); pen.restore();
       }
       pen.fillStyle = css("--card"); pen.fillRect(0, y, LABELS - 4, LANE);
       pen.fillStyle = text; pen.font = "12px system-ui, sans-serif"; pen.fillText(schedule.streams[lane].replace("communication: ", ""), 0, y + LANE / 2 - 2, LABELS - 10);
@@ -122,7 +140,8 @@ function lanes(view, schedule, names, axesOf) {
     const lane = Math.floor((y - RULER) / LANE);
     if (lane < 0 || lane >= streams.length) return "";
     const slack = (view.to - view.from) / 400;
-    const task = streams[lane].find((one) => one[T_START] - slack <= time && time <= one[T_START] + one[T_LENGTH] + slack);
+    const at = Math.max(0, Math.min(0.999, ((y - RULER) % LANE - 4) / thick)), near = streams[lane].filter((one) => one[T_START] - slack <= time && time <= one[T_START] + one[T_LENGTH] + slack);
+    const task = near.find((one) => parts[lane].get(one)[0] <= at && at < parts[lane].get(one)[1]) || near[0];
     if (!task) return unlisted.filter(([, start, end]) => start <= time && time <= end).map(([times]) => alike(times)).join();
     const lines = [names[task[T_NAME]], `${duration(task[T_START])} + ${duration(task[T_LENGTH])}${names[task[T_PHASE]] ? `, ${names[task[T_PHASE]]}` : ""}`];
     if (task[T_BYTES]) lines.push(`${bytes(task[T_BYTES])}, ${duration(task[T_EXPOSED])} exposed`);
@@ -168,7 +187,7 @@ function scheduleTools(view) {
   const middle = () => (view.from + view.to) / 2, button = (label, act, name) => el("button", { type: "button", "aria-label": name, on: { click: act } }, label);
   return el("div", { class: "tools" }, button("zoom in", () => view.zoom(0.5, middle())), button("zoom out", () => view.zoom(2, middle())),
     button("◀", () => view.shift((view.from - view.to) / 3), "earlier"), button("▶", () => view.shift((view.to - view.from) / 3), "later"), button("whole step", () => view.zoom(1e9, 0)),
-    el("span", { class: "soft" }, "Drag to move, double click or Shift + wheel to zoom, arrows and + − on the keyboard. Red: the critical path."));
+    el("span", { class: "soft hint" }, "Drag to move, double click or Shift + wheel to zoom, arrows and + − on the keyboard."), el("span", { class: "soft" }, "Red: the critical path."));
 }
 function taskTable(schedule, names) {
   const longest = [...schedule.tasks].sort((a, b) => b[T_LENGTH] - a[T_LENGTH]).slice(0, 1000);
@@ -198,11 +217,17 @@ function scheduleView(report) {
   }
   return section("schedule", "Schedule", el("div", { class: "card" }, parts, taskTable(schedule, names)));
 }
+function stageTable(runs) {
+  const number = (at) => (at === 1 || at > 3 ? "number" : at === 3 ? "name" : "");
+  return el("div", { class: "card scroll", style: { marginBottom: "12px" } }, el("table", { class: "compared" },
+    el("thead", {}, el("tr", {}, ["stage", "devices", "mesh", "runs", "of step", "busy", "in flight", "memory"].map((text, at) => el("th", { scope: "col", class: number(at) }, text)))),
+    el("tbody", {}, runs.map((row) => el("tr", {}, row.map((text, at) => el(at ? "td" : "th", { class: number(at), scope: at ? null : "row" }, at === 3 ? named(text) : text)))))));
+}
 function ganttView(report) {
   const { chart: made } = report, view = timeWindow(made.length);
   const tasks = made.tasks.map((task) => task.map((value, at) => (at === T_NAME ? value + made.shift : value)));
   const schedule = { ...made, tasks }, stages = report.stages.length;
   const color = (lane, task) => { const name = made.names[task[T_NAME]]; return lane >= stages ? "--other" : name.startsWith("forward") ? "--axis-0" : "--axis-2"; };
   return section("schedule", "Pipeline", el("div", { class: "card" }, scheduleTools(view), lanes(view, schedule, made.names, color),
-    el("ul", { class: "legend" }, [["forward", "--axis-0"], ["backward", "--axis-2"], ["between stages", "--other"]].map(([name, shade]) => el("li", {}, el("i", { style: { background: `var(${shade})` } }), name))), taskTable(schedule, made.names)));
+    el("ul", { class: "legend" }, [["forward", "--axis-0"], ["backward", "--axis-2"], ["between stages", "--other"]].map(([name, shade]) => el("li", {}, el("i", { style: { background: `var(${shade})` } }), name)), Math.abs(made.length - report.summary.step) > 0.001 * made.length ? el("li", { class: "soft" }, `the simulated schedule takes ${duration(made.length)}; the step of ${duration(report.summary.step)} is by the schedule's formula`) : null), taskTable(schedule, made.names)));
 }

@@ -5,11 +5,11 @@ function diffView(report) {
   const sides = report.sides.map((side, number) => el("div", {}, el("h3", {}, number ? "New" : "Old", ": ", el("code", {}, side.file)), el("p", { class: "soft" }, side.line), stepCard({ ...side, unit: "" }, longest), el("div", { style: { height: "10px" } }), memoryCard(side.summary)));
   const effects = [...report.effects.map((row) => [...row, row[0] === "memory" ? bytes : duration]), ...report.held.map((row) => [...row, bytes])];
   return [
-    section("summary", "Side by side", el("div", { class: "grid" }, sides), report.causes.length ? el("div", { class: "card", style: { marginTop: "14px" } }, el("h3", {}, "Asked for differently"), el("ul", {}, report.causes.map((text) => el("li", {}, text)))) : null),
+    section("summary", "Side by side", el("div", { class: "grid" }, sides), report.causes.length ? el("div", { class: "card", style: { marginTop: "14px" } }, el("h3", {}, "Inputs that differ"), el("ul", {}, report.causes.map((text) => el("li", {}, text)))) : null),
     section("effects", "Effects", el("div", { class: "card scroll" }, el("table", { class: "narrow" }, el("thead", {}, el("tr", {}, ["quantity", "old", "new", "change"].map((text, at) => el("th", { scope: "col", class: at ? "number" : "" }, text)))),
       el("tbody", {}, effects.map(([name, before, after, format]) => el("tr", {}, el("th", { scope: "row" }, name === "communication" ? "exposed communication" : name), el("td", { class: "number" }, format(before)), el("td", { class: "number" }, format(after)), el("td", { class: "number" }, signed(after - before, format)))))))),
     section("changes", "Changed decisions", el("p", { class: "lead" }, report.unchanged ? `${counted(report.unchanged, "decision")} of tensors and operators did not change.` : ""), el("div", { class: "card" }, sortable(report.changes, [
-      { label: "change", value: (row) => (row[3] ? (row[4] ? "~" : "−") : "+") },
+      { label: "change", value: (row) => (row[3] ? (row[4] ? "changed" : "removed") : "added") },
       { label: "what", value: (row) => row[0] },
       { label: "name", value: (row) => row[1], node: (row) => named(row[1]), name: true },
       { label: "copies", value: (row) => row[2], number: true },
@@ -56,9 +56,9 @@ function pareto(points) {
   const words = (many) => [...new Set(many.map(asked))].join(" or ");
   const marks = together(points).map((many) => {
     const one = many.find((each) => each.best) || many[0], color = axisColor(clusters.indexOf(one.cluster));
-    const group = svg("g", { tabindex: one.best ? 0 : -1, role: "img", "aria-label": `${one.cluster} ${words(many)}: ${duration(one.step)}, ${bytes(one.memory)}, ${one.devices} devices` },
+    const group = svg("g", { tabindex: one.best ? 0 : -1, role: "img", "aria-label": `${one.cluster} ${words(many)}: ${duration(one.step)}, ${bytes(one.memory)}, ${counted(one.devices, "device")}` },
       svg("circle", { cx: x(one.step), cy: y(one.memory), r: one.best ? 6 : 4, fill: one.best ? color : "none", stroke: color, "stroke-width": 1.6 }));
-    return tipped(group, `${one.cluster}, ${words(many)}\n${duration(one.step)}, ${bytes(one.memory)} per device, ${one.devices} devices${one.tokens ? `\n${Math.round(one.tokens).toLocaleString("en")} tokens/s` : ""}`);
+    return tipped(group, `${one.cluster}, ${words(many)}\n${duration(one.step)}, ${bytes(one.memory)} per device, ${counted(one.devices, "device")}${one.tokens ? `\n${Math.round(one.tokens).toLocaleString("en")} tokens/s` : ""}`);
   });
   const taken = points.map((one) => [x(one.step) - 6, x(one.step) + 6, y(one.memory)]);
   const labels = together(points).filter((many) => many.some((one) => one.best)).map((many) => {
@@ -85,16 +85,17 @@ function pareto(points) {
   el("ul", { class: "legend" }, clusters.map((name, number) => el("li", {}, el("i", { style: { background: axisColor(number) } }), name)), el("li", { class: "soft" }, "filled: Pareto-optimal in step, memory, devices")));
 }
 function sweepView(report) {
+  const varies = (key) => new Set(report.points.map((one) => one[key])).size > 1;
   const points = [...report.points].sort((a, b) => b.best - a.best || a.step - b.step), priced = points.some((one) => one.cost !== null && one.cost !== undefined);
   return [
     points.length ? section("chart", "Memory over step", el("div", { class: "card scroll" }, pareto(points))) : null,
     section("points", "Plans", el("div", { class: "card" }, sortable(points, [
-      { label: "cluster", value: (one) => one.cluster }, { label: "mesh", value: (one) => one.mesh }, { label: "microbatches", value: (one) => one.microbatches, number: true },
-      { label: "rematerialisation", value: (one) => one.remat }, { label: "stages", value: (one) => one.stages }, { label: "devices", value: (one) => one.devices, number: true },
+      { label: "cluster", value: (one) => one.cluster }, { label: "mesh", value: (one) => one.mesh }, ...(varies("microbatches") ? [{ label: "microbatches", value: (one) => one.microbatches, number: true }] : []),
+      ...(varies("remat") ? [{ label: "rematerialisation", value: (one) => one.remat }] : []), ...(varies("stages") ? [{ label: "stages", value: (one) => one.stages }] : []), { label: "devices", value: (one) => one.devices, number: true },
       { label: "step", value: (one) => one.step, text: (one) => duration(one.step), number: true }, { label: "memory", value: (one) => one.memory, text: (one) => bytes(one.memory), number: true },
       { label: "tokens/s", value: (one) => one.tokens || 0, text: (one) => Math.round(one.tokens || 0).toLocaleString("en"), number: true },
       ...(priced ? [{ label: "USD per step", value: (one) => one.cost || 0, text: (one) => (one.cost === null ? "" : one.cost.toFixed(4)), number: true }] : []),
-      { label: "best", value: (one) => Number(one.best), text: (one) => (one.best ? "Pareto" : "") },
+      { label: "Pareto-optimal", value: (one) => Number(one.best), text: (one) => (one.best ? "yes" : "") },
     ], { name: "plans" }))),
     report.failed.length ? section("failed", "Without a plan", el("div", { class: "card" }, sortable(report.failed, [{ label: "asked for", value: (row) => row[0] }, { label: "reason", value: (row) => row[1] }], { name: "requests" }))) : null,
   ];
@@ -108,7 +109,7 @@ function comparisonView(report) {
       el("td", { style: { width: "50%" } }, el("div", { class: "bar", style: { width: `${(100 * step) / longest}%` } }, parts.map(([name, value, axis]) => tipped(el("span", { style: { width: `${(100 * value) / (step || 1)}%`, background: partColor(name, axis) } }), `${name}: ${duration(value)}`)))),
       el("td", { class: "number" }, bytes(held)), el("td", { class: "number" }, one === best || !best ? "" : `+${percent(step / best.summary.step - 1)}`));
   };
-  return [section("plans", "Plans side by side", el("div", { class: "card scroll" }, el("table", {}, el("thead", {}, el("tr", {}, ["plan", "step", "of which", "memory", "over best"].map((text, at) => el("th", { scope: "col", class: at % 2 || at === 4 ? "number" : "" }, text)))), el("tbody", {}, report.plans.map(row))), el("ul", { class: "legend" }, [...new Map(plans.flatMap((one) => one.summary.parts).map(([name, , axis]) => [name, partColor(name, axis)]))].map(([name, color]) => el("li", {}, el("i", { style: { background: color } }), name))), el("p", { class: "soft" }, `A device may use ${bytes(report.limit)}.`)))];
+  return [section("plans", "Plans side by side", el("div", { class: "card scroll" }, el("table", { class: "compared" }, el("thead", {}, el("tr", {}, ["plan", "step", "of which", "memory", "slower than best"].map((text, at) => el("th", { scope: "col", class: at % 2 || at === 4 ? "number" : "" }, text)))), el("tbody", {}, report.plans.map(row))), el("ul", { class: "legend" }, [...new Map(plans.flatMap((one) => one.summary.parts).map(([name, , axis]) => [name, partColor(name, axis)]))].map(([name, color]) => el("li", {}, el("i", { style: { background: color } }), name))), el("p", { class: "soft" }, `A device may use ${bytes(report.limit)}.`)))];
 }
 function meshesView(tried) {
   return section("meshes", "Meshes that were tried", el("div", { class: "card" }, sortable(tried, [

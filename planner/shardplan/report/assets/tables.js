@@ -2,7 +2,7 @@
 // columns: [{label, value(row), text(row), node(row), number}]; rows are drawn `step` at a time
 function sortable(rows, columns, { by = null, step = 20, name = "rows", details = null } = {}) {
   let key = by, down = true, shown = step, word = "";
-  const body = el("tbody"), heads = columns.map((column, number) => el("th", { scope: "col", class: column.number ? "number" : "" }, column.plain ? column.label :
+  const body = el("tbody"), heads = columns.map((column, number) => el("th", { scope: "col", class: column.number ? "number" : column.plain ? "action" : "" }, column.plain ? column.label :
     el("button", { type: "button", on: { click: () => { down = key === number ? !down : Boolean(column.number); key = number; draw(); } } }, column.label)));
   const note = el("span", { class: "soft" }), more = el("button", { type: "button", on: { click: () => { shown = Infinity; draw(); } } });
   const input = el("input", { type: "search", placeholder: "filter", "aria-label": `filter ${name}`, on: { input: () => { word = input.value.toLowerCase(); draw(); } } });
@@ -18,7 +18,7 @@ function sortable(rows, columns, { by = null, step = 20, name = "rows", details 
     }
     heads.forEach((head, number) => { if (number === key) head.setAttribute("aria-sort", down ? "descending" : "ascending"); else head.removeAttribute("aria-sort"); });
     body.replaceChildren(...found.slice(0, shown).flatMap((row) => {
-      const line = el("tr", {}, columns.map((column) => el("td", { class: [column.number ? "number" : "", column.name ? "name" : ""].join(" ") }, column.node ? column.node(row) : written(row, column))));
+      const line = el("tr", {}, columns.map((column) => el("td", { class: [column.number ? "number" : "", column.name ? "name" : "", column.plain ? "action" : ""].join(" ").trim() }, column.node ? column.node(row) : written(row, column))));
       return [line];
     }));
     if (details) [...body.children].forEach((line, at) => line.lastChild.append(details(found[at], line)));
