@@ -69,6 +69,18 @@ def test_infeasible(options, hint):
     )
 
 
+def test_a_few_bytes_are_told_apart():
+    said = infeasible(model(), CLUSTER, 30 * 2**20, 476, unasked=0)
+    assert said.detail == (
+        "'tiny' on 'h100-dgx' (machine=4 x gpu=4) needs at least 30.0005 MiB per device, of which 30 MiB may be used"
+    )
+    assert (
+        str(infeasible(model(), CLUSTER, 2**30, 2**20))
+        .splitlines()[1]
+        .endswith("needs at least 1.001 GiB per device, of which 1 GiB may be used")
+    )
+
+
 def test_out_of_time():
     assert str(out_of_time(model(), CLUSTER)) == (
         "error[limit]: the search for 'tiny' on 'h100-dgx' (machine=4 x gpu=4) was ended before any plan was found\n"

@@ -16,7 +16,7 @@ from shardplan.planning.chain import Answer, Question, answer
 from shardplan.planning.constraint_masks import masks_of
 from shardplan.planning.instance import CostGraphs
 from shardplan.planning.memory_need import Need, need_of
-from shardplan.units import size
+from shardplan.units import size, sizes_apart
 
 NEED_SECONDS = 15.0
 """For a plan that shows what fills the memory, where none fits."""
@@ -44,8 +44,9 @@ def infeasible(
     may be asked for instead; `need`: what the plan holds that comes nearest; `unasked`: how much would still be short
     if there were no constraints."""
     what = f"'{model.name}' on '{cluster.name}' ({cluster.mesh})"
-    needs = f"at least {size(limit_bytes + shortfall_bytes)} per device, of which {size(limit_bytes)} may be used"
-    without = [] if unasked is None else [f"without the constraints it would still be {size(unasked)} short"]
+    least, limit = sizes_apart(limit_bytes + shortfall_bytes, limit_bytes)
+    needs = f"at least {least} per device, of which {limit} may be used"
+    without = [] if not unasked else [f"without the constraints it would still be {size(unasked)} short"]
     return error(
         "infeasible",
         f"no plan fits in memory: every device is at least {size(shortfall_bytes)} short",
