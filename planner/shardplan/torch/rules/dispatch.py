@@ -16,6 +16,7 @@ from shardplan.torch.rules import (
     elementwise,
     fallback,
     indexing,
+    lookups,
     losses,
     moments,
     norms,
@@ -40,6 +41,7 @@ RULES: Mapping[str, Rule] = {
     "instance_norm": channel_norms.instance_norm,
     **dict.fromkeys(windows.POOLS, windows.pool),
     **dict.fromkeys(windows.SAMPLINGS, windows.sampling),
+    **dict.fromkeys(("grid_sampler", "grid_sampler_2d", "grid_sampler_3d"), windows.grid),
     **dict.fromkeys(("pad", "constant_pad_nd"), windows.pad),
     "view_as_complex": complex_numbers.of_pairs,
     "view_as_real": complex_numbers.in_pairs,
@@ -62,6 +64,8 @@ RULES: Mapping[str, Rule] = {
     **dict.fromkeys(
         ("cumsum", "cumprod", "cummax", "cummin", "logcumsumexp", "topk", "sort", "argsort"), reductions.along_dim
     ),
+    **dict.fromkeys(reductions.RANKED, reductions.ranked),
+    "cdist": moments.distances,
     **dict.fromkeys(("norm", "linalg_vector_norm"), moments.norm),
     **dict.fromkeys(moments.VARIANCES, moments.variance),
     **dict.fromkeys(("tril", "triu"), reductions.triangle),
@@ -79,6 +83,8 @@ RULES: Mapping[str, Rule] = {
     **dict.fromkeys(("narrow", "select", "slice"), slicing.narrow),
     "getitem": indexing.getitem,
     "setitem": indexing.setitem,
+    "index": indexing.index,
+    **dict.fromkeys(("index_put", "_unsafe_index_put", "_index_put_impl"), lookups.index_put),
     "index_select": indexing.index_select,
     **dict.fromkeys(("gather", "take_along_dim"), indexing.gather),
     **dict.fromkeys(indexing.SCATTERS, indexing.scatter),

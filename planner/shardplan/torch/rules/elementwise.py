@@ -26,7 +26,8 @@ SAME = frozenset(
 """Linear functions of one value."""
 OTHERS = frozenset(
     ("rtruediv", "rdiv", "reciprocal", "pow", "rpow", "square", "sqrt", "rsqrt", "exp", "log", "log1p", "sin", "cos",
-     "tanh", "sigmoid", "logsigmoid", "relu", "gelu", "silu", "mish", "elu", "leaky_relu", "softplus", "hardtanh",
+     "tanh", "sigmoid", "logsigmoid", "log_sigmoid", "relu", "gelu", "silu", "mish", "elu", "leaky_relu", "softplus",
+     "hardtanh",
      "relu6", "hardswish", "hardsigmoid", "erf", "abs", "sign", "clamp", "clamp_min", "clamp_max", "clip", "maximum",
      "minimum", "eq", "ne", "lt", "le", "gt", "ge", "logical_not", "logical_and", "logical_or", "logical_xor", "and",
      "or", "xor", "invert", "bitwise_not", "bitwise_and", "bitwise_or", "floor", "ceil", "round",
