@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -27,7 +28,9 @@ def onnx_forms() -> dict[Callable[..., Any], Callable[..., Any]]:
         aten.cummax.default: _running_best(op, op.Max, op.GreaterOrEqual),
         aten.cummin.default: _running_best(op, op.Min, op.LessOrEqual),
         aten.cumprod.default: _running(op, op.Mul),
+        aten.kthvalue.default: lambda self, k, dim=-1, keepdim=False: _ranked(op, self, k, dim, keepdim),
         aten.median.dim: lambda self, dim, keepdim=False: _median(op, self, dim, keepdim),
+        aten.median.default: functools.partial(_middle, op),
         aten.diagonal_scatter.default: lambda self, src, offset=0, dim1=0, dim2=1: _with_diagonal(
             op, self, src, offset, (dim1, dim2)
         ),
@@ -95,14 +98,30 @@ def _running_best(
     return running
 
 
-def _median(op: Any, value: Any, dim: int, keepdim: bool) -> tuple[Any, Any]:
+def _middle(op: Any, value: Any) -> Any:
+    """The median of all entries."""
+    size = math.prod(int(each) for each in value.shape)
+    found, _ = _at_rank(op, op.Reshape(value, op.Constant(value_ints=[size])), (size + 1) // 2, 0)
+    return op.Reshape(found, op.Constant(value_ints=[]))
+
+
+def _median(op: Any, value: Any, dim: int, keepdim: bool = False) -> tuple[Any, Any]:
     """The lower one of the two in the middle, and where it stands."""
-    axis, size = _axis(value, dim)
-    middle = (size + 1) // 2
-    values, places = op.TopK(value, op.Constant(value_ints=[middle]), axis=axis, largest=0, sorted=1)
-    last, axes = op.Constant(value_int=middle - 1), op.Constant(value_ints=[axis])
-    found, place = (op.Gather(each, last, axis=axis) for each in (values, places))
+    return _ranked(op, value, (_axis(value, dim)[1] + 1) // 2, dim, keepdim)
+
+
+def _ranked(op: Any, value: Any, rank: int, dim: int, keepdim: bool) -> tuple[Any, Any]:
+    """The entry of a rank, counted from the least, and where it stands."""
+    axis, _ = _axis(value, dim)
+    found, place = _at_rank(op, value, rank, axis)
+    axes = op.Constant(value_ints=[axis])
     return (op.Unsqueeze(found, axes), op.Unsqueeze(place, axes)) if keepdim else (found, place)
+
+
+def _at_rank(op: Any, value: Any, rank: int, axis: int) -> tuple[Any, Any]:
+    values, places = op.TopK(value, op.Constant(value_ints=[rank]), axis=axis, largest=0, sorted=1)
+    last = op.Constant(value_int=rank - 1)
+    return op.Gather(values, last, axis=axis), op.Gather(places, last, axis=axis)
 
 
 def _with_diagonal(op: Any, value: Any, source: Any, offset: int, dims: tuple[int, int]) -> Any:
