@@ -6,6 +6,7 @@ import contextlib
 import io
 import runpy
 import sys
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -330,6 +331,19 @@ def refused(tiny: Tiny, plan: Plan, what: str) -> str:
     except ShardplanError as problem:
         return str(problem)
     return "nothing"
+
+
+def later(tiny: Tiny, plan: Plan) -> list[str]:
+    """What is warned of while a model computes something without a rule, from its second forward pass on."""
+    model, ids = torch_twins.twin(tiny), torch.tensor(tiny.inputs["input_ids"])
+    shardplan.torch.parallelize(model, plan, mesh_of(plan))
+    with warnings.catch_warnings(record=True) as said, torch.no_grad():
+        warnings.simplefilter("always")
+        model(ids)
+        model.transformer.ln_f.forward = lambda x: torch.special.zeta(x, x)
+        for _ in range(2):
+            model(ids)
+    return [str(each.message) for each in said if "no rule" in str(each.message)]
 
 
 def recompute(tiny: Tiny, plan: Plan) -> tuple[float, float]:

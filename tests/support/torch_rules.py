@@ -285,7 +285,14 @@ CASES: dict[str, Case] = {
     "embedding of bounded norm": (lambda w: functional.embedding(PLACES, w * 1, max_norm=1.0), [(8, 4)]),
     "embedding_bag": (lambda w: functional.embedding_bag(PLACES, w, mode="sum"), [(8, 4)]),
     "embedding_bag of unequal bags": (
-        lambda w: functional.embedding_bag(PLACES.flatten(), w, torch.tensor([0, 3, 9, 20])),
+        lambda w: functional.embedding_bag(PLACES.flatten(), w, torch.tensor([0, 3, 3, 20])),
+        [(8, 4)],
+    ),
+    "weighted and largest of unequal bags": (
+        lambda w: (
+            functional.embedding_bag(PLACES[0], w, torch.tensor([0, 3, 8]), None, 2, False, "sum", False, WEIGHTS, True)
+            * functional.embedding_bag(PLACES[0], w, torch.tensor([0, 2]), mode="max", padding_idx=3)
+        ),
         [(8, 4)],
     ),
     "rows by number": (lambda x: x[:, torch.tensor([[0, -1], [3, 3]])] * x[..., [0, 2], None].sum(), [(4, 8, 4)]),
@@ -557,7 +564,7 @@ def asked_for(x: Tensor) -> Tensor:
 
 GATHERED = frozenset(
     ("rows where a condition is true", "places where a condition is true", "embedding of bounded norm",
-     "embedding_bag of unequal bags", "rows by a mask", "softmax of a number", "einsum of a diagonal",
+     "rows by a mask", "softmax of a number", "einsum of a diagonal",
      "a transform of complex numbers", "a diagonal changed in place", "rows of noise")
 )  # fmt: skip
 """Those that are in part computed whole by every process."""

@@ -31,7 +31,8 @@ class AppliedPlan:
 
     `named`: the parameters of the model that the plan has. Of the forward pass under way: `depth`, how often the model
     is entered; `weights`; `planned`, planned tensors of parameters by the plan's names. `checked`: whether a forward
-    pass has been compared with the plan.
+    pass has been compared with the plan; `gathered`: operations of which it has been said that every process computes
+    them whole.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class AppliedPlan:
         self.weights: BucketedWeights | None = None
         self.planned: dict[str, Any] = {}
         self.checked = False
+        self.gathered: set[str] = set()
         self.is_compiled = False
         self._hooks: contextlib.ExitStack | None = None
 
