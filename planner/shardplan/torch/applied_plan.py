@@ -18,6 +18,7 @@ from shardplan.runtime.names import Named, Rename
 from shardplan.torch.execution import LocalExecution
 from shardplan.torch.gradients.bucketing import BucketedWeights, Buckets
 from shardplan.torch.microbatch_plan import one_microbatch
+from shardplan.torch.optimizers import watch_optimizers
 from shardplan.torch.parameters.distribution import distribute, place_constants
 from shardplan.torch.parameters.naming import name_parameters, without_constants
 from shardplan.torch.process_groups import ProcessGroups
@@ -59,6 +60,7 @@ class AppliedPlan:
         self.gathered: set[str] = set()
         self.is_compiled = False
         self._hooks: contextlib.ExitStack | None = None
+        watch_optimizers(groups.device_mesh)
 
     @property
     def sent_plan(self) -> Plan:
