@@ -329,6 +329,10 @@ CASES: dict[str, Case] = {
         [(4, 8), (4, 8)],
     ),
     "rows set by a mask": (lambda x, y: _set(x * 1, torch.tensor([True, False, True, True]), y), [(4, 8), (8,)]),
+    "parts set": (
+        lambda x, y: x.slice_scatter(y, 1, 2, 10, 2).select_scatter(y[:, 0] * 2, -1, 7),
+        [(4, 12), (4, 4)],
+    ),
     "asked whether it contains": (lambda x: x * (2 if 7.5 in x else 3), [(4, 8)]),
     "asked for a number": (lambda x: x * float(x.sum()) if x.mean() > 7 else x * x.abs().amax().item(), [(4, 8)]),
     "matmul from the right": (lambda x, y: x.__rmatmul__(y), [(4, 8), (8, 4)]),
@@ -392,6 +396,7 @@ CASES: dict[str, Case] = {
         [(4, 16)],
     ),
     "copy": (lambda x, y: x.new_empty(4, 8).copy_(y) * x, [(4, 8), (8,)]),
+    "copy by ATen": (lambda x, y: torch.ops.aten.copy(x.detach(), y) * x, [(4, 8), (8,)]),
     "a transform of complex numbers": (lambda x: torch.fft.hfft2(x.to(torch.complex128)).sum(), [(4, 8, 4)]),
     "batch_norm": (
         lambda x, w, b: functional.batch_norm(x, None, None, w, b, training=True),

@@ -92,6 +92,16 @@ def cast(engine: Engine, op: Op) -> Value:
     return elementwise(engine, Op("to", torch.Tensor.to if op.name == "type_as" else op.func, [value, *dtypes], named))
 
 
+def copied(engine: Engine, op: Op) -> Value:
+    """`copy_`, and ATen's `copy`, which torch cannot differentiate: the second operand in the place of the first."""
+    return elementwise(engine, Op("copy", _copied, op.args) if op.func is torch.ops.aten.copy.default else op)
+
+
+def _copied(into: Any, given: Any, non_blocking: bool = False) -> Any:
+    del non_blocking
+    return given.to(into.dtype).expand(into.shape)
+
+
 def requires_grad(engine: Engine, op: Op) -> Value:
     """A value that takes a gradient from here on, as all do that have one."""
     del engine

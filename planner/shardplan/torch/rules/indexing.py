@@ -189,6 +189,16 @@ def setitem(engine: Engine, op: Op) -> Value:
     return engine.run(call)[0]
 
 
+def part_set(engine: Engine, op: Op) -> Value:
+    """`slice_scatter`, `select_scatter`: a value with a slice of a dim, or one index of it, set."""
+    names = ("input", "src", "dim", *(("start", "end", "step") if op.name == "slice_scatter" else ("index",)))
+    given = {"dim": 0, **dict(zip(names, op.args, strict=False)), **op.kwargs}
+    value = as_value(engine, given["input"])
+    item = given["index"] if "index" in given else slice(given.get("start"), given.get("end"), given.get("step", 1))
+    index = (*(slice(None),) * (int(given["dim"]) % value.rank), item)
+    return setitem(engine, Op("setitem", torch.Tensor.__setitem__, [value, index, given["src"]]))
+
+
 def _stated(engine: Engine, index: Sequence[Any], rank: int) -> list[Value | None]:
     """An index of tensors and whole dims, as `placed` takes it; empty if there is anything else in it."""
     hidden = rank - sum(_rank_of(item) for item in index if item is not Ellipsis)

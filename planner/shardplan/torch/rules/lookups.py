@@ -148,7 +148,7 @@ def _aligned(shape: Sequence[int], whole: Sequence[int], names: Sequence[str]) -
 def _row(numbers: Value, rank: int, size: int) -> int | None:
     """The dim, of `rank`, along which numbers count the rows of a dim of `size`, in order; else None."""
     local, long = numbers.local, [place for place, each in enumerate(numbers.shape) if each != 1]
-    if numbers.key.signature != CONSTANT or not isinstance(local, torch.Tensor) or len(long) != 1:
+    if numbers.key.signature != CONSTANT or type(local) is not torch.Tensor or len(long) != 1:  # a node has no numbers
         return None
     if numbers.shape[long[0]] != size or not bool((local.flatten() == torch.arange(size, device=local.device)).all()):
         return None
