@@ -99,12 +99,15 @@ _TYPES: Mapping[str, tuple[str, ...]] = {
         "llama4_text", "longcat_flash", "minimax", "minimax_m2", "modernbert-decoder", "moshi", "nanochat",
         "nemotron_h", "olmo3", "openai-gpt", "qwen3_5_text", "qwen3_next", "reformer", "rembert", "roc_bert", "trocr",
         "xlm", "xlnet", "xlstm", "xmod", "zamba", "zamba2", "vaultgemma", "bert-generation",
+        "afmoe", "cwm", "exaone_moe", "gemma4_text", "granite_swa", "hrm_text", "internlm3", "jais2", "kimi_linear",
+        "minicpm3", "ministral", "ministral3", "olmo_hybrid", "solar_open", "youtu",
     ),
     "MaskedLM": (
         "bert", "roberta", "albert", "distilbert", "electra", "deberta", "deberta-v2", "modernbert", "mobilebert",
         "squeezebert", "convbert", "mpnet", "fnet", "roformer", "camembert", "layoutlm", "nystromformer",
         "xlm-roberta", "megatron-bert", "esm", "ibert", "big_bird", "data2vec-text", "ernie", "eurobert", "flaubert",
         "funnel", "longformer", "luke", "mra", "nomic_bert", "perceiver", "roberta-prelayernorm", "tapas", "yoso",
+        "gte", "jina_embeddings_v3", "xlm-roberta-xl",
     ),
     "Seq2SeqLM": (
         "t5", "mt5", "bart", "mbart", "pegasus", "marian", "blenderbot", "m2m_100", "plbart", "switch_transformers",
@@ -115,7 +118,7 @@ _TYPES: Mapping[str, tuple[str, ...]] = {
         "vit", "beit", "dinov2", "swin", "swinv2", "convnext", "convnextv2", "resnet", "mobilenet_v2",
         "mobilevit", "segformer", "poolformer", "regnet", "pvt", "cvt", "focalnet", "bit", "data2vec-vision",
         "dinov2_with_registers", "donut-swin", "hiera", "ijepa", "mobilenet_v1",
-        "mobilevitv2", "pvt_v2", "swiftformer", "textnet", "vit_msn",
+        "mobilevitv2", "pvt_v2", "swiftformer", "textnet", "vit_msn", "deit", "hgnet_v2", "levit",
     ),
     "CTC": ("wav2vec2", "hubert", "wavlm", "unispeech", "data2vec-audio"),
 }  # fmt: skip
