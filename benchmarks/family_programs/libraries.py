@@ -50,6 +50,8 @@ _OWN: Mapping[str, Mapping[str, Any]] = {
     "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
     "deepseek_v2": {"qk_rope_head_dim": 8, "head_dim": 8, "num_key_value_heads": 4},
     "deepseek_v3": {"qk_rope_head_dim": 8, "head_dim": 8, "num_key_value_heads": 4},
+    "youtu": {"qk_rope_head_dim": 8, "head_dim": 8, "num_key_value_heads": 4},
+    "gemma4_text": {"vocab_size_per_layer_input": VOCAB, "hidden_size_per_layer_input": 8},
     "mamba2": {"head_dim": 16, "num_heads": 4, "n_groups": 1},
     "swin": _SWIN,
     "swinv2": _SWIN,
@@ -118,7 +120,7 @@ _TYPES: Mapping[str, tuple[str, ...]] = {
         "vit", "beit", "dinov2", "swin", "swinv2", "convnext", "convnextv2", "resnet", "mobilenet_v2",
         "mobilevit", "segformer", "poolformer", "regnet", "pvt", "cvt", "focalnet", "bit", "data2vec-vision",
         "dinov2_with_registers", "donut-swin", "hiera", "ijepa", "mobilenet_v1",
-        "mobilevitv2", "pvt_v2", "swiftformer", "textnet", "vit_msn", "deit", "hgnet_v2", "levit",
+        "mobilevitv2", "pvt_v2", "swiftformer", "textnet", "vit_msn", "hgnet_v2",
     ),
     "CTC": ("wav2vec2", "hubert", "wavlm", "unispeech", "data2vec-audio"),
 }  # fmt: skip

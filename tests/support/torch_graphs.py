@@ -38,6 +38,7 @@ class Hard(nn.Module):
     def forward(self, x: Tensor, chosen: Tensor) -> Tensor:
         h = self.first(x)
         h[:, 1:3] *= 0.5
+        h[:, 4] = h[:, 5] * 2
         h.transpose(0, 1)[0].add_(1.0)
         rows = h / h.norm(dim=-1, keepdim=True)
         picked = self.second(rows)[torch.arange(len(x), device=x.device)[:, None], chosen]

@@ -396,7 +396,6 @@ CASES: dict[str, Case] = {
         [(4, 16)],
     ),
     "copy": (lambda x, y: x.new_empty(4, 8).copy_(y) * x, [(4, 8), (8,)]),
-    "copy by ATen": (lambda x, y: torch.ops.aten.copy(x.detach(), y) * x, [(4, 8), (8,)]),
     "a transform of complex numbers": (lambda x: torch.fft.hfft2(x.to(torch.complex128)).sum(), [(4, 8, 4)]),
     "batch_norm": (
         lambda x, w, b: functional.batch_norm(x, None, None, w, b, training=True),
