@@ -354,6 +354,13 @@ CASES: dict[str, Case] = {
     "matmul": (torch.matmul, [(4, 4, 4, 8), (4, 8, 4)]),
     "matmul with a vector": (torch.matmul, [(4, 4, 8), (8,)]),
     "einsum with an ellipsis": (lambda x, y: torch.einsum("...ij, jk", x, y), [(4, 4, 8), (8, 4)]),
+    "matrices solved and inverted": (
+        lambda x, y: (
+            torch.linalg.solve_triangular(x + 9 * torch.eye(4), torch.linalg.inv(y + 9 * torch.eye(4)), upper=True)
+            * torch.linalg.det(x)[:, None, None]
+        ),
+        [(4, 4, 4), (4, 4, 4)],
+    ),
     "einsum of a diagonal": (lambda x: torch.einsum("bii->b", x), [(4, 4, 4)]),
     "einsum": (lambda x, y: torch.einsum("bik, bjk -> bij", x, y), [(4, 4, 8), (4, 8, 8)]),
     "a function of one's own": (lambda x: 1 + Exp.apply(x, 0.5), [(4, 8)]),
