@@ -52,7 +52,7 @@ _OWN: Mapping[str, Mapping[str, Any]] = {
     "deepseek_v3": {"qk_rope_head_dim": 8, "head_dim": 8, "num_key_value_heads": 4},
     "youtu": {"qk_rope_head_dim": 8, "head_dim": 8, "num_key_value_heads": 4},
     "minicpm3": {"qk_rope_head_dim": 8, "head_dim": 8, "num_key_value_heads": 4},
-    "kimi_linear": {"num_experts_per_token": 2, "num_experts": 4},
+    "kimi_linear": {"num_experts_per_token": 2, "num_experts": 4, "linear_head_dim": 8, "linear_num_heads": 4},
     "gemma4_text": {"vocab_size_per_layer_input": VOCAB, "hidden_size_per_layer_input": 8},
     "mamba2": {"head_dim": 16, "num_heads": 4, "n_groups": 1},
     "swin": _SWIN,
