@@ -101,8 +101,9 @@ def _running_best(
 def _middle(op: Any, value: Any) -> Any:
     """The median of all entries."""
     size = math.prod(int(each) for each in value.shape)
-    found, _ = _at_rank(op, op.Reshape(value, op.Constant(value_ints=[size])), (size + 1) // 2, 0)
-    return op.Reshape(found, op.Constant(value_ints=[]))
+    middle, row = (size + 1) // 2, op.Reshape(value, op.Constant(value_ints=[size]))
+    values, _ = op.TopK(row, op.Constant(value_ints=[middle]), axis=0, largest=0, sorted=1)
+    return op.Gather(values, op.Constant(value_int=middle - 1), axis=0)
 
 
 def _median(op: Any, value: Any, dim: int, keepdim: bool = False) -> tuple[Any, Any]:
@@ -113,15 +114,10 @@ def _median(op: Any, value: Any, dim: int, keepdim: bool = False) -> tuple[Any, 
 def _ranked(op: Any, value: Any, rank: int, dim: int, keepdim: bool) -> tuple[Any, Any]:
     """The entry of a rank, counted from the least, and where it stands."""
     axis, _ = _axis(value, dim)
-    found, place = _at_rank(op, value, rank, axis)
-    axes = op.Constant(value_ints=[axis])
-    return (op.Unsqueeze(found, axes), op.Unsqueeze(place, axes)) if keepdim else (found, place)
-
-
-def _at_rank(op: Any, value: Any, rank: int, axis: int) -> tuple[Any, Any]:
     values, places = op.TopK(value, op.Constant(value_ints=[rank]), axis=axis, largest=0, sorted=1)
-    last = op.Constant(value_int=rank - 1)
-    return op.Gather(values, last, axis=axis), op.Gather(places, last, axis=axis)
+    last, axes = op.Constant(value_int=rank - 1), op.Constant(value_ints=[axis])
+    found, place = (op.Gather(each, last, axis=axis) for each in (values, places))
+    return (op.Unsqueeze(found, axes), op.Unsqueeze(place, axes)) if keepdim else (found, place)
 
 
 def _with_diagonal(op: Any, value: Any, source: Any, offset: int, dims: tuple[int, int]) -> Any:
