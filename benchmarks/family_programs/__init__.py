@@ -8,7 +8,10 @@ from family_programs.functions import FUNCTIONS
 from family_programs.idioms import IDIOMS
 from family_programs.libraries import LIBRARIES as MODELS
 from family_programs.odd import ODD
+from family_programs.practices import PRACTICES
 from family_programs.rarities import RARITIES
+from family_programs.recurrences import RECURRENCES
+from family_programs.samplings import SAMPLINGS
 from family_programs.sequences import SEQUENCES
 from family_programs.tables import TABLES
 from family_programs.text import TEXT
@@ -28,6 +31,9 @@ OWN = {
     **IDIOMS,
     **DATA_SHAPES,
     **FUNCTIONS,
+    **RECURRENCES,
+    **SAMPLINGS,
+    **PRACTICES,
 }
 LIBRARIES = {**VISION_LIBRARIES, **MODELS}
 PROGRAMS = {**OWN, **LIBRARIES}

@@ -6,6 +6,7 @@ import contextlib
 import io
 import runpy
 import sys
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -316,9 +317,7 @@ def refused(tiny: Tiny, plan: Plan, what: str) -> str:
             case "inputs":
                 shardplan.torch.inputs(plan, mesh, {"input_idz": ids})
             case "another model":
-                model.transformer.h[1].mlp.forward = lambda x: model.transformer.h[1].mlp.c_proj(
-                    torch.softmax(model.transformer.h[1].mlp.c_fc(x), -1)
-                )
+                model.transformer.h[1].mlp.forward = torch.tanh
                 shardplan.torch.parallelize(model, plan, mesh)(ids)
             case "unknown operation":
                 shardplan.torch.parallelize(model, plan, mesh)
@@ -334,6 +333,19 @@ def refused(tiny: Tiny, plan: Plan, what: str) -> str:
     return "nothing"
 
 
+def later(tiny: Tiny, plan: Plan) -> list[str]:
+    """What is warned of while a model computes something without a rule, from its second forward pass on."""
+    model, ids = torch_twins.twin(tiny), torch.tensor(tiny.inputs["input_ids"])
+    shardplan.torch.parallelize(model, plan, mesh_of(plan))
+    with warnings.catch_warnings(record=True) as said, torch.no_grad():
+        warnings.simplefilter("always")
+        model(ids)
+        model.transformer.ln_f.forward = lambda x: torch.special.zeta(x, x)
+        for _ in range(2):
+            model(ids)
+    return [str(each.message) for each in said if "no rule" in str(each.message)]
+
+
 def recompute(tiny: Tiny, plan: Plan) -> tuple[float, float]:
     """Train one step with every block recomputed in backward: errors of the loss and of the gradients."""
     from torch.utils.checkpoint import checkpoint
@@ -341,6 +353,20 @@ def recompute(tiny: Tiny, plan: Plan) -> tuple[float, float]:
     model, reference = torch_twins.twin(tiny), torch_twins.twin(tiny)
     for block in model.transformer.h:
         block.forward = lambda x, mask, run=block.forward: checkpoint(run, x, mask, use_reentrant=False)
+    ids = torch.tensor(tiny.inputs["input_ids"])
+    shardplan.torch.parallelize(model, plan, mesh_of(plan))
+    ours, theirs = _loss(model(ids).full_tensor(), ids), _loss(reference(ids), ids)
+    ours.backward()
+    theirs.backward()
+    return abs(ours.item() - theirs.item()), _gradient_error(model, reference)
+
+
+def in_other_steps(tiny: Tiny, plan: Plan) -> tuple[float, float]:
+    """Train one step of a program that computes what two products are given in other steps than the plan, which allows
+    no move that it has not: errors of the loss and of the gradients."""
+    model, reference = torch_twins.twin(tiny), torch_twins.twin(tiny)
+    for block in model.transformer.h:
+        block.mlp.c_fc.register_forward_pre_hook(lambda _, given: (given[0] + 0 * given[0].softmax(-1),))
     ids = torch.tensor(tiny.inputs["input_ids"])
     shardplan.torch.parallelize(model, plan, mesh_of(plan))
     ours, theirs = _loss(model(ids).full_tensor(), ids), _loss(reference(ids), ids)

@@ -23,6 +23,7 @@ from shardplan.plan.types import Plan
 from shardplan.torch.applied_plan import applied_to
 from shardplan.torch.collectives.steps import shard_of_whole
 from shardplan.torch.eager.planned_tensor import Planned, value_of
+from shardplan.torch.propagation.engine import Record
 from shardplan.torch.propagation.plan_graph import Key
 from shardplan.torch.propagation.values import Value
 
@@ -266,6 +267,15 @@ CASES: dict[str, Case] = {
     "flip of two dims": (lambda x: x.flip(0, 1) + torch.flip(x, (-1,)), [(4, 8)]),
     "roll": (lambda x: x.roll(2, 1) + torch.roll(x, (1, 3), (0, 1)) + x.roll(1), [(4, 8)]),
     "larger of two": (lambda x, y: torch.max(x, y) * x.min(other=y), [(4, 8), (4, 8)]),
+    "entries of a rank": (
+        lambda x: x.median(1).values * x.kthvalue(2, 1)[0] + x.median() + torch.mode(x.round(), 1).values,
+        [(4, 8, 4)],
+    ),
+    "distances": (torch.cdist, [(4, 8, 4), (4, 4, 4)]),
+    "samples at places": (
+        lambda x, y: functional.grid_sample(x, y.tanh(), align_corners=False),
+        [(4, 4, 4, 4), (4, 4, 4, 2)],
+    ),
     "named results": (lambda x: x.topk(3, -1).values.sum(-1) + x.max(1).values, [(4, 8)]),
     "embedding": (lambda w: functional.embedding(PLACES, w), [(8, 4)]),
     "embedding with padding": (
@@ -275,12 +285,24 @@ CASES: dict[str, Case] = {
     "embedding of bounded norm": (lambda w: functional.embedding(PLACES, w * 1, max_norm=1.0), [(8, 4)]),
     "embedding_bag": (lambda w: functional.embedding_bag(PLACES, w, mode="sum"), [(8, 4)]),
     "embedding_bag of unequal bags": (
-        lambda w: functional.embedding_bag(PLACES.flatten(), w, torch.tensor([0, 3, 9, 20])),
+        lambda w: functional.embedding_bag(PLACES.flatten(), w, torch.tensor([0, 3, 3, 20])),
+        [(8, 4)],
+    ),
+    "weighted and largest of unequal bags": (
+        lambda w: (
+            functional.embedding_bag(PLACES[0], w, torch.tensor([0, 3, 8]), None, 2, False, "sum", False, WEIGHTS, True)
+            * functional.embedding_bag(PLACES[0], w, torch.tensor([0, 2]), mode="max", padding_idx=3)
+        ),
         [(8, 4)],
     ),
     "rows by number": (lambda x: x[:, torch.tensor([[0, -1], [3, 3]])] * x[..., [0, 2], None].sum(), [(4, 8, 4)]),
     "rows by number, from a value": (lambda x, y: x[y.detach().abs().long() % 4] + y.sum(), [(4, 8), (4, 4)]),
     "the element of each row": (lambda x: x[torch.arange(4), torch.tensor([0, 3, 7, -1])], [(4, 8, 4)]),
+    "elements of each row": (lambda x: x[torch.arange(4)[:, None], PLACES[:4, :3]], [(4, 8, 4)]),
+    "elements by two lists": (
+        lambda x: x[:, [0, 3, -1], [1, 2, 0]] * x[None, PLACES[:2, :2], 1:][0].sum(),
+        [(4, 8, 4)],
+    ),
     "rows by a mask": (lambda x: x[torch.tensor([True, False, True, True])], [(4, 8)]),
     "index_select": (lambda x: x.index_select(1, torch.tensor([5, 0, 5])), [(4, 8)]),
     "gather": (lambda x: x.gather(1, PLACES[:4]) * torch.gather(x, 0, PLACES[3:4, :4]).sum(), [(4, 8)]),
@@ -300,6 +322,17 @@ CASES: dict[str, Case] = {
     "an item set": (lambda x: _set(x * 1, (slice(None), 3), 2.0) + _set(x * 1, (..., slice(1, None, 2)), 0), [(4, 8)]),
     "a tensor in new zeros": (lambda x: _set(x.new_zeros(4, 9), (slice(None), slice(1, None)), x), [(4, 8)]),
     "an item set by numbers": (lambda x, y: _set(x * 1, torch.tensor([2, 0]), y), [(4, 8), (2, 8)]),
+    "columns set by numbers": (lambda x, y: _set(x * 1, (..., torch.tensor([5, -1])), y), [(4, 8), (4, 2)]),
+    "elements set by two lists": (lambda x: _set(x * 1, ([0, 3], [1, 2]), 0.5), [(4, 8, 4)]),
+    "items added by numbers": (
+        lambda x, y: x.index_put((torch.tensor([3, 0, 3, 1]),), y, accumulate=True),
+        [(4, 8), (4, 8)],
+    ),
+    "rows set by a mask": (lambda x, y: _set(x * 1, torch.tensor([True, False, True, True]), y), [(4, 8), (8,)]),
+    "parts set": (
+        lambda x, y: x.slice_scatter(y, 1, 2, 10, 2).select_scatter(y[:, 0] * 2, -1, 7),
+        [(4, 12), (4, 4)],
+    ),
     "asked whether it contains": (lambda x: x * (2 if 7.5 in x else 3), [(4, 8)]),
     "asked for a number": (lambda x: x * float(x.sum()) if x.mean() > 7 else x * x.abs().amax().item(), [(4, 8)]),
     "matmul from the right": (lambda x, y: x.__rmatmul__(y), [(4, 8), (8, 4)]),
@@ -321,6 +354,13 @@ CASES: dict[str, Case] = {
     "matmul": (torch.matmul, [(4, 4, 4, 8), (4, 8, 4)]),
     "matmul with a vector": (torch.matmul, [(4, 4, 8), (8,)]),
     "einsum with an ellipsis": (lambda x, y: torch.einsum("...ij, jk", x, y), [(4, 4, 8), (8, 4)]),
+    "matrices solved and inverted": (
+        lambda x, y: (
+            torch.linalg.solve_triangular(x + 9 * torch.eye(4), torch.linalg.inv(y + 9 * torch.eye(4)), upper=True)
+            * torch.linalg.det(x)[:, None, None]
+        ),
+        [(4, 4, 4), (4, 4, 4)],
+    ),
     "einsum of a diagonal": (lambda x: torch.einsum("bii->b", x), [(4, 4, 4)]),
     "einsum": (lambda x, y: torch.einsum("bik, bjk -> bij", x, y), [(4, 4, 8), (4, 8, 8)]),
     "a function of one's own": (lambda x: 1 + Exp.apply(x, 0.5), [(4, 8)]),
@@ -455,7 +495,8 @@ CASES: dict[str, Case] = {
     "changes with gradients off": (lambda x: halved(x * 1), [(4, 8)]),
     "results given": (lambda x, y: with_results_given(x * 1, y), [(4, 8), (4, 8)]),
     "a shape changed in place": (lambda x: reshaped(x * 1), [(4, 8)]),
-    "rows of noise": (lambda x: functional.rrelu(x) + functional.logsigmoid(x), [(4, 8)]),
+    "rows of noise": (functional.rrelu, [(4, 8)]),
+    "logsigmoid": (functional.logsigmoid, [(4, 8)]),
     "windows of images": (lambda x: functional.unfold(x, 2, stride=2), [(4, 4, 4, 4)]),
     "the last two": (lambda x: x.narrow(1, -2, 2), [(4, 8)]),
     "a function written in Python": (lambda x: functional.normalize(x, dim=-1), [(4, 8)]),
@@ -532,6 +573,14 @@ def asked_for(x: Tensor) -> Tensor:
     return x.exp() + other[:, 0] * 2
 
 
+GATHERED = frozenset(
+    ("rows where a condition is true", "places where a condition is true", "embedding of bounded norm",
+     "rows by a mask", "softmax of a number", "einsum of a diagonal",
+     "a transform of complex numbers", "a diagonal changed in place", "rows of noise")
+)  # fmt: skip
+"""Those that are in part computed whole by every process."""
+
+
 def compare(tiny: Tiny, plan: Plan, names: list[str]) -> dict[str, str]:
     """What is wrong with the functions called `names`, in every layout of their first two operands."""
     applied, wrong = _applied(tiny, plan), {}
@@ -540,7 +589,10 @@ def compare(tiny: Tiny, plan: Plan, names: list[str]) -> dict[str, str]:
         torch.manual_seed(3)
         plain = [torch.randn(shape, dtype=torch.float64) for shape in shapes]
         for layouts in _layouts(applied.groups.mesh, shapes):
+            applied.engine.record = Record()
             problem = _problem(applied.engine, function, plain, layouts)
+            if applied.engine.record.without_rule and name not in GATHERED:
+                problem = f"{problem} gathered: {sorted(applied.engine.record.without_rule)}"
             if problem:
                 wrong[f"{name} {[layout.placements for layout in layouts]}"] = problem
     return wrong

@@ -17,6 +17,7 @@ from torch.nn import functional
 from torch_cases import mesh_of
 
 import shardplan.torch
+from shardplan.errors import ShardplanError
 from shardplan.plan.types import Plan
 
 
@@ -31,6 +32,28 @@ def loop(tiny: Tiny, plan: Plan, kind: str, fused: bool = False, steps: int = 2)
     assert found.keys() == wanted.keys()
     told = max(abs(one - other) for one, other in zip(ours, theirs, strict=True))
     return told, _difference(found, wanted)
+
+
+def optimizers(tiny: Tiny, plan: Plan) -> dict[str, str]:
+    """What is said of the first step of optimizers that torch has not for parameters in pieces, and of one that it has;
+    and of the same over a model of one process."""
+    made = {
+        "LBFGS": torch.optim.LBFGS,
+        "Adafactor": torch.optim.Adafactor,
+        "fused SGD": lambda held: torch.optim.SGD(held, 0.1, fused=True),
+        "SGD": lambda held: torch.optim.SGD(held, 0.1, foreach=True),
+    }
+    model, alone = torch_twins.twin(tiny), torch_twins.twin(tiny)
+    shardplan.torch.parallelize(model, plan, mesh_of(plan))
+    found = {}
+    for name, make in made.items():
+        make(list(alone.parameters())).step(lambda: 0.0)
+        try:
+            make(list(model.parameters())).step(lambda: 0.0)
+            found[name] = ""
+        except ShardplanError as problem:
+            found[name] = str(problem).split(":")[0] + str(problem).split(":")[1]
+    return found
 
 
 def _told(model: nn.Module, ids: Tensor, kind: str, steps: int) -> list[float]:

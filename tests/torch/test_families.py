@@ -12,7 +12,10 @@ from shardplan.model.read import read_model
 
 FOLDER = Path(__file__).parent / "models"
 NAMES = ("encoder", "attentive", "residual", "upsampling", "recurrent", "assembled")
-STRICT = {(name, "ZeRO-3") for name in ("encoder", "attentive", "residual", "assembled")}
+STRICT = {
+    *((name, "ZeRO-3") for name in ("encoder", "attentive", "residual", "assembled")),
+    *((name, "Megatron") for name in ("encoder", "attentive", "residual", "assembled", "upsampling")),
+}
 
 
 @pytest.fixture(scope="module")

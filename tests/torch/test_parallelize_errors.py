@@ -32,3 +32,9 @@ def test_refusal(four, plan, what):
     for said in four.run("torch_cases", "refused", tiny_gpt(), plan, what):
         assert TEXTS[what] in said
         assert "hint: " in said
+
+
+def test_what_every_process_computes_whole_later_is_said_once(four, plan):
+    said, *others = four.run("torch_cases", "later", tiny_gpt(), plan)
+    assert [text.split(":")[0] for text in said] == ["special_zeta has no rule for what it was given"]
+    assert others == [[]] * 3

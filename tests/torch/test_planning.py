@@ -131,7 +131,7 @@ def test_causes_of_refusals():
 class Running(nn.Module):
     def forward(self, x):
         best, least = torch.cummax(x, 1), torch.cummin(x.round(), -1)
-        middle = [*torch.median(x, 1), *torch.median(x, -1, keepdim=True)]
+        middle = [*torch.median(x, 1), *torch.median(x, -1, keepdim=True), x.median(), *torch.kthvalue(x, 2, 1)]
         clipped, rows = x.clone(), x.clone()
         clipped[x < 0] = 0.5
         rows[x[..., 0] > 0] = x[0, 1]
@@ -158,6 +158,15 @@ def test_a_buffer_may_have_the_name_of_something_of_a_graph_module():
     module.forward = lambda x: nn.functional.linear(x, module.weight, module.bias) * module.code + module.code_
     model = onnx.load_from_string(onnx_bytes(module, (torch.randn(2, 4),), {}))
     assert {each.name for each in model.graph.initializer} >= {"weight", "bias", "code", "code_"}
+
+
+def test_a_module_may_have_a_keyword_of_python_for_its_name():
+    """Torch writes it into a program of Python."""
+    pytest.importorskip("onnxscript")
+    heads = nn.ModuleDict({"class": nn.Linear(4, 4), "class_": nn.Linear(4, 4)})
+    heads.forward = lambda x: heads["class_"](heads["class"](x))
+    model = onnx.load_from_string(onnx_bytes(heads, (torch.randn(2, 4),), {}))
+    assert {each.name for each in model.graph.initializer} >= {"class.weight", "class.bias", "class_.weight"}
 
 
 FACTORIES = """

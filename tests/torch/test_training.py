@@ -141,6 +141,13 @@ def test_blocks_may_be_recomputed_in_backward(four, recipe):
         assert gradient_error < 1e-5
 
 
+@pytest.mark.parametrize("recipe", ["ZeRO-3", "Megatron + sequence"])
+def test_what_follows_other_steps_than_the_plans_is_known_by_its_weights(four, recipe):
+    for loss_error, gradient_error in four.run("torch_cases", "in_other_steps", tiny_of("gpt"), plan_of("gpt", recipe)):
+        assert loss_error < 1e-5
+        assert gradient_error < 1e-5
+
+
 @pytest.mark.parametrize("recipe", ["Megatron", ""])
 def test_plans_for_inference(four, recipe):
     plan = forced_plan(model_of("gpt"), "2x2", INFERENCE, recipe=recipe)

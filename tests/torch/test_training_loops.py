@@ -84,3 +84,12 @@ def test_a_rank_reads_its_rows_and_all_read_the_batch(four, seed):
         assert length == len(batches) == 3
         assert torch.equal(torch.cat(batches), wanted[: 3 * batch])
         assert len(read) == 3 * batch // ways
+
+
+REFUSED = "error[refused-optimizer] torch.optim.{} cannot run under a plan"
+
+
+def test_optimizers_that_cannot_update_pieces_are_refused_and_run_without_a_plan(four):
+    wanted = {name: REFUSED.format(name.removeprefix("fused ")) for name in ("LBFGS", "Adafactor", "fused SGD")}
+    for said in four.run("torch_trainers", "optimizers", tiny_of("gpt packed"), plan_of("gpt packed", SEQUENCE)):
+        assert said == {**wanted, "SGD": ""}

@@ -18,6 +18,7 @@ from shardplan.runtime.names import Named, Rename
 from shardplan.torch.execution import LocalExecution
 from shardplan.torch.gradients.bucketing import BucketedWeights, Buckets
 from shardplan.torch.microbatch_plan import one_microbatch
+from shardplan.torch.optimizers import watch_optimizers
 from shardplan.torch.parameters.distribution import distribute, place_constants
 from shardplan.torch.parameters.naming import name_parameters, without_constants
 from shardplan.torch.process_groups import ProcessGroups
@@ -31,7 +32,8 @@ class AppliedPlan:
 
     `named`: the parameters of the model that the plan has. Of the forward pass under way: `depth`, how often the model
     is entered; `weights`; `planned`, planned tensors of parameters by the plan's names. `checked`: whether a forward
-    pass has been compared with the plan.
+    pass has been compared with the plan; `gathered`: operations of which it has been said that every process computes
+    them whole.
     """
 
     def __init__(
@@ -55,8 +57,10 @@ class AppliedPlan:
         self.weights: BucketedWeights | None = None
         self.planned: dict[str, Any] = {}
         self.checked = False
+        self.gathered: set[str] = set()
         self.is_compiled = False
         self._hooks: contextlib.ExitStack | None = None
+        watch_optimizers(groups.device_mesh)
 
     @property
     def sent_plan(self) -> Plan:

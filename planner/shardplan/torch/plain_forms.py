@@ -73,6 +73,34 @@ def _ragged(
     return made / counts.sum(1, keepdim=True).clamp(min=1) if mode == "mean" else made
 
 
+def segments(
+    input: Tensor,  # noqa: A002 - torch calls it so
+    weight: Tensor,
+    offsets: Tensor,
+    *given: Any,
+    **named: Any,
+) -> Tensor:
+    """Bags by offsets, as `embedding_bag` has them: rows looked up, and added to the bag that each of them is in."""
+    bound = _SIGNATURE.bind(input, weight, offsets, *given, **named)
+    bound.apply_defaults()
+    mode, shares, padding_idx = (bound.arguments[name] for name in ("mode", "per_sample_weights", "padding_idx"))
+    starts = (offsets[:-1] if bound.arguments["include_last_offset"] else offsets).long()
+    rows, count = functional.embedding(input, weight), input.shape[0]
+    begun = torch.zeros(count + 1, dtype=torch.long, device=input.device)
+    bag = begun.index_add(0, starts, torch.ones_like(starts))[:count].cumsum(0) - 1
+    kept = torch.ones_like(input, dtype=rows.dtype) if padding_idx is None else (input != padding_idx).to(rows.dtype)
+    empty = rows.new_zeros(starts.shape[0], weight.shape[1])
+    if mode == "max":
+        seen = rows.masked_fill((kept == 0).unsqueeze(1), -math.inf)
+        made = (empty - math.inf).scatter_reduce(0, bag.unsqueeze(1).expand(rows.shape), seen, "amax")
+        return torch.where(made.isinf(), 0.0, made)
+    made = empty.index_add(0, bag, rows * (kept if shares is None else kept * shares).unsqueeze(1))
+    if mode == "sum":
+        return made
+    counts = rows.new_zeros(starts.shape[0]).index_add(0, bag, kept)
+    return made / counts.clamp(min=1).unsqueeze(1)
+
+
 def distances(x1: Tensor, x2: Tensor, p: float = 2.0, compute_mode: str = "") -> Tensor:
     """`torch.cdist`, of which there is no ONNX operator: the norms of all differences."""
     del compute_mode
@@ -196,7 +224,10 @@ def plain_form(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> C
         return None
     bound = _SIGNATURE.bind(*args, **kwargs)
     bound.apply_defaults()
-    return embedding_bag if _is_even(*(bound.arguments[name] for name in _TELLING)) else None
+    if _is_even(*(bound.arguments[name] for name in _TELLING)):
+        return embedding_bag
+    is_plain = not any(bound.arguments[name] for name in ("max_norm", "scale_grad_by_freq", "sparse"))
+    return segments if is_plain and bound.arguments["offsets"] is not None else None
 
 
 _SIGNATURE = inspect.signature(embedding_bag)

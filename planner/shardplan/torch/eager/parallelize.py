@@ -16,7 +16,7 @@ from shardplan.torch.eager.module_hooks import ModuleHooks, release_buffers
 from shardplan.torch.eager.planned_tensor import Planned, value_of
 from shardplan.torch.gradients.bucketing import BucketedWeights
 from shardplan.torch.parameters.distribution import local_weights, owner_of
-from shardplan.torch.propagation.conformance import check_conformance, warn_of_differences
+from shardplan.torch.propagation.conformance import check_conformance, warn_of_differences, warn_of_gathered
 from shardplan.torch.propagation.engine import Record
 from shardplan.torch.with_loss import argument_names
 
@@ -88,9 +88,12 @@ def _leave(applied: AppliedPlan) -> Callable[..., Any]:
         if output is None:
             return None
         found = _output(applied, output)
-        if not applied.checked:
-            applied.checked = True
-            (check_conformance if applied.strict else warn_of_differences)(applied.engine)
+        if applied.checked:
+            warn_of_gathered(applied.engine, applied.gathered)
+            return found
+        applied.checked = True
+        (check_conformance if applied.strict else warn_of_differences)(applied.engine)
+        applied.gathered.update(applied.engine.record.without_rule)
         return found
 
     return leave

@@ -3,26 +3,35 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+import warnings
 from collections.abc import Container, Iterator
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import ExportedProgram
-from torch.export.graph_signature import InputKind, InputSpec, TensorArgument
+from torch.export.graph_signature import InputKind, InputSpec, OutputKind, TensorArgument
 from torch.nn.modules import transformer
 from torch.utils import _pytree as pytree
 
 from shardplan.errors import ShardplanError, error
 from shardplan.torch.plain_forms import in_plain_forms
+from shardplan.torch.rules.function_names import in_place
+from shardplan.torch.rules.views import is_view
 
 
 def export_program(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportedProgram:
     """The model as a graph, by `torch.export`. Raises `ShardplanError` (`cannot-export`)."""
     try:
-        with without_looking_into_masks(), in_plain_forms(), with_fake_parameters(model, args, kwargs) as given:
-            return torch.export.export(model, *given, strict=False)
+        with (
+            _telling_own_functions(),
+            without_looking_into_masks(),
+            in_plain_forms(),
+            with_fake_parameters(model, args, kwargs) as given,
+        ):
+            program = torch.export.export(model, *given, strict=False)
     except Exception as problem:
         text = str(problem).strip().splitlines()
         summary = f"torch.export cannot write this model as a graph: {text[0] if text else type(problem).__name__}"
@@ -30,6 +39,57 @@ def export_program(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
         if "not a known type" in summary or "pytree" in summary:
             hint = f"return tensors, in tuples or dicts (Hugging Face: use_cache=False), or {hint}"
         raise ShardplanError(error("cannot-export", summary, hint=hint)) from problem
+    for node in program.graph.nodes:
+        if not all(isinstance(size, int) for size in getattr(node.meta.get("val"), "shape", ())):
+            summary = f"'{node.name}' has a shape that depends on data, and a graph has fixed ones"
+            hint = "apply a plan without stages with parallelize, or write it with masks: torch.where, masked_fill"
+            raise ShardplanError(error("cannot-export", summary, hint=hint))
+    return _without_changed_views(program)
+
+
+@contextlib.contextmanager
+def _telling_own_functions() -> Iterator[None]:
+    """Warns of every `autograd.Function` of the program that runs within: a graph has what its `forward` does, and the
+    gradient of that."""
+    apply, met = torch.autograd.Function.__dict__["apply"], set[str]()
+
+    def told(cls: type[torch.autograd.Function], *args: Any, **kwargs: Any) -> Any:
+        if cls.__name__ not in met:
+            said = f"{cls.__name__} is an autograd.Function, of which a graph has the forward alone"
+            warnings.warn(f"{said}: its gradient is that of its forward; parallelize runs its backward", stacklevel=2)
+        met.add(cls.__name__)
+        return apply.__func__(cls, *args, **kwargs)
+
+    torch.autograd.Function.apply = classmethod(told)
+    try:
+        yield
+    finally:
+        torch.autograd.Function.apply = apply
+
+
+def changes_view(node: fx.Node) -> bool:
+    """Whether an operator changes a view, or what views of it are read of."""
+    if node.op != "call_function" or not in_place(node.target) or not isinstance(node.args[0], fx.Node):
+        return False
+    changed, later = node.args[0], set(itertools.takewhile(lambda each: each.op != "output", _after(node)))
+    views = [each for each in changed.users if each is not node and each not in later and is_view(each.target, ())]
+    return is_view(changed.target, ()) or any(set(view.users) & later for view in views)
+
+
+def _after(node: fx.Node) -> Iterator[fx.Node]:
+    while node.op != "output":
+        node = node.next
+        yield node
+
+
+def _without_changed_views(program: ExportedProgram) -> ExportedProgram:
+    """A program that changes views in place as one that changes nothing; one that also changes buffers is left as it
+    is."""
+    if not any(map(changes_view, program.graph.nodes)):
+        return program
+    made = program.run_decompositions({})
+    is_pure = all(spec.kind == OutputKind.USER_OUTPUT for spec in made.graph_signature.output_specs)
+    return made if is_pure else program
 
 
 @contextlib.contextmanager

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +20,7 @@ from shardplan.plan.types import TensorDecision
 from shardplan.runtime.names import Named
 from shardplan.torch.applied_plan import AppliedPlan
 from shardplan.torch.arguments import input_value, match_inputs, output_tensor
-from shardplan.torch.exported.program import argument_names, input_specs, user_outputs
+from shardplan.torch.exported.program import argument_names, changes_view, input_specs, user_outputs
 from shardplan.torch.exported.writer import Traced, Writer
 from shardplan.torch.gradients.bucketing import BucketedWeights
 from shardplan.torch.parameters.distribution import local_shard, parameter_value
@@ -30,7 +29,6 @@ from shardplan.torch.propagation.engine import Engine
 from shardplan.torch.propagation.values import Value
 from shardplan.torch.rules.dispatch import apply
 from shardplan.torch.rules.function_names import in_place, out_of_place
-from shardplan.torch.rules.views import is_view
 
 
 def write_back(stored: Tensor, local: Tensor) -> Tensor:
@@ -40,20 +38,11 @@ def write_back(stored: Tensor, local: Tensor) -> Tensor:
 
 def _refuse_aliases(node: fx.Node) -> None:
     """Raises `ShardplanError` (`changed-view`) for an operator that changes a view, or what views of it are read of."""
-    changed, later = node.args[0], set(itertools.takewhile(lambda each: each.op != "output", _after(node)))
-    if not isinstance(changed, fx.Node):
-        return
-    views = [each for each in changed.users if each is not node and each not in later and is_view(each.target, ())]
-    if is_view(changed.target, ()) or any(set(view.users) & later for view in views):
-        summary = f"'{changed.name}' is changed in place by '{node.name}' and shares its memory with another tensor"
+    if changes_view(node):
+        changed = node.args[0]
+        summary = f"'{changed}' is changed in place by '{node.name}' and shares its memory with another tensor"
         hint = "use shardplan.torch.parallelize, which follows views, or write it without a change in place"
         raise ShardplanError(error("changed-view", summary, hint=hint))
-
-
-def _after(node: fx.Node) -> Iterator[fx.Node]:
-    while node.op != "output":
-        node = node.next
-        yield node
 
 
 class LocalShard(nn.Module):  # type: ignore[misc]

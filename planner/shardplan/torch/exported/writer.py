@@ -70,6 +70,11 @@ def _traced(argument: Any) -> Iterator[Traced]:
         yield from _traced(list(argument.values()))
 
 
+_METHODS = frozenset(("method_descriptor", "wrapper_descriptor"))
+_WRITTEN_IN_PYTHON = "torch._tensor"
+"""Where the methods of tensors are that are not written in C (`x ** 2`); a graph finds them by name alone."""
+
+
 class PlannedMove(nn.Module):  # type: ignore[misc]
     """A node that makes a move of the plan."""
 
@@ -259,7 +264,8 @@ class Writer:
         meta = func(*given[0], **given[1])
         nodes, named = _map_traced(args, lambda traced: traced.node), _map_traced(kwargs, lambda traced: traced.node)
         name = getattr(func, "__name__", "")
-        if type(func).__name__ in {"method_descriptor", "wrapper_descriptor"} or getattr(Tensor, name, None) is func:
+        is_method = type(func).__name__ in _METHODS or getattr(func, "__module__", "") == _WRITTEN_IN_PYTHON
+        if is_method or getattr(Tensor, name, None) is func:
             node = self.graph.call_method(name, tuple(nodes), named)
         else:
             node = self.graph.call_function(func, tuple(nodes), named)

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from shardplan.torch.planning.packed_sequences import PackedSequences
+from shardplan.torch.planning.packed_sequences import PackedSequences, is_projected, projected
 
 _MOST = 256
 """So many conditions are guessed: a loop that waits for one ends."""
@@ -52,6 +52,8 @@ class LargestShapes(TorchFunctionMode):  # type: ignore[misc]
             self.guessed += 1
             return False
         made = self._packed.form(func, args)
+        if made is NotImplemented and is_projected(func, args):
+            made = projected(func, *args)
         if made is NotImplemented and (func in _FORMS or func in _PLACES):
             with torch._C.DisableTorchFunction():  # noqa: SLF001 - so that forms see torch's own
                 if func in _FORMS:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -27,7 +28,9 @@ def onnx_forms() -> dict[Callable[..., Any], Callable[..., Any]]:
         aten.cummax.default: _running_best(op, op.Max, op.GreaterOrEqual),
         aten.cummin.default: _running_best(op, op.Min, op.LessOrEqual),
         aten.cumprod.default: _running(op, op.Mul),
+        aten.kthvalue.default: lambda self, k, dim=-1, keepdim=False: _ranked(op, self, k, dim, keepdim),
         aten.median.dim: lambda self, dim, keepdim=False: _median(op, self, dim, keepdim),
+        aten.median.default: functools.partial(_middle, op),
         aten.diagonal_scatter.default: lambda self, src, offset=0, dim1=0, dim2=1: _with_diagonal(
             op, self, src, offset, (dim1, dim2)
         ),
@@ -95,12 +98,24 @@ def _running_best(
     return running
 
 
-def _median(op: Any, value: Any, dim: int, keepdim: bool) -> tuple[Any, Any]:
+def _middle(op: Any, value: Any) -> Any:
+    """The median of all entries."""
+    size = math.prod(int(each) for each in value.shape)
+    middle, row = (size + 1) // 2, op.Reshape(value, op.Constant(value_ints=[size]))
+    values, _ = op.TopK(row, op.Constant(value_ints=[middle]), axis=0, largest=0, sorted=1)
+    return op.Gather(values, op.Constant(value_int=middle - 1), axis=0)
+
+
+def _median(op: Any, value: Any, dim: int, keepdim: bool = False) -> tuple[Any, Any]:
     """The lower one of the two in the middle, and where it stands."""
-    axis, size = _axis(value, dim)
-    middle = (size + 1) // 2
-    values, places = op.TopK(value, op.Constant(value_ints=[middle]), axis=axis, largest=0, sorted=1)
-    last, axes = op.Constant(value_int=middle - 1), op.Constant(value_ints=[axis])
+    return _ranked(op, value, (_axis(value, dim)[1] + 1) // 2, dim, keepdim)
+
+
+def _ranked(op: Any, value: Any, rank: int, dim: int, keepdim: bool) -> tuple[Any, Any]:
+    """The entry of a rank, counted from the least, and where it stands."""
+    axis, _ = _axis(value, dim)
+    values, places = op.TopK(value, op.Constant(value_ints=[rank]), axis=axis, largest=0, sorted=1)
+    last, axes = op.Constant(value_int=rank - 1), op.Constant(value_ints=[axis])
     found, place = (op.Gather(each, last, axis=axis) for each in (values, places))
     return (op.Unsqueeze(found, axes), op.Unsqueeze(place, axes)) if keepdim else (found, place)
 

@@ -1,8 +1,9 @@
-"""Tensors of a module whose names `torch.fx.GraphModule` has for something else (`code`, `graph`): torch exports such
-modules, and fails where it makes a graph module of the program."""
+"""Tensors of a module whose names `torch.fx.GraphModule` has for something else (`code`, `graph`), or Python has
+(`class`): torch exports such modules, and fails where it makes a graph module of the program."""
 
 from __future__ import annotations
 
+import keyword
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -15,15 +16,21 @@ _RESERVED = frozenset((*dir(torch.fx.GraphModule), "meta")) - frozenset(dir(nn.M
 
 
 def reserved_names(model: object) -> dict[str, str]:
-    """By its name every parameter and buffer of `model` itself that has a reserved one, and a name that nothing has."""
+    """By its name every parameter and buffer that has a reserved one, or stands in a module that has a keyword of
+    Python for its name (`heads["class"]`), and a name that nothing has."""
     if not isinstance(model, nn.Module):
         return {}
-    own = {name for name, _ in (*model.named_parameters(recurse=False), *model.named_buffers(recurse=False))}
+    tensors = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
+    taken = {name for name, _ in tensors}
     found = {}
-    for name in sorted(own & _RESERVED):
-        other = f"{name}_"
-        while hasattr(model, other):
+    for name in sorted(taken):
+        steps = name.split(".")
+        if not any(map(keyword.iskeyword, steps)) and not (name in _RESERVED and len(steps) == 1):
+            continue
+        other = ".".join(f"{step}_" if keyword.iskeyword(step) or len(steps) == 1 else step for step in steps)
+        while other in taken or hasattr(model, other):
             other += "_"
+        taken.add(other)
         found[name] = other
     return found
 

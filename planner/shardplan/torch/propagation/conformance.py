@@ -22,10 +22,23 @@ def check_conformance(engine: Engine) -> None:
 
 
 def warn_of_differences(engine: Engine) -> None:
-    """One warning for all that `check_conformance` would refuse: the forward pass is right, but not the plan's."""
+    """One warning for all that `check_conformance` would refuse in the first forward pass, which is right, but not the
+    plan's."""
     said = "; ".join(fault.summary for fault in _faults(engine))
     if said and engine.groups.rank == 0:
         warnings.warn(f"the model does not run as planned, it sends and computes more: {said}", stacklevel=2)
+
+
+def warn_of_gathered(engine: Engine, warned: set[str]) -> None:
+    """One warning for each operation of a later forward pass that every process has computed whole, unless it is in
+    `warned`, to which it is added."""
+    for name in sorted(set(engine.record.without_rule) - warned):
+        warned.add(name)
+        if engine.groups.rank == 0:
+            said = (
+                f"{name} has no rule for what it was given: its operands were gathered, and every process computed all"
+            )
+            warnings.warn(f"{said} of it, beside the plan; write it with other operations", stacklevel=2)
 
 
 def _faults(engine: Engine) -> Iterator[Diagnostic]:

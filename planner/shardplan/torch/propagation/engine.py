@@ -24,6 +24,7 @@ from shardplan.plan.types import Plan, TensorDecision
 from shardplan.torch.collectives.order import Label, digest_of
 from shardplan.torch.collectives.routes import Route, Router
 from shardplan.torch.process_groups import ProcessGroups
+from shardplan.torch.propagation.anchors import anchors_of
 from shardplan.torch.propagation.lineage import Lineage, lineage_of, values_in
 from shardplan.torch.propagation.plan_graph import Key, PlanGraph, plan_graph
 from shardplan.torch.propagation.sharding import Sharding, propagate
@@ -90,6 +91,7 @@ class Engine:
     ) -> None:
         self.plan, self.groups, self.backend = plan, groups, backend
         self.graph: PlanGraph = plan_graph(plan, constants)
+        self.graph.anchors = anchors_of(plan, self.graph)
         self.router = Router(plan)
         self._shardings: dict[Hashable, Sharding] = {}
         self._makers = {name: number for number, one in enumerate(plan.operators) for name in one.outputs}
@@ -155,6 +157,7 @@ class Engine:
         if not call.ready:
             if call.chains:
                 call.keys = [key.chained(value.key for value in call.operands) for key in call.keys]
+            call.keys = self._anchored(call)
             call.operands = [self.read(value, call.keys) for value in call.operands]
         sharding = self._sharding(call)
         operands = [self.convert(value, layout) for value, layout in zip(call.operands, sharding.operands, strict=True)]
@@ -172,6 +175,26 @@ class Engine:
             self.result(local, layout, shape, key)
             for local, layout, shape, key in zip(locals_, sharding.results, call.shapes, call.keys, strict=True)
         ]
+
+    def _anchored(self, call: Call) -> Sequence[Key]:
+        """The keys of a call's results; of one that the plan does not know, that of what it makes of a weight among the
+        operands, and then also what stands beside the weight gets its key from the plan."""
+        graph = self.graph
+        if len(call.keys) != 1 or call.keys[0] in graph.values:
+            return call.keys
+        anchors = ((place, graph.anchors.get(value.key)) for place, value in enumerate(call.operands))
+        found = next(((p, each) for p, each in anchors if each and each.result.shape == call.keys[0].shape), None)
+        if found is None:
+            return call.keys
+        place, anchor = found
+        unknown = [value for number, value in enumerate(call.operands) if number != place and self._is_unknown(value)]
+        if len(unknown) == 1 and anchor.partner is not None and anchor.partner.shape == unknown[0].shape:
+            unknown[0].key = anchor.partner
+        return [anchor.result]
+
+    def _is_unknown(self, value: Value) -> bool:
+        """Whether a value is no constant, and none that the plan knows."""
+        return value.key.signature != CONSTANT and value.key not in self.graph.values
 
     def _sharding(self, call: Call) -> Sharding:
         """The split of a call; a program makes the same calls in every step."""

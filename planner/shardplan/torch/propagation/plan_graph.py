@@ -30,7 +30,7 @@ _SCALES = frozenset(("Mul", "Div"))
 _PIECES = frozenset(("Split", "Slice"))
 _LOOKUPS = frozenset(("Gather", "GatherND"))
 _PRODUCTS = frozenset(("MatMul", "Einsum"))
-_BIASED = frozenset(("Gemm", "Conv", "ConvTranspose"))
+BIASED = frozenset(("Gemm", "Conv", "ConvTranspose"))
 """A product, to which something is added."""
 
 
@@ -58,12 +58,20 @@ class Read:
     layout: Layout
 
 
+@dataclass(frozen=True, slots=True)
+class Anchor:
+    """What the plan makes of a weight, and of which other value; None where there are several, or none."""
+
+    result: Key
+    partner: Key | None
+
+
 @dataclass
 class PlanGraph:
     """`values`: the plan's tensors by key, `keys`: the other way round; `ends`: the last key of every chain; `reads`:
     by key of the value and of what is made of it; `readers`: how many there are of each value; `steps`: how the next
     link of a chain reads a value, and its key; `alike`: (tensor, reader) that has the key of an earlier one and is
-    moved as that, which stands for both; `tiles`: as `_tiles`.
+    moved as that, which stands for both; `tiles`: as `_tiles`; `anchors`: see `shardplan.torch.propagation.anchors`.
     """
 
     signatures: Signatures
@@ -75,6 +83,7 @@ class PlanGraph:
     steps: dict[Key, tuple[Read, Key]] = field(default_factory=dict)
     alike: dict[tuple[str, str], tuple[str, str]] = field(default_factory=dict)
     tiles: Mapping[tuple[str, int], int] = field(default_factory=dict)
+    anchors: Mapping[Key, Anchor] = field(default_factory=dict)
 
 
 def permuted(perm: tuple[int, ...], by: Sequence[int]) -> tuple[int, ...]:
@@ -132,7 +141,7 @@ def _enter_reads(graph: PlanGraph, operator: OperatorDecision, results: Sequence
         key = graph.keys.get(name)
         if key is None or layout is None:
             continue
-        is_factor = operator.op_type in _BIASED and position < 2
+        is_factor = operator.op_type in BIASED and position < 2
         for result in _made_of_factor(graph, operator, position, results) if is_factor else results:
             if key == result:
                 continue
@@ -149,14 +158,25 @@ def _enter_reads(graph: PlanGraph, operator: OperatorDecision, results: Sequence
 def _made_of_factor(graph: PlanGraph, operator: OperatorDecision, position: int, results: Sequence[Key]) -> list[Key]:
     """What a program, in which there is only a product and then a sum, makes of a factor: the product, or the factor's
     transpose first."""
-    key = graph.keys[operator.inputs[position]]
-    if (
-        operator.op_type == "Gemm"
-        and operator.equation.split("->")[0].split(",")[position].split()[1 - position] != "k"
-    ):
-        return [Key(key.signature, key.shape[::-1], permuted(key.perm, (1, 0)))]
+    factor = factor_of(graph, operator, position)
+    if factor is not None and factor != graph.keys[operator.inputs[position]]:
+        return [factor]
+    return [Key(product_of(graph, operator), result.shape) for result in results]
+
+
+def factor_of(graph: PlanGraph, operator: OperatorDecision, position: int) -> Key | None:
+    """A factor of a product to which something is added, turned as a program has it; None for a constant."""
+    key = graph.keys.get(operator.inputs[position])
+    if key is None or operator.op_type != "Gemm":
+        return key
+    is_turned = operator.equation.split("->")[0].split(",")[position].split()[1 - position] != "k"
+    return Key(key.signature, key.shape[::-1], permuted(key.perm, (1, 0))) if is_turned else key
+
+
+def product_of(graph: PlanGraph, operator: OperatorDecision) -> int:
+    """The signature of the product of the first two operands."""
     known = [graph.keys[name].signature if name in graph.keys else CONSTANT for name in operator.inputs[:2]]
-    return [Key(product(graph.signatures, known), result.shape) for result in results]
+    return product(graph.signatures, known)
 
 
 def _results(
@@ -255,7 +275,7 @@ def attention(terms: Signatures, inputs: Sequence[int]) -> int:
 
 
 _SPECIAL: Mapping[str, Callable[[Signatures, Sequence[int]], int]] = {
-    **dict.fromkeys(_BIASED, affine),
+    **dict.fromkeys(BIASED, affine),
     **dict.fromkeys(_LOOKUPS, lookup),
     "Softmax": softmax,
     "LogSoftmax": softmax,

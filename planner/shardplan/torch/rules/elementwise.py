@@ -26,7 +26,8 @@ SAME = frozenset(
 """Linear functions of one value."""
 OTHERS = frozenset(
     ("rtruediv", "rdiv", "reciprocal", "pow", "rpow", "square", "sqrt", "rsqrt", "exp", "log", "log1p", "sin", "cos",
-     "tanh", "sigmoid", "logsigmoid", "relu", "gelu", "silu", "mish", "elu", "leaky_relu", "softplus", "hardtanh",
+     "tanh", "sigmoid", "logsigmoid", "log_sigmoid", "relu", "gelu", "silu", "mish", "elu", "leaky_relu", "softplus",
+     "hardtanh",
      "relu6", "hardswish", "hardsigmoid", "erf", "abs", "sign", "clamp", "clamp_min", "clamp_max", "clip", "maximum",
      "minimum", "eq", "ne", "lt", "le", "gt", "ge", "logical_not", "logical_and", "logical_or", "logical_xor", "and",
      "or", "xor", "invert", "bitwise_not", "bitwise_and", "bitwise_or", "floor", "ceil", "round",
@@ -89,6 +90,16 @@ def cast(engine: Engine, op: Op) -> Value:
     value, *rest = [*op.args, *(op.kwargs[key] for key in op.kwargs if key == "other")]
     dtypes = [other.dtype if isinstance(other, (Value, torch.Tensor)) else other for other in rest]
     return elementwise(engine, Op("to", torch.Tensor.to if op.name == "type_as" else op.func, [value, *dtypes], named))
+
+
+def copied(engine: Engine, op: Op) -> Value:
+    """`copy_`, and ATen's `copy`, which torch cannot differentiate: the second operand in the place of the first."""
+    return elementwise(engine, Op("copy", _copied, op.args) if op.func is torch.ops.aten.copy.default else op)
+
+
+def _copied(into: Any, given: Any, non_blocking: bool = False) -> Any:
+    del non_blocking
+    return given.to(into.dtype).expand(into.shape)
 
 
 def requires_grad(engine: Engine, op: Op) -> Value:

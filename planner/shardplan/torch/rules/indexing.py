@@ -14,16 +14,15 @@ import torch
 
 from shardplan.torch.propagation.engine import Engine, Op
 from shardplan.torch.propagation.plan_graph import Key
-from shardplan.torch.propagation.signatures import CONSTANT
 from shardplan.torch.propagation.values import Call, Dims, Site, Value
 from shardplan.torch.rules.elementwise import as_value, elementwise
 from shardplan.torch.rules.fallback import replicated
+from shardplan.torch.rules.lookups import are_numbers, as_numbers, placed, taken
 from shardplan.torch.rules.slicing import basic_item, is_basic
 
 MADE_NEW = frozenset(("new_zeros", "new_ones", "new_full", "new_empty", "new_tensor"))
 SCATTERS = frozenset(("scatter", "scatter_add", "scatter_reduce"))
 INDEXED = frozenset(("index_add", "index_copy", "index_fill"))
-_NUMBERS = (torch.int32, torch.int64)
 
 
 def made_new(engine: Engine, op: Op) -> Value:
@@ -33,24 +32,28 @@ def made_new(engine: Engine, op: Op) -> Value:
 
 
 def getitem(engine: Engine, op: Op) -> Value:
-    """Indexing with integers, slices, `None`, `...` and, besides, one tensor or list of numbers, or two of which the
-    first counts the rows (`x[arange(len(x)), last]`). With other tensors every process does all of it."""
+    """Indexing with integers, slices, `None`, `...` and, besides, tensors or lists of numbers that stand side by side.
+    With other tensors every process does all of it."""
     value, given = op.args[0], op.args[1]
     index = list(given) if isinstance(given, tuple) else [given]
     if all(is_basic(item) for item in index):
         return basic_item(engine, value, index)
     numbered = [place for place, item in enumerate(index) if not is_basic(item)]
     first = numbered[0]
-    if any(isinstance(item, int) for item in index) or not all(_are_numbers(index[place]) for place in numbered):
+    are_apart = numbered != list(range(first, first + len(numbered)))
+    is_mixed = any(isinstance(item, int) for item in index) or not all(are_numbers(index[p]) for p in numbered)
+    if are_apart or is_mixed:
         return replicated(engine, op)  # type: ignore[no-any-return]
-    numbers = [_as_numbers(engine, index[place]) for place in numbered]
+    numbers = [as_numbers(engine, index[place]) for place in numbered]
     dim = _dim_of(index, first, value.rank)
-    if len(numbers) == 1:
-        left = basic_item(engine, value, [slice(None) if place == first else item for place, item in enumerate(index)])
-        return _taken(engine, left, dim, numbers[0])
-    if len(index) == len(numbers) == 2 and _counts(numbers[0], value.shape[0]) and numbers[1].rank == 1:
-        return _taken_by_row(engine, value, numbers[1])
-    return replicated(engine, op)  # type: ignore[no-any-return]
+    left = basic_item(engine, value, [slice(None) if place in numbered else item for place, item in enumerate(index)])
+    return _taken(engine, left, dim, numbers[0]) if len(numbers) == 1 else taken(engine, left, dim, numbers)
+
+
+def index(engine: Engine, op: Op) -> Value:
+    """ATen's form of an index of tensors, with None for whole dims."""
+    items = tuple(slice(None) if item is None else item for item in op.args[1])
+    return getitem(engine, Op("getitem", torch.Tensor.__getitem__, [op.args[0], items]))
 
 
 def where(engine: Engine, op: Op) -> Any:
@@ -145,8 +148,8 @@ def indexed(engine: Engine, op: Op) -> Value:
 
 
 def setitem(engine: Engine, op: Op) -> Value:
-    """A value with some of its items set; dims of which only a part is set are whole. By tensors or `None` every
-    process does all of it."""
+    """A value with some of its items set; dims of which only a part is set are whole. By tensors beside anything but
+    whole dims every process does all of it."""
     value, given, items = op.args[:3]
     index = list(given) if isinstance(given, tuple) else [given]
     value = as_value(engine, value)
@@ -154,7 +157,8 @@ def setitem(engine: Engine, op: Op) -> Value:
         return elementwise(engine, Op("masked_fill", torch.masked_fill, [value, index[0], items]))
     plain = all(isinstance(item, slice) or item is Ellipsis or type(item) is int for item in index)
     if not plain or not value.rank:
-        return replicated(engine, Op(op.name, _with_items, [value, given, items]))  # type: ignore[no-any-return]
+        made = placed(engine, value, _stated(engine, index, value.rank), items)
+        return made or replicated(engine, Op(op.name, _with_items, [value, given, items]))
     told = _filled(index, value.rank)
     dims: Dims = tuple((f"x{place}",) for place in range(value.rank))
     kept = [place for place, item in enumerate(told) if not isinstance(item, int)]
@@ -183,6 +187,31 @@ def setitem(engine: Engine, op: Op) -> Value:
         frozenset(f"{kind}{place}" for place in cut for kind in "xn"), linear if len(operands) > 1 or not items else (),
     )  # fmt: skip
     return engine.run(call)[0]
+
+
+def part_set(engine: Engine, op: Op) -> Value:
+    """`slice_scatter`, `select_scatter`: a value with a slice of a dim, or one index of it, set."""
+    names = ("input", "src", "dim", *(("start", "end", "step") if op.name == "slice_scatter" else ("index",)))
+    given = {"dim": 0, **dict(zip(names, op.args, strict=False)), **op.kwargs}
+    value = as_value(engine, given["input"])
+    item = given["index"] if "index" in given else slice(given.get("start"), given.get("end"), given.get("step", 1))
+    index = (*(slice(None),) * (int(given["dim"]) % value.rank), item)
+    return setitem(engine, Op("setitem", torch.Tensor.__setitem__, [value, index, given["src"]]))
+
+
+def _stated(engine: Engine, index: Sequence[Any], rank: int) -> list[Value | None]:
+    """An index of tensors and whole dims, as `placed` takes it; empty if there is anything else in it."""
+    hidden = rank - sum(_rank_of(item) for item in index if item is not Ellipsis)
+    wide = [each for item in index for each in ([slice(None)] * hidden if item is Ellipsis else [item])]
+    tensors = [isinstance(item, (Value, torch.Tensor)) or are_numbers(item) for item in wide]
+    if any(not known and item != slice(None) for item, known in zip(wide, tensors, strict=True)):
+        return []
+    return [as_numbers(engine, item) if known else None for item, known in zip(wide, tensors, strict=True)]
+
+
+def _rank_of(item: Any) -> int:
+    """Of how many dims an item of an index is."""
+    return len(item.shape) if getattr(item, "dtype", None) == torch.bool else int(item is not None)
 
 
 def _is_mask(index: Sequence[Any], shape: tuple[int, ...]) -> bool:
@@ -231,42 +260,6 @@ def _taken(engine: Engine, value: Value, dim: int, numbers: Value) -> Value:
         (frozenset({0}),), ordered=frozenset({f"x{dim}"}),
     )  # fmt: skip
     return engine.run(call)[0]
-
-
-def _taken_by_row(engine: Engine, value: Value, numbers: Value) -> Value:
-    """Of every row the element, or the vector, of its number."""
-    dims: Dims = tuple((f"x{place}",) for place in range(value.rank))
-    shape = (value.shape[0], *value.shape[2:])
-    key = Key(engine.graph.signatures.leaf("lookup", value.key.signature, numbers.key.signature), shape)
-
-    def run(locals_: list[Any], site: Site) -> Any:
-        del site
-        local, own = locals_
-        return local[torch.arange(local.shape[0], device=local.device), own]
-
-    sizes = {f"x{place}": size for place, size in enumerate(value.shape)}
-    call = Call(
-        [value, numbers], [dims, dims[:1]], [(dims[0], *dims[2:])], [shape], [key], sizes, run, frozenset({"x1"}),
-        (frozenset({0}),),
-    )  # fmt: skip
-    return engine.run(call)[0]
-
-
-def _counts(numbers: Value, size: int) -> bool:
-    """Whether numbers are those from 0 to below `size`, in order."""
-    local = numbers.local
-    known = numbers.key.signature == CONSTANT and isinstance(local, torch.Tensor) and tuple(local.shape) == (size,)
-    return known and bool((local == torch.arange(size, device=local.device)).all())
-
-
-def _are_numbers(item: Any) -> bool:
-    if isinstance(item, (Value, torch.Tensor)):
-        return item.dtype in _NUMBERS
-    return isinstance(item, list) and all(type(each) is int for each in item)
-
-
-def _as_numbers(engine: Engine, item: Any) -> Value:
-    return as_value(engine, torch.tensor(item, device=engine.groups.device) if isinstance(item, list) else item)
 
 
 def _dim_of(index: Sequence[Any], place: int, rank: int) -> int:

@@ -9,8 +9,8 @@ import torch
 
 from shardplan.torch.propagation.engine import Engine, Op
 from shardplan.torch.propagation.plan_graph import Key
-from shardplan.torch.propagation.values import Value
-from shardplan.torch.rules.elementwise import elementwise
+from shardplan.torch.propagation.values import Call, Dims, Value
+from shardplan.torch.rules.elementwise import as_value, elementwise
 from shardplan.torch.rules.fallback import replicated
 from shardplan.torch.rules.norms import is_split, known_as, mean_over, over_parts, unknown
 from shardplan.torch.rules.reductions import dims_of, reduction
@@ -57,6 +57,30 @@ def variance(engine: Engine, op: Op) -> Any:
     if "mean" not in op.name:
         return found
     return found, over_parts(engine, reduction(engine, Op("mean", torch.mean, [value, dims, kept])))
+
+
+def distances(engine: Engine, op: Op) -> Value:
+    """`cdist`: from each row of one value to each of another; only the last dim, in which rows are, is whole."""
+    names = ("x1", "x2", "p", "compute_mode")
+    given = {**dict(zip(names, op.args, strict=False)), **op.kwargs}
+    pair = [as_value(engine, given.pop(name)) for name in names[:2]]
+    batch = tuple(torch.broadcast_shapes(*(value.shape[:-2] for value in pair)))
+    shape = (*batch, *(value.shape[-2] for value in pair))
+    sizes = {f"b{dim}": size for dim, size in enumerate(batch)}
+    sizes |= {"m": shape[-2], "n": shape[-1], "k": pair[0].shape[-1]}
+    lead = [_lead(value.shape[:-2], batch) for value in pair]
+    key = Key(engine.graph.signatures.nonlinear([value.key.signature for value in pair]), shape)
+    call = Call(
+        pair, [(*lead[0], ("m",), ("k",)), (*lead[1], ("n",), ("k",))],
+        [(*((f"b{dim}",) for dim in range(len(batch))), ("m",), ("n",))], [shape], [key], sizes,
+        lambda locals_, _: torch.cdist(*locals_, **given), frozenset({"k"}),
+    )  # fmt: skip
+    return engine.run(call)[0]
+
+
+def _lead(shape: tuple[int, ...], batch: tuple[int, ...]) -> Dims:
+    offset = len(batch) - len(shape)
+    return tuple((f"b{dim + offset}",) if size == batch[dim + offset] else () for dim, size in enumerate(shape))
 
 
 def _read(engine: Engine, value: Value, dims: tuple[int, ...], *, kept: bool) -> tuple[Key, Value]:

@@ -13,6 +13,7 @@ from shardplan.torch.rules.elementwise import elementwise, unary
 
 _MEANS = frozenset(("mean",))
 _ADDED = frozenset(("sum", "mean", "nansum"))
+RANKED = frozenset(("median", "nanmedian", "mode", "kthvalue"))
 
 
 def reduction(engine: Engine, op: Op) -> Any:
@@ -46,6 +47,20 @@ def reduction(engine: Engine, op: Op) -> Any:
     call.integer = not results[0].dtype.is_floating_point
     found = engine.run(call)
     return type(made)(found) if isinstance(made, tuple) and len(found) > 1 else found[0]
+
+
+def ranked(engine: Engine, op: Op) -> Any:
+    """`median`, `mode`, `kthvalue`: an entry of one dim, which is whole, and where it stands; medians also of all."""
+    value, *rest = op.args
+    named = dict(op.kwargs)
+    first = [named.pop("k") if "k" in named else rest.pop(0)] if op.name == "kthvalue" else []
+    if not rest and "dim" not in named and op.name in ("kthvalue", "mode"):
+        rest = [-1]
+
+    def run(local: Any, *more: Any, **others: Any) -> Any:
+        return op.func(local, *first, *more, **others)
+
+    return reduction(engine, Op(op.name, run, [value, *rest], named))
 
 
 def dims_of(given: Any, rank: int) -> tuple[int, ...]:

@@ -9,8 +9,8 @@ import torch
 
 from shardplan.torch.propagation.engine import Engine, Op
 from shardplan.torch.propagation.plan_graph import Key
-from shardplan.torch.propagation.values import Value
-from shardplan.torch.rules.elementwise import unary
+from shardplan.torch.propagation.values import Call, Dims, Value
+from shardplan.torch.rules.elementwise import as_value, unary
 
 POOLS = frozenset(
     f"{kind}_pool{space}d{more}"
@@ -33,6 +33,25 @@ def sampling(engine: Engine, op: Op) -> Any:
     value = op.args[0] if op.args else op.kwargs["input"]
     first = value.rank - 3 if op.name.startswith("pixel") else 2
     return _of_dims(engine, op, range(first, value.rank), is_linear=False)
+
+
+def grid(engine: Engine, op: Op) -> Value:
+    """Samples of a map at places of a grid: of every sample of a batch, channel and place by itself."""
+    names = ("input", "grid", "mode", "padding", "align_corners")
+    given = {**dict(zip(names, op.args, strict=False)), **op.kwargs}
+    value, places = as_value(engine, given.pop("input")), as_value(engine, given.pop("grid"))
+    space: Dims = tuple((f"g{dim}",) for dim in range(1, places.rank - 1))
+    shape = (*value.shape[:2], *places.shape[1:-1])
+    sizes = {f"x{dim}": size for dim, size in enumerate(value.shape)}
+    sizes |= {f"g{dim}": size for dim, size in enumerate(places.shape)}
+    dims = tuple((f"x{dim}",) for dim in range(value.rank))
+    key = Key(engine.graph.signatures.nonlinear([value.key.signature, places.key.signature]), shape)
+    call = Call(
+        [value, places], [dims, (("x0",), *space, (f"g{places.rank - 1}",))], [(("x0",), ("x1",), *space)], [shape],
+        [key], sizes, lambda locals_, _: op.func(*locals_, *given.values()),
+        frozenset((*(f"x{dim}" for dim in range(2, value.rank)), f"g{places.rank - 1}")), (frozenset({0}),),
+    )  # fmt: skip
+    return engine.run(call)[0]
 
 
 def pad(engine: Engine, op: Op) -> Any:

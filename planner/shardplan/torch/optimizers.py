@@ -1,0 +1,68 @@
+"""Optimizers of torch that cannot update parameters in pieces: refused at their first step, in words.
+
+Those that update every element by itself, or by whole matrices that torch gathers, run as they are.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Mapping
+from typing import Any
+
+from torch import optim
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from shardplan.errors import ShardplanError, error
+
+_ELSE = "use Adam, AdamW (fused, too), SGD, Adagrad, NAdam, RAdam, RMSprop, Adamax, Adadelta, ASGD or Muon"
+_REFUSED: Mapping[type[Optimizer], tuple[str, str]] = {
+    optim.LBFGS: ("it joins all gradients into one vector, of which torch takes the wrong parts", _ELSE),
+    optim.Adafactor: (
+        "it changes norms of rows and columns in place, which torch cannot while they are partial",
+        _ELSE,
+    ),
+    optim.Rprop: ("it looks for elements by a mask, which torch cannot in pieces", _ELSE),
+    optim.SparseAdam: ("it needs sparse gradients, and those under a plan are dense", _ELSE),
+}
+_NOT_FUSED = (optim.SGD, optim.Adagrad)
+_MESHES: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def watch_optimizers(mesh: DeviceMesh) -> None:
+    """From now on a step of an optimizer over parameters on `mesh` raises `ShardplanError` (`refused-optimizer`) if it
+    would fail or, worse, update them wrongly."""
+    _MESHES.add(mesh)
+    _register()
+
+
+@functools.cache
+def _register() -> None:
+    register_optimizer_step_pre_hook(_check)
+
+
+def _check(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    del args, kwargs
+    said = _refusal(optimizer)
+    if said is None or not any(_is_planned(held) for group in optimizer.param_groups for held in group["params"]):
+        return
+    why, hint = said
+    summary = f"torch.optim.{type(optimizer).__name__} cannot run under a plan: {why}"
+    raise ShardplanError(error("refused-optimizer", summary, hint=hint))
+
+
+def _refusal(optimizer: Optimizer) -> tuple[str, str] | None:
+    """Why an optimizer cannot update parameters in pieces, and what helps."""
+    for kind, said in _REFUSED.items():
+        if isinstance(optimizer, kind):
+            return said
+    if isinstance(optimizer, _NOT_FUSED) and any(group.get("fused") for group in optimizer.param_groups):
+        return "torch has no fused kernel of it for parameters in pieces", "give it fused=False, foreach=True"
+    return None
+
+
+def _is_planned(parameter: Any) -> bool:
+    return isinstance(parameter, DTensor) and parameter.device_mesh in _MESHES
