@@ -253,6 +253,8 @@ TRAINING: Final = Keys((
         "trainers reach", OMITTED, said="1"),
     Key("fsdp_attention", _TIMES, "instead of `training.attention` where parameters are sharded (FSDP)", OMITTED,
         said="`training.attention`"),
+    Key("fsdp_sustained", Number(open=True, maximum=2.0), "instead of `training.sustained` where parameters are "
+        "sharded (FSDP)", OMITTED, said="`training.sustained`"),
     Key("fsdp_memory", Number(open=True, maximum=2.0), "instead of `training.memory` where parameters are sharded "
         "(FSDP)", OMITTED, said="`training.memory`"),
     Key("fsdp_loss_bytes", Number(), "instead of `training.loss_bytes` where parameters are sharded (FSDP)", OMITTED,
