@@ -45,7 +45,7 @@ SPLITS = {
 class TrainingRun:
     """One published run. `model`: MODEL of the command line; `asked`: what `shardplan.price` is told besides; `choice`:
     runs of one are alternatives for the same model, devices and batch; `memory_gib`: what an allocator reserved at the
-    peak, 0 where nobody says."""
+    peak, 0 where nobody says; `split`: `fitted` or `held out`, or nothing where a source is one or the other."""
 
     source: str
     case: str
@@ -55,6 +55,7 @@ class TrainingRun:
     asked: Mapping[str, int | str | bool]
     measured_s: float
     memory_gib: float = 0.0
+    split: str = ""
 
 
 def published(source: str) -> Callable[[Columns], TrainingRun | None]:
@@ -85,5 +86,5 @@ def run_of(row: Columns) -> TrainingRun:
     return TrainingRun(
         row["source"], f"{case} {row['precision'] or 'bf16'} {row['release']}",
         f"{row['model']} {row['hardware']} {gpus} {rows} {row['precision']}", model, HARDWARE[row["hardware"]], asked,
-        step, float(row["memory_gib"] or 0),
+        step, float(row["memory_gib"] or 0), row["split"],
     )  # fmt: skip

@@ -227,7 +227,10 @@ def regrets(rows: Sequence[Compared], side: str) -> list[float]:
 
 
 def report(source: str, rows: Sequence[Compared]) -> None:
-    """A line, and where it was asked for one of before."""
+    """A line, and where it was asked for one of before; of a source with rows of either split, one for each."""
+    splits = sorted({row.run.split for row in rows})
+    for split in splits if len(splits) > 1 else ():
+        report(f"  {split}", [row for row in rows if row.run.split == split])
     for side in ("before_s", "ours_s"):
         if rows[0].before_s is None and side == "before_s":
             continue
