@@ -108,6 +108,11 @@ _FINE_TUNING_GPUS = 32
 """Rows of Llama 3 70B on so few are of fine-tuning, on 8 of them of adapters, which are other models."""
 
 
+_BESIDE = {("DeepSeekV3", "DGX-B200", "32"), ("Qwen3_235B_a22B", "DGX-H100", "32")}
+"""Model, machine, ways of experts of recipes that exchange tokens beside compute (`moe_a2a_overlap` of
+Megatron-Bridge's `workload_base_configs.py`)."""
+
+
 def bridge(row: Columns) -> TrainingRun | None:
     """Megatron-Bridge's performance pages: a distributed optimizer, sequence parallel beside tensor parallelism."""
     ways = {name: int(row[name]) if row[name].isdigit() else 1 for name in ("tp", "pp", "cp", "vp", "ep")}
@@ -129,7 +134,7 @@ def bridge(row: Columns) -> TrainingRun | None:
         f"transformer:{_BRIDGE[row['model']]},seq={row['seq']}",
         _BRIDGE_PROFILE[row["system"]],
         {**ways, "zero": 1, "sequence_parallel": ways["tp"] > 1, "micro_batch": micro, "global_batch": rows,
-         "precision": precision},
+         "precision": precision, "overlap_exchange": (row["model"], row["system"], row["ep"]) in _BESIDE},
         rows * int(row["seq"]) / gpus / float(row["tokens_per_s_per_gpu"]),
     )  # fmt: skip
 

@@ -9,7 +9,7 @@ from shardplan.cluster.mesh import cluster_digest, make_cluster
 from shardplan.cluster.profile import load_profile, profile_from_text
 from shardplan.errors import ShardplanError
 from shardplan.study.pieces import layers_of
-from shardplan.study.trained import as_run, as_trained
+from shardplan.study.trained import as_run, as_trained, exchanging_beside
 
 MODEL = "transformer:style=gpt,layers=2,hidden=256,heads=4,vocab=1024,seq=128"
 
@@ -238,3 +238,15 @@ def test_fsdp_has_a_memory_rate_and_a_loss_of_its_own():
     assert apart < 0.7 * alike
     own = cluster_with(**said, fsdp_memory=1, fsdp_loss_bytes=12)
     assert priced(own, zero=1).spent.compute_ns == as_megatron
+
+
+def test_exchanges_beside_another_microbatch_are_hidden_but_for_what_they_slow_down():
+    cluster = cluster_with(exchange=0.4)
+    model = "transformer:style=llama,layers=2,hidden=256,heads=4,vocab=1024,seq=128,experts=8,top_k=2"
+    asked = {"cluster": cluster, "dp": 4, "ep": 4, "global_batch": 16}
+    alone, beside = (shardplan.price(model, overlap_exchange=each, **asked) for each in (False, True))
+    assert exchanging_beside(cluster).training.exchange == pytest.approx(0.4 + 0.6 / cluster.overlap.kappa)
+    assert beside.spent.exposed_ns < alone.spent.exposed_ns
+    assert beside.spent.compute_ns == alone.spent.compute_ns
+    with pytest.raises(ShardplanError, match="--ep is 1"):
+        priced(cluster, overlap_exchange=True)

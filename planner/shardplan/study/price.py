@@ -52,7 +52,7 @@ from shardplan.study.instance import DESCRIBED, load_model
 from shardplan.study.pieces import starts
 from shardplan.study.racks import as_filled
 from shardplan.study.run_memory import as_held
-from shardplan.study.trained import as_run, as_trained, loss_memory_bytes, with_sends
+from shardplan.study.trained import as_run, as_trained, exchanging_beside, loss_memory_bytes, with_sends
 
 FLAT = (CONTEXT, EXPERT, DATA)
 """Kinds of ranks over which Megatron cuts the flat buffers of its distributed optimizer."""
@@ -269,10 +269,12 @@ def price_as_asked(
     *,
     compare: bool = True,
     fused_loss: bool = False,
+    overlap_exchange: bool = False,
     on_progress: OnProgress | None = None,
 ) -> Told:
     """What `request`'s model takes on its cluster under a configuration, beside the best plan if `compare`. Of the
     request count `model`, `cluster`, `dims`, `optimizer` and `memory_limit`. `fused_loss`: it holds no logits in fp32.
+    `overlap_exchange`: experts' tokens are exchanged beside the compute of another microbatch.
 
     Raises `ShardplanError` as `price` and as reading the inputs does.
     """
@@ -283,6 +285,10 @@ def price_as_asked(
     cluster = given if isinstance(given, Cluster) else make_cluster(load_profile(str(given)))
     if fused_loss:
         cluster = replace(cluster, training=replace(cluster.training, loss_memory=0.0, fsdp_loss_memory=None))
+    if overlap_exchange:
+        if parallelism.expert == 1:
+            raise ShardplanError(bad("no tokens are exchanged: --ep is 1", "leave out --overlap-exchange"))
+        cluster = exchanging_beside(cluster)
     options = PlanOptions(
         optimizer=request.optimizer,
         microbatches=microbatches_of(parallelism, rows_of(model), batch.micro_batch),

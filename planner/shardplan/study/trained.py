@@ -65,6 +65,15 @@ def as_trained(cluster: Cluster, *, sharded: bool = False) -> Cluster:
     return replace(told, training=replace(training, loss_memory=held))
 
 
+def exchanging_beside(cluster: Cluster) -> Cluster:
+    """The cluster with exchanges of experts' tokens beside the compute of another microbatch (Megatron-Core's
+    `overlap_moe_expert_parallel_comm`), which they slow down as gathers of weights do: of a second beside compute
+    1 / kappa is hidden."""
+    sent_once = cluster.training.exchange
+    hidden = sent_once + (1.0 - sent_once) / cluster.overlap.kappa
+    return replace(cluster, training=replace(cluster.training, exchange=hidden))
+
+
 def as_run(
     plan: Plan,
     cluster: Cluster,
@@ -201,7 +210,8 @@ def _hidden(scheduled: StepSchedule, training: Training, *, recomputed: bool, sh
         sent = _in_pieces(phase)
         forward = sent if "forward" in phase.name else min(sent, again) if recomputed else 0.0
         pieces = 0.0 if sharded else training.tp_forward * forward + training.tp_backward * (sent - forward)
-        found += phase.count * (pieces + training.exchange * _exchanged(phase))
+        computed = sum(item.seconds for item in phase.program if item.action == "compute")
+        found += phase.count * (pieces + min(training.exchange * _exchanged(phase), computed))
     return found
 
 
