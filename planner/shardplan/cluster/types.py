@@ -112,7 +112,8 @@ class Training:
     `partial_groups`: times what a reduction after backward takes in groups of several, but not all, devices of each
     of several machines; `sends`: share of what pipeline stages hand on that each of them waits for, None for what
     `Overlap.p2p` leaves of every border; `loss_memory`: bytes that the loss holds for every logit besides it and
-    its gradient."""
+    its gradient; `exchanges_beside`: those exchanges run beside the compute of another microbatch, which a
+    configuration says and no profile."""
 
     host_s: float = 0.0
     host_collective_s: float = 0.0
@@ -135,6 +136,7 @@ class Training:
     sends: float | None = None
     loss_memory: float = 0.0
     fsdp_loss_memory: float | None = None
+    exchanges_beside: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,11 +67,8 @@ def as_trained(cluster: Cluster, *, sharded: bool = False) -> Cluster:
 
 def exchanging_beside(cluster: Cluster) -> Cluster:
     """The cluster with exchanges of experts' tokens beside the compute of another microbatch (Megatron-Core's
-    `overlap_moe_expert_parallel_comm`), which they slow down as gathers of weights do: of a second beside compute
-    1 / kappa is hidden."""
-    sent_once = cluster.training.exchange
-    hidden = sent_once + (1.0 - sent_once) / cluster.overlap.kappa
-    return replace(cluster, training=replace(cluster.training, exchange=hidden))
+    `overlap_moe_expert_parallel_comm`), which they slow down as gathers of weights do."""
+    return replace(cluster, training=replace(cluster.training, exchanges_beside=True))
 
 
 def as_run(
@@ -99,7 +96,7 @@ def as_run(
     beside = tuple(move for move, late in zip(plan.moves, waits, strict=True) if not late)
     scheduled = step_schedule(replace(plan, moves=beside))
     alone_ns = round(scheduled.seconds * NS_PER_S)
-    hidden_ns = round(_hidden(scheduled, training, recomputed=recomputed, sharded=sharded) * NS_PER_S)
+    hidden_ns = round(_hidden(scheduled, cluster, recomputed=recomputed, sharded=sharded) * NS_PER_S)
     hidden_ns = max(0, min(hidden_ns, alone_ns - summary.compute_ns))
     by_logit = training.loss_bytes
     if sharded and training.fsdp_loss_bytes is not None:
@@ -201,18 +198,23 @@ def _started(phase: Phase, training: Training) -> float:
     return kernels * training.host_s + collectives * training.host_collective_s
 
 
-def _hidden(scheduled: StepSchedule, training: Training, *, recomputed: bool, sharded: bool) -> float:
+def _hidden(scheduled: StepSchedule, cluster: Cluster, *, recomputed: bool, sharded: bool) -> float:
     """Seconds per step that blocking traffic spends beside compute. What a recomputed forward sends in backward
-    is hidden as in forward. FSDP's tensor parallelism (DTensor, without `async_tp`) waits for all that it sends."""
+    is hidden as in forward. FSDP's tensor parallelism (DTensor, without `async_tp`) waits for all that it sends.
+    Of a second that exchanges take beside the compute of another microbatch, forward or backward, 1 / kappa is hidden.
+    """
+    training = cluster.training
     again = max((_in_pieces(phase) for phase in scheduled.phases if "forward" in phase.name), default=0.0)
-    found = 0.0
+    found = waiting = computed = 0.0
     for phase in scheduled.phases:
         sent = _in_pieces(phase)
         forward = sent if "forward" in phase.name else min(sent, again) if recomputed else 0.0
         pieces = 0.0 if sharded else training.tp_forward * forward + training.tp_backward * (sent - forward)
-        computed = sum(item.seconds for item in phase.program if item.action == "compute")
-        found += phase.count * (pieces + min(training.exchange * _exchanged(phase), computed))
-    return found
+        sent_once = training.exchange * _exchanged(phase)
+        found += phase.count * (pieces + sent_once)
+        waiting += phase.count * (_exchanged(phase) - sent_once)
+        computed += phase.count * sum(item.seconds for item in phase.program if item.action == "compute")
+    return found + min(waiting / cluster.overlap.kappa, computed) if training.exchanges_beside else found
 
 
 def _in_pieces(phase: Phase) -> float:
