@@ -150,12 +150,12 @@ def _of(precision: bool) -> Callable[[Columns], TrainingRun | None]:
 
 Reader = Callable[[Columns], TrainingRun | None]
 SOURCES: dict[str, tuple[str, Reader, int]] = {
-    "vtrain-one-node": ("vtrain_one_node_a100.csv", vtrain("vtrain-one-node", "none", "a100-dgx"), 16),
+    "vtrain-one-node": ("vtrain_one_node_a100.csv", vtrain("vtrain-one-node", "none", "a100-dgx"), 10),
     "vtrain-many-nodes": ("vtrain_many_nodes_a100.csv", vtrain("vtrain-many-nodes", "full", "a100-800"), 4),
     "fsdp": ("fsdp_runs.csv", fsdp, 4),
-    "llm-foundry": ("llm_foundry.csv", lambda row: fsdp(row, "llm-foundry"), 6),
-    "bridge-bf16": ("megatron_bridge.csv", _of(precision=False), 4),
-    "bridge-fp8": ("megatron_bridge.csv", _of(precision=True), 5),
+    "llm-foundry": ("llm_foundry.csv", lambda row: fsdp(row, "llm-foundry"), 4),
+    "bridge-bf16": ("megatron_bridge.csv", _of(precision=False), 2),
+    "bridge-fp8": ("megatron_bridge.csv", _of(precision=True), 4),
     **{name: ("training_runs.csv", published(name), most) for name, most in SPLITS.items()},
 }
 """Source -> its file, how one of its rows is read, and how many are taken where nobody says (0: all)."""
