@@ -36,7 +36,7 @@ from shardplan.extras.calibration.fit import simplex
 from shardplan.plan.timeline import step_schedule
 from shardplan.plan.types import Plan
 from shardplan.planning.parallelism import DATA, Parallelism, axes_of, mesh_text
-from shardplan.study.price import layers_of
+from shardplan.study.pieces import layers_of
 
 Floats = NDArray[np.float64]
 FREE = ("sustained", "memory", "host_s", "host_collective_s", "loss_bytes", "partial_groups")

@@ -16,7 +16,7 @@ import csv
 import itertools
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -25,37 +25,18 @@ from statistics import mean, median
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "planner"), str(ROOT / "benchmarks")]
 
+from run_table import CLUSTERS, SPLITS, Columns, TrainingRun, published  # noqa: E402
+
 import shardplan  # noqa: E402
 from shardplan.cluster.mesh import make_cluster  # noqa: E402
 from shardplan.cluster.profile import load_profile, profile_from_text  # noqa: E402
 from shardplan.cluster.types import Cluster, Training  # noqa: E402
 from shardplan.errors import ShardplanError  # noqa: E402
 
-Columns = Mapping[str, str]
 DATA = ROOT.parent / "shared" / "measured"
 _OWN = ROOT / "benchmarks" / "measured"
-CLUSTERS = {
-    "a100-800": "extends: builtin:a100-dgx\nlevels:\n  net: {node_gbit: 800, nics: 4}\n",
-    "a100-40": "extends: builtin:a100-dgx\ndevice: {kind: A100-SXM4-40GB, memory_bytes: 40 GB, hbm_gbps: 1555}\n",
-}
-"""Machines that are no shipped profile: vTrain's network (800 Gb/s, as it says), and llm-foundry's A100 of 40 GB (1600
-Gb/s, as it says)."""
 _APART = 0.05
 """Measured steps that differ by less say nothing about an order."""
-
-
-@dataclass(frozen=True)
-class TrainingRun:
-    """One published run. `model`: MODEL of the command line; `asked`: what `shardplan.price` is told besides; `choice`:
-    runs of one are alternatives for the same model, devices and batch."""
-
-    source: str
-    case: str
-    choice: str
-    model: str
-    profile: str
-    asked: Mapping[str, int | str | bool]
-    measured_s: float
 
 
 @dataclass(frozen=True)
@@ -99,7 +80,7 @@ _FSDP_LOOK = {
     "llama2-13b": "style=llama,ffn=13824", "llama2-70b": "style=llama,kv_heads=8,ffn=28672",
     "llama3-8b": "style=llama,kv_heads=8,ffn=14336", "llama3-70b": "style=llama,kv_heads=8,ffn=28672",
 }  # fmt: skip
-_FSDP_PROFILE = {"a100-80": "a100-dgx", "a100-40": "a100-40", "h100-80": "h100-dgx", "h100-96": "h100-dgx"}
+_FSDP_PROFILE = {"a100-80": "a100-dgx", "a100-40": "a100-40", "h100-80": "h100-dgx", "h100-96": "h100-500w"}
 
 
 def fsdp(row: Columns, source: str = "fsdp") -> TrainingRun:
@@ -120,12 +101,16 @@ _BRIDGE = {
     "LLAMA3_70B": "llama3-70b", "LLAMA3.1_405B": "llama3-405b", "Qwen3_30B_a3B": "qwen3-30b-a3b",
     "Qwen3_235B_a22B": "qwen3-235b-a22b", "DeepSeekV3": "deepseek-v3",
     "Nemotron_3_Nano": "nemotron-3-nano", "Nemotron_3_Super": "nemotron-3-super",
-    "GPT OSS 120B": "style=llama,layers=36,hidden=2880,heads=64,head_size=64,kv_heads=8,ffn=2880,experts=128,top_k=4,"
-    "routing=dropless,vocab=201088,window=128,window_every=2,qkv_bias=true",
+    "GPT OSS 120B": "gpt-oss-120b",
 }  # fmt: skip
 _BRIDGE_PROFILE = {"DGX-H100": "h100-dgx", "DGX-B200": "b200-dgx"}
 _FINE_TUNING_GPUS = 32
 """Rows of Llama 3 70B on so few are of fine-tuning, on 8 of them of adapters, which are other models."""
+
+
+_BESIDE = {("DeepSeekV3", "DGX-B200", "32"), ("Qwen3_235B_a22B", "DGX-H100", "32")}
+"""Model, machine, ways of experts of recipes that exchange tokens beside compute (`moe_a2a_overlap` of
+Megatron-Bridge's `workload_base_configs.py`)."""
 
 
 def bridge(row: Columns) -> TrainingRun | None:
@@ -149,7 +134,7 @@ def bridge(row: Columns) -> TrainingRun | None:
         f"transformer:{_BRIDGE[row['model']]},seq={row['seq']}",
         _BRIDGE_PROFILE[row["system"]],
         {**ways, "zero": 1, "sequence_parallel": ways["tp"] > 1, "micro_batch": micro, "global_batch": rows,
-         "precision": precision},
+         "precision": precision, "overlap_exchange": (row["model"], row["system"], row["ep"]) in _BESIDE},
         rows * int(row["seq"]) / gpus / float(row["tokens_per_s_per_gpu"]),
     )  # fmt: skip
 
@@ -165,12 +150,13 @@ def _of(precision: bool) -> Callable[[Columns], TrainingRun | None]:
 
 Reader = Callable[[Columns], TrainingRun | None]
 SOURCES: dict[str, tuple[str, Reader, int]] = {
-    "vtrain-one-node": ("vtrain_one_node_a100.csv", vtrain("vtrain-one-node", "none", "a100-dgx"), 16),
+    "vtrain-one-node": ("vtrain_one_node_a100.csv", vtrain("vtrain-one-node", "none", "a100-dgx"), 10),
     "vtrain-many-nodes": ("vtrain_many_nodes_a100.csv", vtrain("vtrain-many-nodes", "full", "a100-800"), 4),
     "fsdp": ("fsdp_runs.csv", fsdp, 4),
-    "llm-foundry": ("llm_foundry.csv", lambda row: fsdp(row, "llm-foundry"), 6),
-    "bridge-bf16": ("megatron_bridge.csv", _of(precision=False), 4),
-    "bridge-fp8": ("megatron_bridge.csv", _of(precision=True), 5),
+    "llm-foundry": ("llm_foundry.csv", lambda row: fsdp(row, "llm-foundry"), 4),
+    "bridge-bf16": ("megatron_bridge.csv", _of(precision=False), 2),
+    "bridge-fp8": ("megatron_bridge.csv", _of(precision=True), 4),
+    **{name: ("training_runs.csv", published(name), most) for name, most in SPLITS.items()},
 }
 """Source -> its file, how one of its rows is read, and how many are taken where nobody says (0: all)."""
 
@@ -246,7 +232,10 @@ def regrets(rows: Sequence[Compared], side: str) -> list[float]:
 
 
 def report(source: str, rows: Sequence[Compared]) -> None:
-    """A line, and where it was asked for one of before."""
+    """A line, and where it was asked for one of before; of a source with rows of either split, one for each."""
+    splits = sorted({row.run.split for row in rows})
+    for split in splits if len(splits) > 1 else ():
+        report(f"  {split}", [row for row in rows if row.run.split == split])
     for side in ("before_s", "ours_s"):
         if rows[0].before_s is None and side == "before_s":
             continue

@@ -97,6 +97,7 @@ def price(
     precision: PrecisionName = "",
     etp: int | None = None,
     fused_loss: bool = False,
+    overlap_exchange: bool = False,
     **asked: Any,
 ) -> Priced:
     """What `model` takes under exactly this configuration, as `shardplan price` says it: `fits`, `peak` (memory of the
@@ -107,7 +108,8 @@ def price(
 
     `precision`: `fp8`, `mxfp8` or `nvfp4` for products with weights inside of layers. `etp`: tensor-parallel ways of
     experts, 1 for whole ones, which `ep` then counts over `tp` and `dp`; None for those of `tp`. `fused_loss`: the loss
-    holds no logits in fp32. `asked`: `cluster`, `dims`, `optimizer` and `memory_limit`, as `make_plan` takes them.
+    holds no logits in fp32. `overlap_exchange`: experts' tokens are exchanged beside another microbatch's compute.
+    `asked`: `cluster`, `dims`, `optimizer` and `memory_limit`, as `make_plan` takes them.
     Raises `ShardplanError` (`bad-parallelism`) for sizes that do not divide.
     """
     from shardplan.planning.parallelism import Parallelism
@@ -116,7 +118,9 @@ def price(
     ways = Parallelism(tp, pp, dp, cp, ep, vp, zero, sequence_parallel, etp or 0)
     request = Request(model, **asked)
     batch, options = Batch(global_batch, micro_batch), (recompute, precision)
-    return price_as_asked(request, ways, batch, *options, compare=False, fused_loss=fused_loss).priced
+    return price_as_asked(
+        request, ways, batch, *options, compare=False, fused_loss=fused_loss, overlap_exchange=overlap_exchange
+    ).priced
 
 
 def save(plan: Plan, path: str | Path) -> bool:

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from shardplan.cluster.mesh import make_cluster
 from shardplan.cluster.profile import load_profile
-from shardplan.cost.compute import ComputeModel
+from shardplan.cost.compute import GROUPED, ComputeModel
 from shardplan.extras.peers.alpa import NoCompute
 
 GENERIC = make_cluster(load_profile("generic"))
@@ -44,6 +44,18 @@ def test_small_shards_use_the_matrix_units_badly():
     )
     assert cut / whole == pytest.approx((128 + 204) / 128 / ((1024 + 204) / 1024))
     assert 2 < cut / whole < 2.6
+
+
+def test_many_experts_fill_a_device_together():
+    """512 rows and 768 columns alone leave half of a B200 idle, those of all experts do not; sums are of each one."""
+    compute = ComputeModel(make_cluster(load_profile("b200-dgx")))
+    sizes, flops = (array(512, 65536), array(768, 65536)), array(1e12, 1e12)
+    alone, large = compute.seconds("gemm", "bfloat16", flops, array(0), *sizes, array(2048), launches=0)
+    assert alone / large == pytest.approx((512 + 248) / 512 * (768 + 262) / 768, rel=0.02)
+    small, wide = compute.seconds(GROUPED, "bfloat16", flops, array(0), *sizes, array(2048, 2048), launches=0)
+    assert small == wide
+    short, long = compute.seconds(GROUPED, "bfloat16", flops, array(0), *sizes, array(128, 4096), launches=0)
+    assert short > long
 
 
 @given(

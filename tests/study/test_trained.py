@@ -8,8 +8,8 @@ import shardplan
 from shardplan.cluster.mesh import cluster_digest, make_cluster
 from shardplan.cluster.profile import load_profile, profile_from_text
 from shardplan.errors import ShardplanError
-from shardplan.study.price import layers_of
-from shardplan.study.trained import as_run, as_trained
+from shardplan.study.pieces import layers_of
+from shardplan.study.trained import as_run, as_trained, exchanging_beside
 
 MODEL = "transformer:style=gpt,layers=2,hidden=256,heads=4,vocab=1024,seq=128"
 
@@ -113,7 +113,33 @@ def test_narrow_products_are_faster_where_they_reach_more_than_casts_take(precis
     )
     plain = shardplan.price(model, cluster=cluster_with(narrow=1.0), dp=2, global_batch=16)
     assert many.spent.compute_ns < plain.spent.compute_ns < few.spent.compute_ns
-    assert many.peak == plain.peak
+    assert many.peak.total < plain.peak.total
+
+
+def test_products_may_keep_more_than_short_sweeps_reached():
+    cluster = make_cluster(load_profile("mi325x-8"))
+    told = as_trained(cluster).device.gemm
+    assert cluster.training.sustained > 1
+    assert (told.sustained, told.e) == (1.0, pytest.approx(cluster.training.sustained * cluster.device.gemm.e))
+    of_its_own = as_trained(cluster_with(sustained=0.8, fsdp_sustained=0.5), sharded=True).device.gemm
+    assert of_its_own.sustained == 0.5
+
+
+def test_tensor_parallelism_of_fsdp_waits_for_all_that_it_sends():
+    waits, hides = (priced(cluster_with(tp_forward=share, tp_backward=share), tp=2, zero=3) for share in (0, 1))
+    assert waits.plan.summary.step_ns == hides.plan.summary.step_ns
+    assert priced(cluster_with(tp_backward=1), tp=2).spent.exposed_ns < priced(cluster_with(), tp=2).spent.exposed_ns
+
+
+def test_fsdp_gathers_weights_of_fp8_products_in_8_bits():
+    model = "transformer:style=gpt,layers=4,hidden=1024,heads=8,vocab=1024,seq=128"
+    exposed = {
+        precision: shardplan.price(
+            model, cluster="h100-dgx", dp=16, zero=3, global_batch=16, precision=precision
+        ).spent.exposed_ns
+        for precision in ("fp8", "mxfp8")
+    }
+    assert exposed["fp8"] < 0.9 * exposed["mxfp8"]
 
 
 @pytest.mark.parametrize(("layers", "pieces"), [(61, 16), (94, 32), (30, 8), (7, 4), (36, 4), (62, 12), (5, 5)])
@@ -212,3 +238,15 @@ def test_fsdp_has_a_memory_rate_and_a_loss_of_its_own():
     assert apart < 0.7 * alike
     own = cluster_with(**said, fsdp_memory=1, fsdp_loss_bytes=12)
     assert priced(own, zero=1).spent.compute_ns == as_megatron
+
+
+def test_exchanges_beside_another_microbatch_are_hidden_but_for_what_they_slow_down():
+    cluster = cluster_with(exchange=0.4)
+    model = "transformer:style=llama,layers=2,hidden=256,heads=4,vocab=1024,seq=128,experts=8,top_k=2"
+    asked = {"cluster": cluster, "dp": 4, "ep": 4, "global_batch": 16}
+    alone, beside = (shardplan.price(model, overlap_exchange=each, **asked) for each in (False, True))
+    assert exchanging_beside(cluster).training.exchanges_beside
+    assert beside.spent.exposed_ns < alone.spent.exposed_ns
+    assert beside.spent.compute_ns == alone.spent.compute_ns
+    with pytest.raises(ShardplanError, match="--ep is 1"):
+        priced(cluster, overlap_exchange=True)

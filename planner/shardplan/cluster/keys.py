@@ -200,8 +200,8 @@ GEMM: Final = Keys((
         said="0.6"),
     Key("narrow", _SHARE, "share of the peak that products of 8 bits reach, those of 4 bits 0.84 times that", OMITTED,
         said="0.50"),
-    Key("grouped", _SHARE, "of what plain products reach, what those of all experts of a device together do", OMITTED,
-        said="1"),
+    Key("grouped", _SHARE, "of what plain products reach, what those of all experts of a device together do, "
+        "whatever their `m` and `n`", OMITTED, said="1"),
 ))  # fmt: skip
 
 DEVICE: Final = Keys((
@@ -253,6 +253,8 @@ TRAINING: Final = Keys((
         "trainers reach", OMITTED, said="1"),
     Key("fsdp_attention", _TIMES, "instead of `training.attention` where parameters are sharded (FSDP)", OMITTED,
         said="`training.attention`"),
+    Key("fsdp_sustained", Number(open=True, maximum=2.0), "instead of `training.sustained` where parameters are "
+        "sharded (FSDP)", OMITTED, said="`training.sustained`"),
     Key("fsdp_memory", Number(open=True, maximum=2.0), "instead of `training.memory` where parameters are sharded "
         "(FSDP)", OMITTED, said="`training.memory`"),
     Key("fsdp_loss_bytes", Number(), "instead of `training.loss_bytes` where parameters are sharded (FSDP)", OMITTED,

@@ -101,17 +101,19 @@ class Coalesce:
 @dataclass(frozen=True, slots=True)
 class Training:
     """What runs of trainers take other than the schedule of a plan, for predictions of given configurations alone.
-    `host_s`, `host_collective_s`: in which the host starts one operator, one collective; `loss_bytes`: memory traffic
-    of the loss for every logit; `attention`: instead of that of `GemmEfficiency`, None for the same; `fsdp_kappa`,
-    `fsdp_attention`, `fsdp_memory`, `fsdp_loss_bytes`, `fsdp_loss_memory`: where parameters are sharded, instead of
-    `Overlap.kappa`, `attention`, `memory`, `loss_bytes` and `loss_memory`; `sustained`, `memory`:
-    times `GemmEfficiency.sustained` and `Device.memory_efficiency`; `tp_forward`, `tp_backward`: share of the tensor-
-    parallel traffic of forward and of backward that is hidden; `exchange`: the same of what experts' tokens take
-    between devices; `narrow`, `grouped`: instead of those of `GemmEfficiency`; `reduces_beside`: gradients of whole
-    weights are reduced beside backward, else after it; `partial_groups`: times what a reduction after backward takes
-    in groups of several, but not all, devices of each of several machines; `sends`: share of what pipeline stages hand
-    on that each of them waits for, None for what `Overlap.p2p` leaves of every border; `loss_memory`: bytes that the
-    loss holds for every logit besides it and its gradient."""
+    `host_s`, `host_collective_s`: in which the host starts one operator, one collective; `loss_bytes`: memory
+    traffic of the loss for every logit; `attention`: instead of that of `GemmEfficiency`, None for the same;
+    `fsdp_kappa`, `fsdp_attention`, `fsdp_sustained`, `fsdp_memory`, `fsdp_loss_bytes`, `fsdp_loss_memory`: where
+    parameters are sharded, instead of `Overlap.kappa`, `attention`, `sustained`, `memory`, `loss_bytes` and
+    `loss_memory`; `sustained`, `memory`: times `GemmEfficiency.sustained` and `Device.memory_efficiency`;
+    `tp_forward`, `tp_backward`: share of the tensor-parallel traffic of forward and of backward that is hidden;
+    `exchange`: the same of what experts' tokens take between devices; `narrow`, `grouped`: instead of those of
+    `GemmEfficiency`; `reduces_beside`: gradients of whole weights are reduced beside backward, else after it;
+    `partial_groups`: times what a reduction after backward takes in groups of several, but not all, devices of each
+    of several machines; `sends`: share of what pipeline stages hand on that each of them waits for, None for what
+    `Overlap.p2p` leaves of every border; `loss_memory`: bytes that the loss holds for every logit besides it and
+    its gradient; `exchanges_beside`: those exchanges run beside the compute of another microbatch, which a
+    configuration says and no profile."""
 
     host_s: float = 0.0
     host_collective_s: float = 0.0
@@ -120,6 +122,7 @@ class Training:
     sustained: float = 1.0
     attention: float | None = None
     fsdp_attention: float | None = None
+    fsdp_sustained: float | None = None
     fsdp_memory: float | None = None
     fsdp_loss_bytes: float | None = None
     memory: float = 1.0
@@ -133,6 +136,7 @@ class Training:
     sends: float | None = None
     loss_memory: float = 0.0
     fsdp_loss_memory: float | None = None
+    exchanges_beside: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
     seconds = launches * launch + max( FLOP / (peak[dtype] e f),  bytes / (hbm e_mem) )
     f       = k/(k+k0) n/(n+n0) m/(m+m0) sustained        matrix products only, local sizes
+    f       = k/(k+k0) sustained grouped                  those of many experts, which fill a device together
 
 See docs/cost-model.md; the constants of the shipped profiles are fits to measured GEMM sweeps.
 """
@@ -82,7 +83,8 @@ class ComputeModel:
         if cost in _MATRIX_COSTS:
             of_plain = {"attention": self.device.gemm.attention, GROUPED: self.device.gemm.grouped}
             rate = self.matrix_flops_per_s(dtype) * of_plain.get(cost, 1.0)
-            busy = np.maximum(busy, np.asarray(flops, dtype=np.float64) / (rate * self._saturation(m, n, k)))
+            share = self._saturation(None, None, k) if cost == GROUPED else self._saturation(m, n, k)
+            busy = np.maximum(busy, np.asarray(flops, dtype=np.float64) / (rate * share))
         return np.asarray(busy + launches * self.device.launch_s)
 
     def matrix_flops_per_s(self, dtype: str) -> float:

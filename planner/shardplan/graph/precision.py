@@ -21,10 +21,11 @@ PrecisionName = Literal["", "fp8", "mxfp8", "nvfp4"]
 @dataclass(frozen=True, slots=True)
 class Precision:
     """`dtype`: ONNX type of the operands; `cast_bytes`: traffic of casting one 16-bit element both ways it is read, as
-    rows and as columns."""
+    rows and as columns; `saved`: bytes of an element that waits for backward as columns, scales of blocks included."""
 
     dtype: str
     cast_bytes: float
+    saved: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +37,12 @@ class Cast:
 
 
 PRECISIONS: Final[dict[str, Precision]] = {
-    "fp8": Precision("float8e4m3fn", 6.0),  # a pass for the maximum reads 2, another reads 2 and writes 1 + 1
-    "mxfp8": Precision("float8e4m3fn", 4.0),  # a scale for every 32 elements: one pass, reads 2, writes 1 + 1
-    "nvfp4": Precision("float4e2m1", 5.0),  # a pass for the maximum, another that writes 1/2 + 1/2
+    # a pass for the maximum reads 2, another reads 2 and writes 1 + 1
+    "fp8": Precision("float8e4m3fn", 6.0, 1.0),
+    # a scale for every 32 elements: one pass, reads 2, writes 1 + 1
+    "mxfp8": Precision("float8e4m3fn", 4.0, 1 + 1 / 32),
+    # rows and, turned by a Hadamard matrix, columns: of each a pass for the maximum and one that writes 1/2
+    "nvfp4": Precision("float4e2m1", 9.0, 0.5 + 1 / 16),
 }
 _LEAST_COLUMNS = 512
 """Products that are narrower make choices of experts, or gates, and stay as they are."""
@@ -60,3 +64,10 @@ def narrowed(model: Model, rules: Sequence[Rule], precision: str) -> Mapping[int
                 found[index] = tuple(at for at, name in enumerate(operator.inputs) if name and name not in cast)
                 cast.update(operator.inputs)
     return found
+
+
+def narrow_weights(model: Model, rules: Sequence[Rule], precision: str) -> frozenset[str]:
+    """The weights that products in the type of `precision` read: what an FSDP that knows the type gathers in it."""
+    weights = {parameter.tensor for parameter in model.parameters}
+    read = (name for index in narrowed(model, rules, precision) for name in model.operators[index].inputs)
+    return frozenset(name for name in read if name in weights)

@@ -5,128 +5,26 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from shardplan.errors import Diagnostic, ShardplanError, did_you_mean, error
+from shardplan.errors import Diagnostic, ShardplanError, did_you_mean, error, warning
 from shardplan.model.types import Model
+from shardplan.models.architectures import ARCHITECTURES, Architecture
 from shardplan.models.spec import TransformerSpec
 from shardplan.models.transformer import build
 from shardplan.text_files import read_text
 
 _EXPORT = "plan the module itself: shardplan.torch.plan, or my_pkg.module:build as MODEL"
 _DTYPES: Final = {"float32": "float", "float16": "float16", "bfloat16": "bfloat16"}
-_GELU: Final = ("gelu", "gelu_new", "gelu_pytorch_tanh", "gelu_python", "gelu_fast")
+_STORED: Final = ("fp8", "mxfp4")
+"""Types in which weights are published that were trained in `dtype`: DeepSeek-V3, Kimi K2, gpt-oss."""
+_OF_ALL: Final = ("dtype", "torch_dtype", "tie_word_embeddings", "quantization_config")
+"""Keys that stand beside `text_config` and hold for it."""
 _BOUND: Final = ("batch", "seq")
 _LONGEST = 2048
 """Tokens of a sequence where nobody says how many; many configurations name far more than anybody trains with."""
-
-
-@dataclass(frozen=True)
-class Architecture:
-    """What the keys of a `model_type` mean. `sizes`: field of `TransformerSpec` -> key, or keys with | between; `sums`,
-    `products`: fields that several keys make together; `given`: fields that all of this kind have; `only`: key -> the
-    values that can be said, the first of which is meant where the key is missing; `optional`: sizes that may be
-    missing; `tied`: whether the output matrix is the embedding where no key says so."""
-
-    style: str
-    sizes: Mapping[str, str]
-    activations: tuple[str, ...]
-    only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-    given: Mapping[str, Any] = field(default_factory=dict)
-    optional: tuple[str, ...] = ()
-    tied: bool = False
-    positions: str = "max_position_embeddings"
-    activation: str = "hidden_act"
-    sums: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    products: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-
-
-_ENCODER: Final = {
-    "layers": "num_hidden_layers", "hidden": "hidden_size", "heads": "num_attention_heads",
-    "ffn": "intermediate_size", "vocab": "vocab_size",
-}  # fmt: skip
-_DECODER: Final = {**_ENCODER, "kv_heads": "num_key_value_heads", "head_size": "head_dim"}
-_ROUTED: Final = {
-    **_DECODER, "ffn": "moe_intermediate_size", "experts": "num_experts|num_local_experts",
-    "top_k": "num_experts_per_tok",
-}  # fmt: skip
-_PLAIN: Final = {"attention_bias": (False,), "mlp_bias": (False,)}
-_MAYBE: Final = ("kv_heads", "head_size")
-_GPT2: Final = {
-    "layers": "n_layer", "hidden": "n_embd", "heads": "n_head", "ffn": "n_inner", "vocab": "vocab_size",
-}  # fmt: skip
-
-
-def _llama(only: Mapping[str, tuple[Any, ...]] = _PLAIN, **given: Any) -> Architecture:
-    return Architecture("llama", _DECODER, ("silu",), only, given, _MAYBE)
-
-
-ARCHITECTURES: Final[dict[str, Architecture]] = {
-    "llama": _llama(),
-    "mistral": _llama(),
-    "qwen2": _llama(qkv_bias=True),
-    "qwen3": _llama(qk_norm=True),
-    "gemma": Architecture("llama", _DECODER, _GELU, _PLAIN, {"activation": "gelu"}, _MAYBE, tied=True),
-    "mixtral": Architecture(
-        "llama", {**_DECODER, "experts": "num_local_experts", "top_k": "num_experts_per_tok"}, ("silu",), _PLAIN, {},
-        _MAYBE,
-    ),
-    "qwen3_moe": Architecture(
-        "llama",
-        _ROUTED,
-        ("silu",), {**_PLAIN, "decoder_sparse_step": (1,), "mlp_only_layers": ([], None)}, {"qk_norm": True}, _MAYBE,
-    ),
-    "qwen2_moe": Architecture(
-        "llama",
-        {**_ROUTED, "shared_ffn": "shared_expert_intermediate_size"},
-        ("silu",),
-        {**_PLAIN, "decoder_sparse_step": (1,), "mlp_only_layers": ([], None)},
-        {"qkv_bias": True, "shared_gate": True}, (*_MAYBE, "shared_ffn"),
-    ),
-    "deepseek_v3": Architecture(
-        "llama",
-        {
-            **_ENCODER, "ffn": "moe_intermediate_size", "experts": "n_routed_experts", "top_k": "num_experts_per_tok",
-            "dense_layers": "first_k_dense_replace", "dense_ffn": "intermediate_size", "q_rank": "q_lora_rank",
-            "kv_rank": "kv_lora_rank", "rope_size": "qk_rope_head_dim", "value_size": "v_head_dim",
-        },
-        ("silu",), {**_PLAIN, "moe_layer_freq": (1,)}, {"routing": "dropless"}, ("q_rank",),
-        sums={"head_size": ("qk_nope_head_dim", "qk_rope_head_dim")},
-        products={"shared_ffn": ("n_shared_experts", "moe_intermediate_size")},
-    ),
-    "gemma3_text": Architecture(
-        "llama", _DECODER, _GELU, {**_PLAIN, "attn_logit_softcapping": (None,), "final_logit_softcapping": (None,)},
-        {"activation": "gelu", "qk_norm": True, "post_norm": True}, _MAYBE, tied=True, activation="hidden_activation",
-    ),
-    "nemotron_h": Architecture(
-        "nemotron",
-        {
-            "hidden": "hidden_size", "heads": "num_attention_heads", "kv_heads": "num_key_value_heads",
-            "head_size": "head_dim", "vocab": "vocab_size", "dense_ffn": "intermediate_size",
-            "ffn": "moe_intermediate_size", "experts": "n_routed_experts", "top_k": "num_experts_per_tok",
-            "shared_ffn": "moe_shared_expert_intermediate_size", "expert_latent": "moe_latent_size",
-            "state_heads": "mamba_num_heads", "state_head_size": "mamba_head_dim", "state_size": "ssm_state_size",
-            "state_groups": "n_groups|mamba_n_groups", "conv_size": "conv_kernel|mamba_d_conv",
-        },
-        ("relu2",),
-        {
-            **_PLAIN, "use_bias": (False,), "mamba_proj_bias": (False,), "use_conv_bias": (True,),
-            "mamba_hidden_act": ("silu",), "n_shared_experts": (1, 0),
-        },
-        {"routing": "dropless"}, ("ffn", "experts", "top_k", "shared_ffn", "expert_latent"),
-        activation="mlp_hidden_act",
-    ),
-    "gpt2": Architecture(
-        "gpt", _GPT2, _GELU, {"add_cross_attention": (False,)}, {}, ("ffn",), tied=True, positions="n_positions",
-        activation="activation_function",
-    ),
-    "bert": Architecture(
-        "bert", _ENCODER, _GELU,
-        {"is_decoder": (False,), "add_cross_attention": (False,), "position_embedding_type": ("absolute",)}, tied=True,
-    ),
-}  # fmt: skip
 
 
 def is_config(given: str) -> bool:
@@ -139,7 +37,14 @@ def configured(path: str | Path, dims: Mapping[str, int]) -> Model:
 
     Raises `ShardplanError` with every key that cannot be said: `bad-config`, `unknown-architecture`, `unknown-dim`.
     """
-    return build(spec_of(read_config(path), dims, str(path)), Path(path).stem)
+    config = read_config(path)
+    model = build(spec_of(config, dims, str(path)), Path(path).stem)
+    kind, text = str(config["model_type"]), text_of(config)
+    if text is config:
+        return model
+    summary = f"'{path}' describes a '{kind}'; its text part, '{text['model_type']}', is the model"
+    told = warning("text-part", summary, hint=f"to plan all of it, {_EXPORT}")
+    return replace(model, warnings=(*model.warnings, told))
 
 
 def read_config(path: str | Path) -> dict[str, Any]:
@@ -158,20 +63,31 @@ def read_config(path: str | Path) -> dict[str, Any]:
     return found
 
 
+def text_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The keys of the text part of a model that sees or hears as well; `config` itself where that is one."""
+    text = config.get("text_config")
+    if config["model_type"] in ARCHITECTURES or not isinstance(text, dict) or "model_type" not in text:
+        return config
+    outside = {key: config[key] for key in _OF_ALL if key in config}
+    return {**outside, **text}
+
+
 def spec_of(config: Mapping[str, Any], dims: Mapping[str, int], path: str) -> TransformerSpec:
     """The description that the keys of a configuration come to. Raises `ShardplanError` as `configured`."""
+    config = text_of(config)
     kind = str(config["model_type"])
     architecture = ARCHITECTURES.get(kind)
     if architecture is None:
         hint = did_you_mean(kind, ARCHITECTURES) or f"known are {', '.join(ARCHITECTURES)}; else {_EXPORT}"
         raise ShardplanError(error("unknown-architecture", f"{path}: model_type '{kind}' cannot be said", hint=hint))
+    config = {**architecture.assumed, **config}
     sizes, faults = _sizes(architecture, config, path)
     longest = config.get(architecture.positions)
     seq = dims.get("seq", min(longest, _LONGEST) if isinstance(longest, int) else _LONGEST)
     faults += _refused(architecture, config, path)
     window, wrong = _windows(config, seq, path)
     pattern, more = _pattern(config, path) if architecture.style == "nemotron" else ("", [])
-    faults += wrong + more
+    faults += wrong + more + _chunked(architecture, config, seq, path)
     faults += [
         error("unknown-dim", f"{path} leaves no '{name}' open", hint=did_you_mean(name, _BOUND) or "batch, seq")
         for name in dims
@@ -181,6 +97,7 @@ def spec_of(config: Mapping[str, Any], dims: Mapping[str, int], path: str) -> Tr
         raise ShardplanError(*faults)
     named = config.get("dtype", config.get("torch_dtype")) or "bfloat16"
     asked: dict[str, Any] = {**sizes, **architecture.given, **window, "seq": seq, "dtype": _DTYPES[str(named)]}
+    asked |= {name: bool(config.get(key, False)) for name, key in architecture.flags.items()}
     if pattern:
         asked = _of_pattern(asked, pattern, config)
     if "shared_gate" in asked and not asked.get("shared_ffn"):
@@ -221,7 +138,8 @@ def _refused(architecture: Architecture, config: Mapping[str, Any], path: str) -
         for key, allowed in only.items()
         if config.get(key, allowed[0]) not in allowed
     ]
-    if config.get("quantization_config") is not None:
+    stored = config.get("quantization_config")
+    if stored is not None and (not isinstance(stored, dict) or stored.get("quant_method") not in _STORED):
         faults.append(_cannot(path, "quantization_config", config["quantization_config"], "null"))
     named = config.get("dtype", config.get("torch_dtype"))
     if named is not None and not (isinstance(named, str) and named in _DTYPES):
@@ -246,6 +164,15 @@ def _windows(config: Mapping[str, Any], seq: int, path: str) -> tuple[dict[str, 
         return {"window": window, "window_every": every}, []
     hint = f"every n-th layer may see all: --dim seq={window}, or {_EXPORT}"
     return {}, [error("bad-config", f"{path}: layer_types are in no order that can be said", hint=hint)]
+
+
+def _chunked(architecture: Architecture, config: Mapping[str, Any], seq: int, path: str) -> list[Diagnostic]:
+    """A sequence that is longer than the chunks of its attention."""
+    chunk = config.get(architecture.within) if architecture.within else None
+    if not isinstance(chunk, int) or chunk >= seq:
+        return []
+    summary = f"{path}: {architecture.within} is {chunk}, so that a sequence of {seq} is seen in parts"
+    return [error("bad-config", summary, hint=f"--dim seq={chunk} at most, or {_EXPORT}")]
 
 
 _LETTERS: Final = {

@@ -29,6 +29,37 @@ def _qwen3_moe(layers: int, hidden: int, heads: int, ffn: int) -> TransformerSpe
     )  # fmt: skip
 
 
+def _deepseek(heads: int, experts: int, dense_layers: int, vocab: int) -> TransformerSpec:
+    return TransformerSpec(
+        61, 7168, heads, ffn=2048, vocab=vocab, seq=4096, experts=experts, top_k=8, routing="dropless",
+        shared_ffn=2048, dense_layers=dense_layers, dense_ffn=18432, head_size=192, q_rank=1536, kv_rank=512,
+        rope_size=64, value_size=128,
+    )  # fmt: skip
+
+
+def _after_dense(
+    layers: int, hidden: int, experts: int, ffn: int, dense_layers: int, dense_ffn: int, *, qk_norm: bool = False
+) -> TransformerSpec:
+    return TransformerSpec(
+        layers, hidden, 96, 8, ffn, 151552, 4096, experts=experts, top_k=8, head_size=128, qkv_bias=True,
+        qk_norm=qk_norm, routing="dropless", shared_ffn=ffn, dense_layers=dense_layers, dense_ffn=dense_ffn,
+    )  # fmt: skip
+
+
+def _gpt_oss(layers: int, experts: int) -> TransformerSpec:
+    return TransformerSpec(
+        layers, 2880, 64, 8, 2880, 201088, 4096, experts=experts, top_k=4, head_size=64, qkv_bias=True,
+        routing="dropless", window=128, window_every=2,
+    )  # fmt: skip
+
+
+def _llama4(experts: int, moe_every: int) -> TransformerSpec:
+    return TransformerSpec(
+        48, 5120, 40, 8, 8192, 202048, 4096, experts=experts, top_k=1, moe_every=moe_every, head_size=128,
+        routing="dropless", shared_ffn=8192, dense_ffn=16384,
+    )  # fmt: skip
+
+
 def _nemotron(
     hidden: int, pattern: str, *, ffn: int, shared: int, experts: int, top_k: int, state_heads: int, latent: int = 0
 ) -> TransformerSpec:
@@ -48,27 +79,17 @@ NAMED: Final[dict[str, TransformerSpec]] = {
     "llama3-405b": _llama(126, 16384, 128, 8, 53248, 128256, 4096),
     "mixtral-8x7b": replace(_llama(32, 4096, 32, 8, 14336, 32000, 4096), experts=8),
     # mixtures of experts of today, by index: published configurations
-    "deepseek-v3": TransformerSpec(
-        61,
-        7168,
-        128,
-        ffn=2048,
-        vocab=129280,
-        seq=4096,
-        experts=256,
-        top_k=8,
-        routing="dropless",
-        shared_ffn=2048,
-        dense_layers=3,
-        dense_ffn=18432,
-        head_size=192,
-        q_rank=1536,
-        kv_rank=512,
-        rope_size=64,
-        value_size=128,
-    ),
+    "deepseek-v3": _deepseek(128, 256, 3, 129280),
+    "kimi-k2": _deepseek(64, 384, 1, 163840),
     "qwen3-30b-a3b": _qwen3_moe(48, 2048, 32, 768),
     "qwen3-235b-a22b": _qwen3_moe(94, 4096, 64, 1536),
+    "glm-4.5": _after_dense(92, 5120, 160, 1536, 3, 12288, qk_norm=True),
+    "glm-4.5-air": _after_dense(46, 4096, 128, 1408, 1, 10944),
+    # windows of 128, then a layer that sees all, in turn
+    "gpt-oss-20b": _gpt_oss(24, 32),
+    "gpt-oss-120b": _gpt_oss(36, 128),
+    "llama4-scout": _llama4(16, 1),
+    "llama4-maverick": _llama4(128, 2),
     # five windows of 1024, then a layer that sees all
     "gemma3-27b": TransformerSpec(
         62,

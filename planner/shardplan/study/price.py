@@ -7,23 +7,21 @@ three are planned.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from shardplan.cluster.build import profile_from_resolved
 from shardplan.cluster.mesh import make_cluster
 from shardplan.cluster.profile import load_profile
 from shardplan.cluster.types import Cluster
 from shardplan.errors import InfeasibleError, ShardplanError
 from shardplan.graph.options import TRAINERS_PREFETCH, UNLIMITED_BYTES, PlanOptions, Remat
-from shardplan.graph.precision import PrecisionName
+from shardplan.graph.precision import PrecisionName, narrow_weights
 from shardplan.layout.layout import Layout
 from shardplan.model.types import Model
 from shardplan.models import is_config
 from shardplan.pipeline.cut_choices import Cut
-from shardplan.pipeline.cut_points import Chain, chain_at, chain_of, part_of
+from shardplan.pipeline.cut_points import Chain, chain_at, part_of
 from shardplan.pipeline.p2p import Transfers
 from shardplan.pipeline.plan import Asked, plan_of
 from shardplan.pipeline.result import assemble_result
@@ -51,9 +49,10 @@ from shardplan.planning.standing import OnProgress, Turn
 from shardplan.request import Request
 from shardplan.rules import model_rules
 from shardplan.study.instance import DESCRIBED, load_model
+from shardplan.study.pieces import starts
+from shardplan.study.racks import as_filled
 from shardplan.study.run_memory import as_held
-from shardplan.study.trained import as_run, as_trained, loss_memory_bytes, with_sends
-from shardplan.units import counted
+from shardplan.study.trained import as_run, as_trained, exchanging_beside, loss_memory_bytes, with_sends
 
 FLAT = (CONTEXT, EXPERT, DATA)
 """Kinds of ranks over which Megatron cuts the flat buffers of its distributed optimizer."""
@@ -129,7 +128,7 @@ def price(
     """
     check_model(parallelism, model, options.microbatches)
     cluster = as_trained(cluster, sharded=parallelism.shards_parameters)
-    profile = replace(profile_from_resolved(cluster.resolved), training=cluster.training)
+    profile = as_filled(cluster, parallelism)
     axes = axes_of(parallelism, profile)
     if len(axes) > MOST_WHOLE:
         told = " x ".join(f"{axis.kind} {axis.size} ({profile.levels[axis.level].name})" for axis in axes)
@@ -168,9 +167,11 @@ def _fastest(
     def under(bytes_: int) -> Plan:
         asked = replace(options, memory_limit_bytes=bytes_)
         planner = Planner(model, cluster, asked, on_progress, reasons=False)
-        found = as_held(planner.chosen(fixed), cluster, loss=loss, flat=flat)
-        return as_run(found, cluster, recomputed=options.remat == "full", loss=loss, sharded=sharded)
+        found = as_held(planner.chosen(fixed), cluster, loss=loss, flat=flat, precision=saved)
+        return as_run(found, cluster, recomputed=options.remat == "full", loss=loss, sharded=sharded, narrow=narrow)
 
+    saved = "" if sharded else options.precision  # torchao's products keep their operands as they are
+    narrow = narrow_weights(model, model_rules(model), "fp8") if sharded and options.precision == "fp8" else ()
     plan = under(UNLIMITED_BYTES)
     if plan.summary.memory.total <= limit:
         return plan
@@ -195,7 +196,7 @@ def _pipeline(
 ) -> Priced:
     pieces, stages = parallelism.pieces, parallelism.pipeline
     schedule = Schedule("interleaved", parallelism.virtual) if parallelism.virtual > 1 else Schedule("1f1b")
-    chain = chain_at(model, _starts(model, pieces))
+    chain = chain_at(model, starts(model, pieces))
     waiting = [schedule.in_flight(stages - 1 - place % stages, stages, options.microbatches) for place in range(pieces)]
     inner = 1 if pieces > 2 else 0  # the one that holds most
     most = max(waiting[1:-1], default=1)
@@ -247,50 +248,6 @@ def _sum(parts: Sequence[Memory]) -> Memory:
     return Memory(*(sum(getattr(part, name) for part in parts) for name in names))
 
 
-def _starts(model: Model, pieces: int) -> list[int]:
-    """The operator with which each piece but the first begins."""
-    begins = _layer_starts(model)
-    if len(begins) < pieces:
-        hint = "take at most as many stages, times --vp, as there are layers"
-        raise ShardplanError(bad(f"the model has {counted(len(begins), 'layer')}, too few for {pieces} stages", hint))
-    return [begins[place] for place in itertools.accumulate(layers_of(len(begins), pieces)[:-1])]
-
-
-def layers_of(layers: int, pieces: int) -> list[int]:
-    """Layers of each piece: equally many, else with embedding and output matrix counted as a layer each, and what is
-    left over by the pieces between the ends first, from the front."""
-    each, over = divmod(layers, pieces)
-    if not over:
-        return [each] * pieces
-    each, over = divmod(layers + 2, pieces)
-    order = [*range(1, pieces - 1), 0, pieces - 1]
-    more = set(order[:over])
-    counts = [each + (place in more) - (place in (0, pieces - 1)) for place in range(pieces)]
-    return counts if min(counts) > 0 else [layers // pieces + (place < layers % pieces) for place in range(pieces)]
-
-
-def _layer_starts(model: Model) -> list[int]:
-    """The operator with which every layer begins, at a place where the model can be cut. Layers of several kinds, as
-    those of a mixture whose first ones are dense, are copies of several blocks of one module."""
-    block = max(model.blocks, key=lambda block: len(block.copies), default=None)
-    if block is None:
-        return []
-    first = {
-        name: min(copy)
-        for each in model.blocks
-        for name, copy in zip(each.names, each.copies, strict=True)
-        if each is block or _module(name) == _module(block.names[0])
-    }
-    chain = chain_of(model, model_rules(model))
-    cut = {name: min(unit) for name, unit in zip(chain.names, chain.units, strict=True)}
-    return sorted(cut.get(name, start) for name, start in first.items())
-
-
-def _module(name: str) -> str:
-    """`model.layers` of `model.layers.7`."""
-    return name.rpartition(".")[0]
-
-
 @dataclass(frozen=True, slots=True)
 class Told:
     """A priced configuration as it is told: `best` beside it, if `compared`; the rows of a step and a microbatch."""
@@ -312,20 +269,26 @@ def price_as_asked(
     *,
     compare: bool = True,
     fused_loss: bool = False,
+    overlap_exchange: bool = False,
     on_progress: OnProgress | None = None,
 ) -> Told:
     """What `request`'s model takes on its cluster under a configuration, beside the best plan if `compare`. Of the
     request count `model`, `cluster`, `dims`, `optimizer` and `memory_limit`. `fused_loss`: it holds no logits in fp32.
+    `overlap_exchange`: experts' tokens are exchanged beside the compute of another microbatch.
 
     Raises `ShardplanError` as `price` and as reading the inputs does.
     """
     assert isinstance(request.dims, Mapping)
     assert not isinstance(request.memory_limit, str)
     model = read_model_for(request.model, request.dims, batch, parallelism)
-    cluster = request.cluster
-    cluster = cluster if isinstance(cluster, Cluster) else make_cluster(load_profile(str(cluster)))
+    given = request.cluster
+    cluster = given if isinstance(given, Cluster) else make_cluster(load_profile(str(given)))
     if fused_loss:
         cluster = replace(cluster, training=replace(cluster.training, loss_memory=0.0, fsdp_loss_memory=None))
+    if overlap_exchange:
+        if parallelism.expert == 1:
+            raise ShardplanError(bad("no tokens are exchanged: --ep is 1", "leave out --overlap-exchange"))
+        cluster = exchanging_beside(cluster)
     options = PlanOptions(
         optimizer=request.optimizer,
         microbatches=microbatches_of(parallelism, rows_of(model), batch.micro_batch),
@@ -382,10 +345,9 @@ def best_beside(
     """The best plan without a pipeline on as many devices for the same trainer, with an axis for each link and in as
     few microbatches as fit, or the configuration itself where that is faster; None where none fits."""
     sharded = priced.parallelism.shards_parameters
-    trained = as_trained(cluster, sharded=sharded)
-    profile = replace(profile_from_resolved(trained.resolved), training=trained.training)
-    given = priced.plan if priced.fits and priced.parallelism.pipeline == 1 else None
     simple = Parallelism(data=priced.parallelism.devices)
+    profile = as_filled(as_trained(cluster, sharded=sharded), simple)
+    given = priced.plan if priced.fits and priced.parallelism.pipeline == 1 else None
     whole = make_cluster(profile, mesh_text(axes_of(simple, profile), profile))
     halves = (options.microbatches >> place for place in range(options.microbatches.bit_length()))
     for microbatches in sorted({each for each in halves if options.microbatches % each == 0} | {1}):

@@ -8,7 +8,8 @@ reads are copies:
   does not read is not there any more;
 * a weight that is served as it is kept is not gathered;
 * the loss runs between the last operator's forward and its backward, when neither holds anything of its own;
-* a trainer's sharded optimizer cuts flat buffers, padded, and not the dims of weights: its state comes out even.
+* a trainer's sharded optimizer cuts flat buffers, padded, and not the dims of weights: its state comes out even;
+* what only products in a narrow type read again in backward waits for it in that type (Transformer Engine).
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ from numpy.typing import NDArray
 
 from shardplan.cluster.types import Cluster
 from shardplan.graph.build import CostGraph, Node
+from shardplan.graph.flow import read_in_backward, storage_of
 from shardplan.graph.memory import Memory as Holdings
+from shardplan.graph.precision import PRECISIONS, PrecisionName, narrowed
 from shardplan.graph.tensors import TensorSpace
 from shardplan.plan.assemble import held_bytes, peak_of
 from shardplan.plan.finished import finished
@@ -30,16 +33,19 @@ from shardplan.plan.types import Memory, Plan
 from shardplan.planning.planner import Chosen
 from shardplan.study.trained import loss_memory_bytes
 
-_OPTIMIZER, _TEMPORARIES = 2, 4
+_OPTIMIZER, _ACTIVATIONS, _TEMPORARIES = 2, 3, 4
 """Rows of what is held, in the order of the categories of `Memory`."""
 
 
-def as_held(chosen: Chosen, cluster: Cluster, *, loss: bool = True, flat: Sequence[int] = ()) -> Plan:
+def as_held(
+    chosen: Chosen, cluster: Cluster, *, loss: bool = True, flat: Sequence[int] = (), precision: PrecisionName = ""
+) -> Plan:
     """A plan with the memory that a run of it takes on `cluster`. `loss`: the model ends in it; `flat`: axes over which
-    the optimizer's state is cut as flat buffers. Raises as `finished`."""
+    the optimizer's state is cut as flat buffers; `precision`: type in which operands of products wait for backward.
+    Raises as `finished`."""
     plan = finished(chosen.plan)
     decided = Decided(chosen.priced.built, chosen.memory, chosen.priced.choice)
-    memory = decided.peak(loss_memory_bytes(plan, cluster.training) if loss else None)
+    memory = decided.peak(loss_memory_bytes(plan, cluster.training) if loss else None, precision)
     if flat:
         memory = replace(memory, optimizer=_flat_state_bytes(decided, flat, memory))
     return replace(plan, summary=replace(plan.summary, memory=memory))
@@ -53,27 +59,51 @@ class Decided:
     holdings: Holdings
     choice: Mapping[Node, int]
 
-    def peak(self, loss_bytes: int | None = None) -> Memory:
+    def peak(self, loss_bytes: int | None = None, precision: PrecisionName = "") -> Memory:
         """What a device holds when that is most. `loss_bytes`: of the loss, beside the logits; None where there is
-        none."""
+        none; `precision`: as of `as_held`."""
         held = held_bytes(self.holdings.holdings, self.holdings.moments, self.choice)
         held[_TEMPORARIES] = np.maximum(held[_TEMPORARIES] - self._twice(), 0)
+        narrower = self._narrower(precision) if precision else {}
+        for place, amount in narrower.items():
+            holding = self.holdings.holdings[place]
+            held[_ACTIVATIONS, holding.start : holding.end] -= amount
         peak = peak_of(held)
         if loss_bytes is None:
             return peak
-        turn = self._at_the_turn(held)
+        turn = self._at_the_turn(held, narrower)
         turn = replace(turn, temporaries=turn.temporaries + loss_bytes)
         return max(peak, turn, key=lambda memory: memory.total)
 
-    def _at_the_turn(self, held: NDArray[np.int64]) -> Memory:
+    def _narrower(self, precision: PrecisionName) -> Mapping[int, int]:
+        """By place of their holding: of values that wait for backward, and that only products in a narrow type read
+        there, the bytes by which they are smaller in it than in the graph's."""
+        built, model = self.built, self.built.model
+        products, storage = narrowed(model, built.rules, precision), storage_of(model, built.rules)
+        of_products, wide = set[str](), set[str]()
+        for index, (operator, rule) in enumerate(zip(model.operators, built.rules, strict=True)):
+            read = read_in_backward(operator, rule, built.flow.needs_grad)
+            of_products.update(read if index in products else ())
+            wide.update(storage.get(name, (name, ""))[0] for name in read if index not in products)
+        narrow = {storage.get(name, (name, ""))[0] for name in of_products} - wide
+        found = dict[int, int]()
+        for place, holding in enumerate(self.holdings.holdings):
+            name = holding.node[1]
+            if holding.category == "activations" and name in narrow and name in built.recompute.saved:
+                wider = model.tensor(name).size_bytes / model.tensor(name).elements
+                amount = int(holding.amount[self.choice[holding.node]])
+                found[place] = round(amount * (1 - PRECISIONS[precision].saved / wider))
+        return found
+
+    def _at_the_turn(self, held: NDArray[np.int64], narrower: Mapping[int, int]) -> Memory:
         """What is held from the last operator's forward to its backward: all but what operators hold as they run."""
         turn, parts = self.holdings.count, held[:, -1].copy()
         parts[3:] = 0
         names = ("parameters", "gradients", "optimizer", "activations", "temporaries")
-        for holding in self.holdings.holdings:
+        for place, holding in enumerate(self.holdings.holdings):
             row = names.index(holding.category)
             if row > _OPTIMIZER and holding.node[0] != "operator" and holding.start < turn <= holding.end:
-                parts[row] += int(holding.amount[self.choice[holding.node]])
+                parts[row] += int(holding.amount[self.choice[holding.node]]) - narrower.get(place, 0)
         return Memory(*map(int, parts))
 
     def _twice(self) -> NDArray[np.int64]:

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -51,7 +51,9 @@ def as_trained(cluster: Cluster, *, sharded: bool = False) -> Cluster:
         return cluster
     resolved: dict[str, Any] = dict(cluster.resolved)
     device, gemm = dict(resolved["device"]), dict(resolved["device"]["gemm"])
-    gemm["sustained"] = min(1.0, gemm.get("sustained", 1.0) * training.sustained)
+    kept = training.fsdp_sustained if sharded and training.fsdp_sustained is not None else training.sustained
+    kept *= gemm.get("sustained", 1.0)
+    gemm |= {"sustained": min(1.0, kept), "e": min(1.0, cluster.device.gemm.e * max(1.0, kept))}
     attention = training.fsdp_attention if sharded and training.fsdp_attention is not None else training.attention
     given = {"attention": attention, "narrow": training.narrow, "grouped": training.grouped}
     gemm |= {name: value for name, value in given.items() if value is not None}
@@ -63,22 +65,38 @@ def as_trained(cluster: Cluster, *, sharded: bool = False) -> Cluster:
     return replace(told, training=replace(training, loss_memory=held))
 
 
-def as_run(plan: Plan, cluster: Cluster, *, recomputed: bool = False, loss: bool = True, sharded: bool = False) -> Plan:
+def exchanging_beside(cluster: Cluster) -> Cluster:
+    """The cluster with exchanges of experts' tokens beside the compute of another microbatch (Megatron-Core's
+    `overlap_moe_expert_parallel_comm`), which they slow down as gathers of weights do."""
+    return replace(cluster, training=replace(cluster.training, exchanges_beside=True))
+
+
+def as_run(
+    plan: Plan,
+    cluster: Cluster,
+    *,
+    recomputed: bool = False,
+    loss: bool = True,
+    sharded: bool = False,
+    narrow: Collection[str] = (),
+) -> Plan:
     """`plan` with the step that a trainer takes for it on `cluster`: `communication_ns` is what it waits for links, and
     what is left of `step_ns` beside that and `compute_ns` what it waits for the host. Memory is the plan's.
 
     `recomputed`: all of forward runs again in backward; `loss`: the model ends in this plan, which is that of all or of
-    a stage of a pipeline; `sharded`: parameters are (FSDP), whose gradients every trainer scatters beside backward.
+    a stage of a pipeline; `sharded`: parameters are (FSDP), whose gradients every trainer scatters beside backward;
+    `narrow`: weights that are gathered in 8 bits instead of 16.
     """
     training = cluster.training
     if training == Training() or "cost_model" in plan.model:
         return plan
+    plan = replace(plan, moves=tuple(_in_8_bits(move) if move.tensor in narrow else move for move in plan.moves))
     waits = [not (training.reduces_beside or sharded) and _is_reduction(move) for move in plan.moves]
     late_ns, summary = _reduced_late(itertools.compress(plan.moves, waits), cluster), plan.summary
     beside = tuple(move for move, late in zip(plan.moves, waits, strict=True) if not late)
     scheduled = step_schedule(replace(plan, moves=beside))
     alone_ns = round(scheduled.seconds * NS_PER_S)
-    hidden_ns = round(_hidden(scheduled, training, recomputed=recomputed) * NS_PER_S)
+    hidden_ns = round(_hidden(scheduled, cluster, recomputed=recomputed, sharded=sharded) * NS_PER_S)
     hidden_ns = max(0, min(hidden_ns, alone_ns - summary.compute_ns))
     by_logit = training.loss_bytes
     if sharded and training.fsdp_loss_bytes is not None:
@@ -146,6 +164,13 @@ def _in_partial_groups(move: Move, cluster: Cluster) -> bool:
     return outside and 1 < math.prod(ways) < machine
 
 
+def _in_8_bits(move: Move) -> Move:
+    """A weight that is cast before it is gathered, and gathered in half the time; gradients are as they were."""
+    if move.kind != "prefetched":
+        return move
+    return replace(move, steps=tuple(replace(step, time_ns=step.time_ns // 2) for step in move.steps))
+
+
 def _is_reduction(move: Move) -> bool:
     """Whether it is a gradient on its way to the optimizer."""
     return move.kind == "deferred" and move.phase == "backward"
@@ -173,17 +198,23 @@ def _started(phase: Phase, training: Training) -> float:
     return kernels * training.host_s + collectives * training.host_collective_s
 
 
-def _hidden(scheduled: StepSchedule, training: Training, *, recomputed: bool) -> float:
+def _hidden(scheduled: StepSchedule, cluster: Cluster, *, recomputed: bool, sharded: bool) -> float:
     """Seconds per step that blocking traffic spends beside compute. What a recomputed forward sends in backward
-    is hidden as in forward."""
+    is hidden as in forward. FSDP's tensor parallelism (DTensor, without `async_tp`) waits for all that it sends.
+    Of a second that exchanges take beside the compute of another microbatch, forward or backward, 1 / kappa is hidden.
+    """
+    training = cluster.training
     again = max((_in_pieces(phase) for phase in scheduled.phases if "forward" in phase.name), default=0.0)
-    found = 0.0
+    found = waiting = computed = 0.0
     for phase in scheduled.phases:
         sent = _in_pieces(phase)
         forward = sent if "forward" in phase.name else min(sent, again) if recomputed else 0.0
-        pieces = training.tp_forward * forward + training.tp_backward * (sent - forward)
-        found += phase.count * (pieces + training.exchange * _exchanged(phase))
-    return found
+        pieces = 0.0 if sharded else training.tp_forward * forward + training.tp_backward * (sent - forward)
+        sent_once = training.exchange * _exchanged(phase)
+        found += phase.count * (pieces + sent_once)
+        waiting += phase.count * (_exchanged(phase) - sent_once)
+        computed += phase.count * sum(item.seconds for item in phase.program if item.action == "compute")
+    return found + min(waiting / cluster.overlap.kappa, computed) if training.exchanges_beside else found
 
 
 def _in_pieces(phase: Phase) -> float:

@@ -55,6 +55,8 @@ def _ways(name: str, field: str, text: str) -> Callable[[Verb], Verb]:
 )
 @click.option("--fused-loss", is_flag=True, help="The loss holds logits in the model's type (a fused cross entropy), "
         "not in fp32.")  # fmt: skip
+@click.option("--overlap-exchange", is_flag=True, help="Experts' tokens are exchanged beside the compute of another "
+        "microbatch.")  # fmt: skip
 @click.option("--best/--no-best", default=True, help="Set the best plan on as many devices beside it.")
 @budget_option
 @verb
@@ -84,6 +86,7 @@ def price(session: Session, /, **given: Any) -> int:
         given["precision"] or "",
         compare=given["best"],
         fused_loss=given["fused_loss"],
+        overlap_exchange=given["overlap_exchange"],
         on_progress=on_progress,
     )
     session.finish(price_document(told), lambda console: show_price(console, told))

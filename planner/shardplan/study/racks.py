@@ -1,0 +1,71 @@
+"""Links of a cluster as trainers' ranks fill them: racks of which a part is used, and links that are one fabric.
+
+A rack of 72 devices has no room for a power of two of them but 64, which is what trainers take of it; and its trays and
+the rack are joined by the same switches, so that ranks see one kind of link.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from shardplan.cluster.build import Profile, profile_from_resolved
+from shardplan.cluster.types import Cluster
+from shardplan.errors import ShardplanError
+from shardplan.planning.parallelism import Parallelism, axes_of
+
+_SAME = ("topology", "link_gbps", "pair_gbps", "eta", "base_us", "step_us", "ramp_mb", "nvls", "wrap", "busbw_gbps")
+"""What two levels of links have in common that are one fabric."""
+
+
+def as_filled(cluster: Cluster, parallelism: Parallelism) -> Profile:
+    """The profile of `cluster` with levels of one fabric joined, and with as many devices of each level as the ranks
+    fill: all, or where these do not divide it, the largest power of two. Raises `ShardplanError` (`bad-parallelism`)
+    where neither does."""
+    joined = _joined(cluster.resolved)
+    found = replace(profile_from_resolved(joined), training=cluster.training)
+    try:
+        axes_of(parallelism, found)
+    except ShardplanError:
+        found = replace(profile_from_resolved(_in_part(joined)), training=cluster.training)
+        axes_of(parallelism, found)
+    return found
+
+
+def _joined(resolved: Mapping[str, Any]) -> dict[str, Any]:
+    """The same with neighbouring levels of one fabric as one, which has the name and the devices of the outer one."""
+    levels: list[Mapping[str, Any]] = []
+    names: dict[str, str] = {}
+    for level in resolved["levels"]:
+        if levels and all(levels[-1].get(key) == level.get(key) for key in _SAME):
+            names[levels[-1]["name"]] = level["name"]
+            levels[-1] = level
+        else:
+            levels.append(level)
+    axes: list[dict[str, Any]] = []
+    for axis in resolved["mesh"]["axes"]:
+        name = names.get(axis["level"], axis["level"])
+        if axes and axes[-1]["level"] == name:
+            axes[-1] = {**axes[-1], "size": axes[-1]["size"] * axis["size"]}
+        else:
+            axes.append({**axis, "level": name})
+    return {**resolved, "levels": levels, "mesh": {**resolved["mesh"], "axes": axes}}
+
+
+def _in_part(resolved: Mapping[str, Any]) -> dict[str, Any]:
+    """The same with a power of two of the devices of each level, and the cards of those."""
+    levels, share = [], 1.0
+    for level in resolved["levels"]:
+        devices = level["devices"]
+        cut = 1 << (devices.bit_length() - 1) if devices else 0
+        levels.append(
+            {
+                **level,
+                "devices": cut,
+                "node_gbit": level["node_gbit"] * share,
+                "nics": max(1, round(level["nics"] * share)) if level["nics"] else 0,
+            }
+        )
+        share = cut / devices if devices else 1.0
+    return {**resolved, "levels": levels}

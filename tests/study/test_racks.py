@@ -1,0 +1,46 @@
+"""Racks of which trainers fill a part: `shardplan.study.racks`."""
+
+import pytest
+
+import shardplan
+from shardplan.cluster.mesh import make_cluster
+from shardplan.cluster.profile import load_profile
+from shardplan.errors import ShardplanError
+from shardplan.planning.parallelism import Parallelism, axes_of
+from shardplan.study.racks import as_filled
+
+RACK = "gb200-nvl72"
+
+
+def filled(profile_name, **ways):
+    return as_filled(make_cluster(load_profile(profile_name)), Parallelism(**ways))
+
+
+def sizes(profile_name, **ways):
+    found = filled(profile_name, **ways)
+    return [(axis.kind, axis.size, found.levels[axis.level].name) for axis in axes_of(Parallelism(**ways), found)]
+
+
+def test_trays_and_rack_are_one_fabric():
+    assert sizes(RACK, tensor=8, data=9) == [("data", 9, "nvlink"), ("tensor", 8, "nvlink")]
+    assert [level.name for level in filled(RACK, data=8).levels] == ["nvlink", "net"]
+
+
+def test_of_a_rack_that_powers_of_two_do_not_fill_64_devices_are_taken():
+    assert sizes(RACK, data=128) == [("data", 2, "net"), ("data", 64, "nvlink")]
+    assert sizes(RACK, tensor=8, data=16) == [("data", 2, "net"), ("data", 8, "nvlink"), ("tensor", 8, "nvlink")]
+    net = filled(RACK, data=128).levels[-1]
+    whole = load_profile(RACK).levels[-1]
+    assert net.node_bytes_per_s == pytest.approx(whole.node_bytes_per_s * 64 / 72)
+
+
+def test_machines_of_a_power_of_two_stay_as_they_are():
+    assert filled("h100-dgx", data=16).levels == load_profile("h100-dgx").levels
+    with pytest.raises(ShardplanError, match="data: 12 ways do not fill a level of links"):
+        filled("h100-dgx", data=12)
+
+
+def test_a_configuration_over_several_racks_is_priced():
+    model = "transformer:layers=4,hidden=256,heads=8,vocab=1024,seq=128"
+    found = shardplan.price(model, cluster=RACK, tp=4, pp=2, dp=32, sequence_parallel=True, global_batch=64)
+    assert found.plan.summary.step_ns > 0
