@@ -353,12 +353,7 @@ def recompute(tiny: Tiny, plan: Plan) -> tuple[float, float]:
     model, reference = torch_twins.twin(tiny), torch_twins.twin(tiny)
     for block in model.transformer.h:
         block.forward = lambda x, mask, run=block.forward: checkpoint(run, x, mask, use_reentrant=False)
-    ids = torch.tensor(tiny.inputs["input_ids"])
-    shardplan.torch.parallelize(model, plan, mesh_of(plan))
-    ours, theirs = _loss(model(ids).full_tensor(), ids), _loss(reference(ids), ids)
-    ours.backward()
-    theirs.backward()
-    return abs(ours.item() - theirs.item()), _gradient_error(model, reference)
+    return _one_step(tiny, plan, model, reference)
 
 
 def in_other_steps(tiny: Tiny, plan: Plan) -> tuple[float, float]:
@@ -367,6 +362,11 @@ def in_other_steps(tiny: Tiny, plan: Plan) -> tuple[float, float]:
     model, reference = torch_twins.twin(tiny), torch_twins.twin(tiny)
     for block in model.transformer.h:
         block.mlp.c_fc.register_forward_pre_hook(lambda _, given: (given[0] + 0 * given[0].softmax(-1),))
+    return _one_step(tiny, plan, model, reference)
+
+
+def _one_step(tiny: Tiny, plan: Plan, model: nn.Module, reference: nn.Module) -> tuple[float, float]:
+    """Train one step of a model under a plan and of its twin: errors of the loss and of the gradients."""
     ids = torch.tensor(tiny.inputs["input_ids"])
     shardplan.torch.parallelize(model, plan, mesh_of(plan))
     ours, theirs = _loss(model(ids).full_tensor(), ids), _loss(reference(ids), ids)

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from shardplan.cluster.types import Cluster
 from shardplan.constraints.resolve import ResolvedConstraints
+from shardplan.cost.occupancy import links_of
 from shardplan.graph import edges
 from shardplan.graph.flow import Flow, carried_pairs, trace
 from shardplan.graph.fusion import Fusion, fuse
@@ -37,6 +38,7 @@ from shardplan.graph.traffic import Traffic, tensor_kinds
 from shardplan.layout.layout import Layout
 from shardplan.model.types import Model
 from shardplan.rules.types import Rule
+from shardplan.schedule.links import LinkLevels
 from shardplan.schedule.terms import Priced, Table, Term, priced
 from shardplan.units import PS_PER_S
 
@@ -88,6 +90,11 @@ class CostGraph:
     def number(self) -> Mapping[str, int]:
         """Operators by name."""
         return {operator.name: index for index, operator in enumerate(self.model.operators)}
+
+    @cached_property
+    def links(self) -> LinkLevels:
+        """What collectives take of the links of the cluster."""
+        return links_of(self.cluster)
 
     @cached_property
     def node_numbers(self) -> Mapping[Node, int]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from shardplan.cost.occupancy import links_of
 from shardplan.graph.build import CostGraph, Join, Node
 from shardplan.graph.memory import Memory
 from shardplan.schedule.objective import (
@@ -47,7 +46,7 @@ def objective_of(built: CostGraph) -> Objective:
         microbatches=options.microbatches,
         sharded_optimizer=bool(built.updated),
         kappa=cluster.overlap.kappa,
-        links=links_of(cluster),
+        links=built.links,
     )
     readers = _readers_of_weights(built)
     if not levels or not readers:

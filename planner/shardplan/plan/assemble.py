@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardplan.cluster.mesh import cluster_digest
-from shardplan.cost.occupancy import links_of
 from shardplan.errors import ShardplanError, checks_itself, error
 from shardplan.graph.build import CostGraph, Node
 from shardplan.graph.memory import Category, Holding
@@ -173,7 +172,7 @@ def step_parts(
         built.options.microbatches,
         optimizer_ns,
         block_starts(len(operators), copies),
-        links_of(built.cluster),
+        built.links,
     )
 
 

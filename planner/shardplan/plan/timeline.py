@@ -10,11 +10,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, cast
 
-from shardplan.cluster.mesh import cluster_from_resolved
 from shardplan.cost.occupancy import links_of
 from shardplan.errors import ShardplanError
 from shardplan.plan.phases import Phase, Policy
 from shardplan.plan.pipeline_timeline import pipeline_streams, pipeline_timeline
+from shardplan.plan.recorded import cluster_of
 from shardplan.plan.step import StepSchedule, schedule_step, serial_schedule
 from shardplan.plan.step_moves import StepParts, block_starts
 from shardplan.plan.types import Move, Plan
@@ -88,12 +88,9 @@ def parts_of(plan: Plan) -> StepParts:
 
 def _levels_of(plan: Plan) -> LinkLevels:
     """What collectives take of links; whole ones in a plan that does not record its profile."""
-    profile = plan.cluster.get("profile")
-    if not isinstance(profile, Mapping):
-        return WHOLE
     try:
-        return links_of(cluster_from_resolved(dict(profile)))
-    except (TypeError, KeyError, ValueError, AttributeError, ShardplanError):
+        return links_of(cluster_of(plan, "the plan"))
+    except ShardplanError:
         return WHOLE
 
 

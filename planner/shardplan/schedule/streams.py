@@ -177,9 +177,7 @@ class _Device:
             if use is not None:
                 running.take(use)
             active = self._active(running)
-            slower = self.kappa if active and item.action == "compute" else 1.0
-            if use is not None:
-                slower = 1.0 / running.speed(use)
+            slower = (self.kappa if active else 1.0) if use is None else 1.0 / running.speed(use)
             until_done = left * slower
             step = min([until_done, *(self.left[number] / speed for number, speed in active)])
             left = 0.0 if step >= until_done else left - step / slower
@@ -194,7 +192,7 @@ class _Device:
             if self.bounds <= running.owners:
                 break
             use = self.uses[self.program[index].levels]
-            if use.bound not in running.owners and not self._depends(index) and running.take(use):
+            if not self._depends(index) and running.take(use):
                 found.append((index, use))
         return [(index, running.speed(use)) for index, use in found]
 
