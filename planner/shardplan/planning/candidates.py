@@ -52,6 +52,8 @@ LESS_TIGHT = 0.9
 """The same where no plan that holds so little is better."""
 LESS = 0.98
 """Share of what the best plan holds under which others are sought: a tighter limit is to lead to no better plan."""
+UNSURE = 0.03
+"""Where less of the step is unproven, they are not: they take as long as a third of the search."""
 FIRST_WORK = 0.6
 """Share of that which the question that proves the bound may take."""
 ROUGH_WORK = 2e3
@@ -299,6 +301,8 @@ def _restricted(
 
 def holding_less(search: Search, found: Found) -> Questions[Found]:
     """Plans of equal layers that hold less than the best one known, and crossings with them: they lead elsewhere."""
+    if found.gap <= UNSURE:
+        return found
     less = int(LESS * found.candidate.holds_bytes)
     question = replace(_question(found, None), equal_layers=True, limit_bytes=less, averages=AVERAGES["quick"])
     known = len(search.known)
