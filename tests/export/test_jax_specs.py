@@ -52,6 +52,14 @@ def test_segments_are_refused_and_partial_outputs_told():
     )
 
 
+@pytest.mark.parametrize("name", ["emoji\N{GRINNING FACE}", "caf\u00e9 \u65e5\u672c", 'a "b" \\n'])
+def test_names_are_read_back_as_they_are(name):
+    """Above all those beyond U+FFFF, which JSON writes as two halves."""
+    module = ast.parse(export_jax(plan_of(MESH, {name: ((8, 4), Layout.of(S(0), R))})).text)
+    tables = {node.targets[0].id: node.value for node in module.body if isinstance(node, ast.Assign)}
+    assert [key.value for key in tables["PARAMETERS"].keys] == [name]
+
+
 def test_a_real_plan_is_python():
     exported = export_jax(read_plan(PLANS / "gpt2_small.4x4.plan.json"))
     compile(exported.text, "specs.py", "exec")
