@@ -58,6 +58,10 @@ class Effect:
         """Relative change; 0 where there was nothing before."""
         return self.delta / self.before if self.before else 0.0
 
+    def exceeds(self, share: float) -> bool:
+        """Whether it grew by more than `share` of what there was before; where there was nothing, by anything."""
+        return self.delta > share * self.before
+
 
 @dataclass(frozen=True, slots=True)
 class PlanDiff:
