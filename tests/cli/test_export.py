@@ -1,13 +1,16 @@
 """`shardplan export`: the table of formats, where text and files go, and what is refused."""
 
 import json
+import re
 from importlib.resources import files
 from pathlib import Path
 
 import onnx
 import pytest
+from control_models import CONTROL_MODELS
 from example_plans import example_plan
 from jsonschema import Draft202012Validator
+from small_models import proto_of
 
 from shardplan.errors import error, warning
 from shardplan.export import targets
@@ -192,3 +195,14 @@ def test_a_plan_becomes_programs_and_annotations(shardplan, mlp):
     assert shardplan("export", "mlp.plan.json", "mlp.onnx", "--to", "onnx", "-o", "mlp.onnx").code == 2
     run = shardplan("export", "mlp.plan.json", "transformer:llama3-8b", "--to", "onnx", "-o", "annotated.onnx")
     assert run.code == 2
+
+
+def test_an_operator_without_a_form_is_a_refusal(shardplan, tmp_path):
+    """As whatever else a format cannot say: exit code 1, and nothing is written."""
+    Path("loop.onnx").write_bytes(proto_of(CONTROL_MODELS["counted"]).SerializeToString())
+    assert shardplan("solve", "loop.onnx", "--mesh", "1x2", "-o", "loop.plan.json").code == 0
+    run = shardplan("export", "loop.plan.json", "loop.onnx", "--to", "onnx-spmd", "-o", "ranks")
+    assert (run.code, run.out) == (1, "")
+    said = r"error\[cannot-export\]: loop '\S+' cannot be exported: control flow is not written\n"
+    assert re.fullmatch(said, run.err)
+    assert not Path("ranks").exists()
