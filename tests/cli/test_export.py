@@ -28,11 +28,11 @@ def names(plan):
 
 
 def half(plan):
-    return Exported("half\n", (warning("not-said", "partial sums cannot be said"),))
+    return Exported("half\n", (warning("not-said", "partial sums cannot be expressed"),))
 
 
 def nothing(plan):
-    return Exported("nothing\n", (warning("not-said", "a"), error("cannot-say", "segments cannot be said")))
+    return Exported("nothing\n", (warning("not-said", "a"), error("cannot-say", "segments cannot be expressed")))
 
 
 def counted(plan, source):
@@ -84,13 +84,13 @@ def test_text_goes_to_a_file(shardplan, formats, two):
 def test_what_is_left_out_is_said(shardplan, formats, two):
     run = shardplan("export", two, "--to", "half")
     assert (run.code, run.out) == (0, "half\n")
-    assert run.err == "warning[not-said]: partial sums cannot be said\n"
+    assert run.err == "warning[not-said]: partial sums cannot be expressed\n"
 
 
 def test_nothing_is_written_when_the_format_cannot_say_the_plan(shardplan, formats, two):
     run = shardplan("export", two, "--to", "nothing", "-o", "made.txt")
     assert (run.code, run.out) == (1, "")
-    assert run.err == "warning[not-said]: a\nerror[cannot-say]: segments cannot be said\n"
+    assert run.err == "warning[not-said]: a\nerror[cannot-say]: segments cannot be expressed\n"
     assert not Path("made.txt").exists()
 
 
@@ -198,7 +198,7 @@ def test_a_plan_becomes_programs_and_annotations(shardplan, mlp):
 
 
 def test_an_operator_without_a_form_is_a_refusal(shardplan, tmp_path):
-    """As whatever else a format cannot say: exit code 1, and nothing is written."""
+    """As whatever else a format cannot express: exit code 1, and nothing is written."""
     Path("loop.onnx").write_bytes(proto_of(CONTROL_MODELS["counted"]).SerializeToString())
     assert shardplan("solve", "loop.onnx", "--mesh", "1x2", "-o", "loop.plan.json").code == 0
     run = shardplan("export", "loop.plan.json", "loop.onnx", "--to", "onnx-spmd", "-o", "ranks")

@@ -97,7 +97,7 @@ _ROLES = ("replicate", "shard", "tensor")
 
 
 def export_fsdp2(plan: Plan) -> Exported:
-    """The module. Refused is what a `tp_plan` cannot say either; weights may be kept in pieces and gathered for use."""
+    """The module. Refused is what a `tp_plan` cannot express; weights may be kept in pieces and gathered for use."""
     found = one_axis(plan, gathers=True)
     reasons: list[str] = []
     modules = wildcards(found.modules, reasons)
