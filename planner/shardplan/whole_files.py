@@ -18,7 +18,8 @@ def write_whole(path: str | Path, data: bytes) -> bool:
     """
     target = Path(os.path.realpath(path))
     before = target.stat() if target.exists() else None
-    if before is not None and not stat.S_ISREG(before.st_mode):  # the name of a device, say, would become that of a file
+    if before is not None and not stat.S_ISREG(before.st_mode):
+        # What takes its place would be a file, and a device, say, gone.
         reason = "it is a folder" if stat.S_ISDIR(before.st_mode) else "it is not a regular file"
         raise OSError(errno.EINVAL, reason, str(path))
     if before is not None and before.st_size == len(data) and target.read_bytes() == data:
