@@ -197,7 +197,7 @@ def test_a_plan_becomes_programs_and_annotations(shardplan, mlp):
     assert run.code == 2
 
 
-def test_an_operator_without_a_form_is_a_refusal(shardplan, tmp_path):
+def test_an_operator_without_a_form_is_a_refusal(shardplan, folder):
     """As whatever else a format cannot express: exit code 1, and nothing is written."""
     Path("loop.onnx").write_bytes(proto_of(CONTROL_MODELS["counted"]).SerializeToString())
     assert shardplan("solve", "loop.onnx", "--mesh", "1x2", "-o", "loop.plan.json").code == 0
