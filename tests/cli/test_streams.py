@@ -2,12 +2,14 @@
 
 import contextlib
 import errno
+import operator
 import os
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from shutil import which
 
 import pytest
 
@@ -69,7 +71,7 @@ def test_all_that_the_package_writes_has_a_form_in_ascii():
 def test_characters_that_there_are_none_of_are_written_otherwise(plan, shardplan, monkeypatch, encoding):
     settings = {"env": {**os.environ, "PYTHONIOENCODING": encoding, "PYTHONUTF8": "0"}, "capture_output": True}
     sweep = ("sweep", "mlp.onnx", "--dim", "batch=32", "-c", "generic", "--mesh", "1x2,2x2", "-o", "s.json")
-    monkeypatch.setattr(os, "cpu_count", lambda: 1)
+    monkeypatch.setattr("shardplan.study.engines.processors", lambda: 1)
     assert shardplan(*sweep).code == 0  # its points are not planned again
     for asked in (("show", str(plan)), sweep, SOLVE):
         done = run(*asked, **settings)
@@ -219,6 +221,21 @@ def test_workers_end_with_the_process_that_asked(tmp_path, number):
 def test_run_all_gives_every_result_once():
     assert list(processes.run_all(pow, 2, [1, 2, 3], 1)) == [2, 4, 8]
     assert sorted(processes.run_all(pow, 2, [1, 2, 3], 2)) == [2, 4, 8]
+
+
+def test_a_worker_that_is_lost_is_told():
+    with pytest.raises(ShardplanError, match=r"error\[lost-worker\]: .* memory ran out"):
+        list(processes.run_all(operator.call, os._exit, [9, 9], 2))
+
+
+@pytest.mark.skipif(which("taskset") is None, reason="a command of Linux")
+def test_processors_are_those_that_a_process_may_use():
+    told = "from shardplan.processes import processors; print(processors())"
+    run = subprocess.run(
+        ["taskset", "-c", str(min(os.sched_getaffinity(0))), sys.executable, "-c", told],
+        env={**os.environ, "PYTHONPATH": str(ROOT / "planner")}, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert run.stdout == "1\n"
 
 
 def _within(seconds, holds):
