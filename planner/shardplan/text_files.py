@@ -26,10 +26,10 @@ def is_folder(given: str | Path) -> bool:
     return os.path.isdir(given)  # noqa: PTH112
 
 
-def read_bytes(path: str | Path, most: int = MOST_BYTES) -> bytes:
-    """What is in the file. Raises `OSError`, also where that is more than `most` bytes, or has no end."""
+def read_bytes(path: str | Path, most: int | None = None) -> bytes:
+    """What is in the file. Raises `OSError`, also for more than `most` bytes (`MOST_BYTES`), or what has no end."""
     with Path(path).open("rb") as file:
-        return read_at_most(file, most)
+        return read_at_most(file, MOST_BYTES if most is None else most)
 
 
 def read_at_most(file: BinaryIO, most: int) -> bytes:
