@@ -26,7 +26,7 @@ def programs(draw):
         elif action == "blocking":
             program.append(Item("blocking", f"b{number}", draw(seconds), draw(levels)))
         elif action == "issue":
-            after = draw(st.integers(-1, issued - 1))
+            after = tuple(draw(st.sets(st.integers(0, issued - 1), max_size=2))) if issued else ()
             deferred = draw(st.booleans())
             program.append(Item("issue", f"i{number}", draw(seconds), draw(levels), issued, after, deferred))
             issued += 1
@@ -120,8 +120,8 @@ def test_the_program_runs_in_order_and_waits_where_it_says(program, kappa, links
             now = spans[index].end
         elif item.action == "issue":
             assert spans[index].start >= now - EPS
-            if item.after >= 0:
-                assert spans[index].start >= spans[number[item.after]].end - EPS
+            for before in item.after:
+                assert spans[index].start >= spans[number[before]].end - EPS
         else:
             now = max(now, spans[number[item.number]].end)
     assert ran.seconds == pytest.approx(max([now, *(span.end for span in spans.values())]))

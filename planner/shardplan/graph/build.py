@@ -255,6 +255,10 @@ def _constant(picoseconds: NDArray[np.float64]) -> Priced:
     return priced({Term("update", "compute"): picoseconds}, shape=picoseconds.shape)
 
 
+ANYWHERE = -1
+"""Position of operators that read weights alone: schedules may put them off, so that they are on no side of a cut."""
+
+
 def _add_nodes(built: CostGraph) -> None:
     """Nodes in graph order: what an operator reads, itself, what it makes."""
     graph, added = built.graph, set[str]()
@@ -281,7 +285,9 @@ def _add_nodes(built: CostGraph) -> None:
     for index, (operator, space) in enumerate(zip(built.model.operators, built.operators, strict=True)):
         for name in operator.inputs:
             add_tensor(name)
-        graph.add_node(("operator", operator.name), priced=space.priced, space=space, position=index)
+        is_of_weights = built.flow.weightlike.issuperset(filter(None, operator.outputs))
+        position = ANYWHERE if is_of_weights else index
+        graph.add_node(("operator", operator.name), priced=space.priced, space=space, position=position)
         for name in operator.outputs:
             add_tensor(name)
 
@@ -302,7 +308,7 @@ def _add_edges(built: CostGraph) -> None:
                     tables[key] = edges.to_read(
                         source, strategies, position, forwards=times, last=last, iterations=iterations
                     )
-                _join(graph, built.source_of_reads(name), node, tables[key], index)
+                _join(graph, built.source_of_reads(name), node, tables[key], built.flow.turns[index])
         for position, name in enumerate(operator.outputs):
             kept = built.kept.get(name)
             if kept is not None:
@@ -322,7 +328,7 @@ def _add_edges(built: CostGraph) -> None:
             tables[serving_key] = edges.kept_to_served(
                 built.kept[name], serving, forwards=times, last=last, iterations=iterations
             )
-        _join(graph, ("kept", name), ("served", name), tables[serving_key], built.flow.first_reader(name))
+        _join(graph, ("kept", name), ("served", name), tables[serving_key], built.flow.first_turn(name))
     _add_updates(built, tables)
     _tie_carried(built, tables)
 
@@ -332,7 +338,7 @@ def _add_updates(built: CostGraph, tables: dict[tuple[object, ...], Priced]) -> 
         updated_key = ("updated", id(built.kept[name]), id(state))
         if updated_key not in tables:
             tables[updated_key] = edges.kept_to_updated(built.kept[name], state)
-        _join(built.graph, ("kept", name), ("updated", name), tables[updated_key], built.flow.first_reader(name))
+        _join(built.graph, ("kept", name), ("updated", name), tables[updated_key], built.flow.first_turn(name))
 
 
 def _tie_carried(built: CostGraph, tables: dict[tuple[object, ...], Priced]) -> None:

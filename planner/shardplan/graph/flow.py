@@ -29,7 +29,9 @@ class Flow:
     `needs_grad`: tensors with a gradient; empty for inference. `weightlike`: computed from weights and constants
     alone, so the same for every microbatch. `saved`: values that backward reads again. `lives_in`: loops inside of
     which a value is made; `kept_until`: last operator of the loop that reads a value from outside; `windows`: first and
-    last operator of the loop whose entries an operator takes from one value, or puts into one.
+    last operator of the loop whose entries an operator takes from one value, or puts into one. `turns[i]`: the operator
+    whose turn operator i takes part in: itself, but for a view of weights, which is there as soon as what it reads is,
+    the first one that reads it.
     """
 
     makers: Mapping[str, tuple[int, int]]
@@ -41,6 +43,11 @@ class Flow:
     lives_in: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     kept_until: Mapping[str, int] = field(default_factory=dict)
     windows: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+    turns: tuple[int, ...] = ()
+
+    def first_turn(self, name: str) -> int:
+        """The operator in whose turn a value is read first."""
+        return min((self.turns[index] for index, _ in self.readers.get(name, ())), default=self._maker(name))
 
     def first_reader(self, name: str) -> int:
         return self.readers[name][0][0] if self.readers.get(name) else self._maker(name)
@@ -72,16 +79,18 @@ def trace(model: Model, rules: Sequence[Rule], *, training: bool) -> Flow:
                 makers[name] = (index, position)
                 planned.setdefault(name)
     needs_grad = _with_gradients(model) if training else frozenset()
+    weightlike = _weightlike(model)
     return Flow(
         makers=makers,
         readers=readers,
         planned=tuple(planned),
         needs_grad=needs_grad,
-        weightlike=_weightlike(model),
+        weightlike=weightlike,
         saved=_saved(model, rules, needs_grad) if training else frozenset(),
         lives_in=lives_in,
         kept_until=_kept_until(model, readers, lives_in) if model.trips else {},
         windows=_windows(model) if model.trips else {},
+        turns=_turns(model, rules, weightlike, readers),
     )
 
 
@@ -221,6 +230,19 @@ def _weightlike(model: Model) -> frozenset[str]:
         if not carries and all(not name or name in known for name in operator.inputs):
             known.update(name for name in operator.outputs if name)
     return frozenset(known)
+
+
+def _turns(
+    model: Model, rules: Sequence[Rule], weightlike: frozenset[str], readers: Mapping[str, Sequence[tuple[int, int]]]
+) -> tuple[int, ...]:
+    """`Flow.turns`."""
+    turns = list(range(len(model.operators)))
+    for index, (operator, rule) in reversed(list(enumerate(zip(model.operators, rules, strict=True)))):
+        made = [name for name in operator.outputs if name]
+        if rule.cost in ("view", "free") and weightlike.issuperset(made):
+            reading = [turns[reader] for name in made for reader, _ in readers.get(name, ())]
+            turns[index] = min(reading, default=index)
+    return tuple(turns)
 
 
 def storage_of(model: Model, rules: Sequence[Rule]) -> dict[str, tuple[str, str]]:

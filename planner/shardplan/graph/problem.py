@@ -20,6 +20,8 @@ from shardplan.solve.problem import Edge, Problem
 
 _SOME_SIZE = 0.002
 """Share of all parameters."""
+_FIRST_READERS = 2
+"""Readers of weights with a sum for what is gathered up to them: often nobody gathers the first, an embedding."""
 Arrays = tuple[tuple[Table, ...], tuple[Table, ...]]
 """Costs of nodes and tables of edges, in picoseconds per step."""
 
@@ -51,24 +53,27 @@ def objective_of(built: CostGraph) -> Objective:
     readers = _readers_of_weights(built)
     if not levels or not readers:
         return objective
-    first, last = Sum("gathered first", levels[-1], readers[0]), Sum("reduced last", levels[-1], readers[-1])
+    first = tuple(Sum("gathered first", levels[-1], reader) for reader in readers[:_FIRST_READERS])
+    last = (Sum("reduced last", levels[-1], readers[-1]),)
     cuts = {phase.name: last if "once" in phase.segments else first for phase in objective.phases}
     cuts.pop("backward", None)
     return objective.with_cuts(cuts)
 
 
 def _readers_of_weights(built: CostGraph) -> list[int]:
-    """The operators that read a weight of some size, ascending: what is gathered for the first of them delays the step,
-    and no gradient is reduced before the backward of the last of them."""
+    """The operators that read a weight of some size, or what was made of weights alone, beside something else,
+    ascending: what is gathered for the first of them delays the step, and no gradient is reduced before the backward of
+    the last of them."""
     sizes = {one.tensor: built.model.tensor(one.tensor).elements for one in built.model.parameters}
     least = _SOME_SIZE * sum(sizes.values())
-    return sorted(
-        {
-            index
-            for index, operator in enumerate(built.model.operators)
-            if any(sizes.get(name, 0) > least for name in operator.inputs)
-        }
-    )
+    found = []
+    for index, operator in enumerate(built.model.operators):
+        size = max((sizes.get(name, 0) for name in operator.inputs), default=0)
+        if built.flow.weightlike.issuperset(filter(None, operator.outputs)):
+            sizes |= dict.fromkeys(operator.outputs, size)
+        elif size > least:
+            found.append(index)
+    return found
 
 
 def to_problem(built: CostGraph, memory: Memory, limit_bytes: int | None, linear: Linear) -> Problem:

@@ -173,6 +173,7 @@ def step_parts(
         optimizer_ns,
         block_starts(len(operators), copies),
         built.links,
+        frozenset(name for name, tensor in built.model.tensors.items() if tensor.role == "input"),
     )
 
 

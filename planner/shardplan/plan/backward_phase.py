@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from shardplan.plan.forward_phase import Prefetch
-from shardplan.plan.phases import Phase, PhaseName, PhaseWriter
+from shardplan.plan.phases import Numbers, Phase, PhaseName, PhaseWriter
 from shardplan.plan.step_moves import StepMoves
 from shardplan.plan.types import OperatorDecision
 
@@ -25,22 +25,48 @@ class _Backward:
         self.missing = {name: len(readers) for name, readers in step.readers.items()}
         self.fetch = Prefetch(step, self.writer, step.regather, {})
         self.filled: dict[int, int] = defaultdict(int)
-        self.reduced: dict[str, int] = {}
+        self.reduced: dict[str, Numbers] = defaultdict(tuple)
         self.blocked: set[tuple[str, str]] = set()
         self.available = frozenset(step.readers)
+        self.put_off: list[int] = []
 
     def run(self) -> PhaseWriter:
-        order = range(len(self.parts.operators) - 1, -1, -1)
-        ahead = self.step.ahead(order)
-        for index in order:
+        ahead = self.step.ahead(self.step.turns[::-1])
+        for index in range(len(self.parts.operators) - 1, -1, -1):
             for other in ahead.get(index, ()):
                 for twice in self.step.recomputed.get(self.parts.operators[other].name, ()):
                     self.fetch.issue(twice, self.available, index)
                 self.fetch.issue(other, self.available, index)
-            self._operator(index)
-        for number in sorted(set(self.reduced.values())):
-            self.writer.wait(number, "gradients", -1)
+            self._catch_up(self.step.block[index] + 1)
+            if self._is_early(index):
+                self.put_off.append(index)
+            else:
+                self._turn(index)
+        self._catch_up(-1)
+        self.writer.wait(sorted({number for numbers in self.reduced.values() for number in numbers}), "gradients", -1)
         return self.writer
+
+    def _is_early(self, index: int) -> bool:
+        """Whether nothing but weights waits for an operator, and gradients that it needs are on their way: it is put
+        off, as nothing would run beside them. Views compute nothing and wait for nobody."""
+        if index not in self.step.of_weights:
+            return False
+        outputs = list(filter(None, self.parts.operators[index].outputs))
+        waiting = {self.parts.operators[other].name for other in self.put_off}
+        if any(reader in waiting for tensor in outputs for reader in self.step.readers.get(tensor, ())):
+            return True
+        return index not in self.step.views and any(self.reduced[tensor] for tensor in outputs)
+
+    def _catch_up(self, block: int) -> None:
+        """The turns of operators that were put off in blocks behind `block`."""
+        while self.put_off and self.step.block[self.put_off[0]] > block:
+            self._turn(self.put_off.pop(0))
+
+    def _turn(self, index: int) -> None:
+        if index in self.step.views:
+            self._view(index)
+        else:
+            self._operator(index)
 
     def _operator(self, index: int) -> None:
         operator = self.parts.operators[index]
@@ -50,13 +76,24 @@ class _Backward:
         for tensor in filter(None, operator.outputs):
             if tensor not in self.step.readers:
                 self._gradient(self.step.back.shared.get(tensor, ()), index)
-            if tensor in self.reduced:
-                self.writer.wait(self.reduced[tensor], tensor, index)
+            self.writer.wait(self.reduced[tensor], tensor, index)
         nanoseconds = operator.backward_ns - operator.again_ns
         self.writer.compute(f"backward: {operator.name}", nanoseconds / self.parts.microbatches, index)
         self.writer.block(self.step.inner(operator, operator.inner_backward_ns), index)
+        self._of_operands(index)
+
+    def _view(self, index: int) -> None:
+        """A view of weights: what moves the gradients of what it reads comes after what moves those of its results."""
+        operator = self.parts.operators[index]
+        made = {number for tensor in filter(None, operator.outputs) for number in self.reduced[tensor]}
         for tensor in self.step.reads[index]:
-            self._gradient(self.step.back.own.get((tensor, operator.name), ()), index)
+            self.reduced[tensor] = tuple(sorted({*self.reduced[tensor], *made}))
+        self._of_operands(index)
+
+    def _of_operands(self, index: int) -> None:
+        """Moves of the gradients that an operator has made."""
+        for tensor in self.step.reads[index]:
+            self._gradient(self.step.back.own.get((tensor, self.parts.operators[index].name), ()), index)
             self.missing[tensor] -= 1
             if not self.missing[tensor]:
                 self._gradient(self.step.back.shared.get(tensor, ()), index)
@@ -101,9 +138,8 @@ class _Backward:
             if move.kind == "blocking" or not self.step.policy.deferred:
                 self.writer.block(self.step.scaled(number, times), index)
             elif move.bucket is None:
-                after = self.reduced.get(move.tensor, -1)
                 self.reduced[move.tensor] = self.writer.issue(
-                    self.step.scaled(number, times), index, after, deferred=True
+                    self.step.scaled(number, times), index, self.reduced[move.tensor], deferred=True
                 )
             else:
                 self._in_bucket(move.bucket, index)
@@ -113,6 +149,7 @@ class _Backward:
         self.filled[bucket] += 1
         members = self.step.buckets[bucket]
         if self.filled[bucket] == len(members):
-            issued = self.writer.issue(self.step.bucket(bucket), index, deferred=True)
-            for member in members:
-                self.reduced[self.parts.moves[member].tensor] = issued
+            tensors = [self.parts.moves[member].tensor for member in members]
+            after = tuple(sorted({number for tensor in tensors for number in self.reduced[tensor]}))
+            issued = self.writer.issue(self.step.bucket(bucket), index, after, deferred=True)
+            self.reduced |= dict.fromkeys(tensors, issued)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 
-from shardplan.plan.phases import Phase, PhaseName, PhaseWriter
+from shardplan.plan.phases import Numbers, Phase, PhaseName, PhaseWriter
 from shardplan.plan.step_moves import Moves, StepMoves
 from shardplan.plan.types import OperatorDecision
 
@@ -15,13 +15,12 @@ def forward(step: StepMoves, name: PhaseName, count: int) -> Phase:
     writer = PhaseWriter()
     updated = _updates(step, writer) if name == "first forward" else {}
     fetch = Prefetch(step, writer, step.bring, updated)
-    order = range(len(step.parts.operators))
-    ahead = step.ahead(order)
-    available = {tensor for tensor in step.readers if tensor not in step.makers}
+    ahead = step.ahead(step.turns)
+    available = set(filter(step.is_at_hand, step.readers))
     waiting: dict[str, list[int]] = defaultdict(list)
     """By tensor that is not made yet, whose turn has come but for that."""
     freed: list[int] = []
-    for index in order:
+    for index in step.turns:
         operator = step.parts.operators[index]
         for other in sorted({*ahead.get(index, ()), *freed, index}):
             for tensor in fetch.issue(other, available, index):
@@ -42,11 +41,11 @@ def forward(step: StepMoves, name: PhaseName, count: int) -> Phase:
     return writer.phase(name, count)
 
 
-def _updates(step: StepMoves, writer: PhaseWriter) -> dict[str, int]:
+def _updates(step: StepMoves, writer: PhaseWriter) -> dict[str, Numbers]:
     """Moves of updated weights to where they are kept, in the order in which the weights are read."""
     updates = {move.tensor: n for n, move in enumerate(step.parts.moves) if move.phase == "update"}
-    issued: dict[str, int] = {}
-    sent: dict[int, int] = {}
+    issued: dict[str, Numbers] = {}
+    sent: dict[int, Numbers] = {}
     for operator in step.parts.operators:
         for tensor in operator.inputs:
             if tensor in updates and tensor not in issued:
@@ -65,39 +64,52 @@ def _forward_ns(step: StepMoves, operator: OperatorDecision) -> float:
 
 
 class Prefetch:
-    """Weights gathered for their readers, in forward or again in backward. `known[t]`: number of what brings tensor t
+    """Weights gathered for their readers, in forward or again in backward. `known[t]`: numbers of what brings tensor t
     to all of its readers; `own[t, r]`: of what brings it to reader r."""
 
-    def __init__(self, step: StepMoves, writer: PhaseWriter, moves: Moves, known: Mapping[str, int]) -> None:
+    def __init__(self, step: StepMoves, writer: PhaseWriter, moves: Moves, known: Mapping[str, Numbers]) -> None:
         self.step, self.writer, self.moves = step, writer, moves
-        self.known: dict[str, int] = dict(known)
-        self.own: dict[tuple[str, str], int] = {}
+        self.known: dict[str, Numbers] = dict(known)
+        self.own: dict[tuple[str, str], Numbers] = {}
         self.stored: set[str] = set()
         self._shared_blocking: set[str] = set()
 
     def issue(self, index: int, available: Collection[str], at: int) -> list[str]:
         """Issue what operator `index` reads, as far as it is there; the tensors that are not, and are to move."""
         operator, missing = self.step.parts.operators[index], []
-        again = self.moves is self.step.regather
         for tensor in self.step.reads[index]:
             if tensor not in available and index != at:
                 missing += [tensor] if self._moves_later(tensor, operator.name) else []
                 continue
-            if tensor not in self.stored and (again or tensor not in self.step.makers):
-                self.stored.add(tensor)
-                self.known[tensor] = self._issue(self.moves.shared.get(tensor, ()), tensor, at)
-            if (tensor, operator.name) not in self.own:
-                own = self.moves.own.get((tensor, operator.name), ())
-                self.own[tensor, operator.name] = self._issue(own, tensor, at)
+            self._bring(tensor, operator.name, at)
         return missing
+
+    def _bring(self, tensor: str, reader: str, at: int) -> Numbers:
+        """Issue what brings a tensor to a reader, as far as that was not done; what it has to wait for."""
+        again = self.moves is self.step.regather
+        if tensor not in self.stored and (again or self.step.is_at_hand(tensor)):
+            self.stored.add(tensor)
+            before = self.known.get(tensor, ()) or self._seen(tensor, at)
+            self.known[tensor] = self._issue(self.moves.shared.get(tensor, ()), before, at)
+        if (tensor, reader) not in self.own:
+            numbers = self.moves.own.get((tensor, reader), ())
+            self.own[tensor, reader] = self._issue(numbers, self.known.get(tensor, ()), at)
+        return self.own[tensor, reader]
+
+    def _seen(self, tensor: str, at: int) -> Numbers:
+        """What a view of weights waits for: all that it reads."""
+        maker = self.step.makers.get(tensor, -1)
+        if maker not in self.step.views:
+            return ()
+        viewer = self.step.parts.operators[maker].name
+        return tuple(sorted({n for read in self.step.reads[maker] for n in self._bring(read, viewer, at)}))
 
     def _moves_later(self, tensor: str, reader: str) -> bool:
         numbers = (*self.moves.shared.get(tensor, ()), *self.moves.own.get((tensor, reader), ()))
         return any(self.step.parts.moves[number].kind != "blocking" for number in numbers)
 
-    def _issue(self, numbers: Sequence[int], tensor: str, at: int) -> int:
-        """Issue the moves that are not waited for where they stand; the number of the last collective."""
-        after = self.known.get(tensor, -1)
+    def _issue(self, numbers: Sequence[int], after: Numbers, at: int) -> Numbers:
+        """Issue the moves that are not waited for where they stand; the number of the last collective, or `after`."""
         for number in numbers:
             move = self.step.parts.moves[number]
             if move.kind != "blocking" and move.phase != "update":
@@ -115,5 +127,5 @@ class Prefetch:
         """Wait for what an operator reads."""
         operator = self.step.parts.operators[index]
         for tensor in self.step.reads[index]:
-            number = self.own.get((tensor, operator.name), self.known.get(tensor, -1))
-            self.writer.wait(number, tensor, index)
+            numbers = self.own.get((tensor, operator.name), self.known.get(tensor, ()))
+            self.writer.wait(numbers, tensor, index)

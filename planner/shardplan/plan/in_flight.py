@@ -63,7 +63,7 @@ def _flights(phase: Phase, ran: Simulation) -> Iterator[tuple[int, int, int]]:
     for index, item in enumerate(phase.program):
         if item.action == "issue":
             issued[item.number] = (phase.operators[index], phase.moves[index], index)
-    waited = {item.number: phase.operators[i] for i, item in enumerate(phase.program) if item.action == "wait"}
+    waited = dict(_waits(phase))
     for number, (operator, moves, index) in issued.items():
         until = waited.get(number, -1)
         if until < 0 and computed:
@@ -72,6 +72,17 @@ def _flights(phase: Phase, ran: Simulation) -> Iterator[tuple[int, int, int]]:
         if operator >= 0 and until >= 0 and last >= 0:
             for move in moves:
                 yield move, operator, until
+
+
+def _waits(phase: Phase) -> Iterator[tuple[int, int]]:
+    """What is waited for, and the operator at which that is: of those that were put off, whose turn it is then."""
+    farther = min if phase.name in ("backward", "last backward") else max
+    now = -1
+    for item, operator in zip(phase.program, phase.operators, strict=True):
+        if operator >= 0:
+            now = operator if now < 0 else farther(now, operator)
+        if item.action == "wait":
+            yield item.number, now if operator >= 0 else operator
 
 
 def _bytes(built: CostGraph, parts: StepParts, number: int, *, gradient: bool) -> int:

@@ -4,7 +4,8 @@ Moves are of three kinds (`shardplan.plan.types.Move.kind`). Blocking ones (acti
 their value is made or read, and nothing is computed meanwhile. Prefetched ones (weights gathered for use) are issued
 `Policy.distance` blocks before the first reader's block and awaited by that reader. Deferred ones (gradients on
 their way to where they are kept) are issued when their bucket is full and awaited at the end of the phase, that is by
-the optimizer. What moves once a step moves in the last microbatch's backward.
+the optimizer. What moves once a step moves in the last microbatch's backward. Operators that read weights alone delay
+nothing but their readers: views take no turn, and others are put off in backward while they would wait.
 
 With M microbatches a step is: M forwards, M - 1 backwards, the last backward, the update. `forward_phase` and
 `backward_phase` write the programs.
@@ -14,13 +15,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from shardplan.schedule.links import Levels
 from shardplan.schedule.streams import Item
 
 PhaseName = Literal["first forward", "forward", "backward", "last backward", "update"]
 _SECOND = 1e-9
+Numbers: TypeAlias = tuple[int, ...]
+"""Of collectives of a phase: what has arrived when all of them have ended."""
 AT_ITS_READER: int | None = None
 """As `Policy.distance`: a weight is gathered right before it is read."""
 
@@ -94,20 +97,21 @@ class PhaseWriter:
             if unit.seconds > 0.0:
                 self.add(Item("blocking", unit.name, unit.seconds, unit.levels), operator, unit.moves)
 
-    def issue(self, units: Sequence[Unit], operator: int, after: int = -1, *, deferred: bool = False) -> int:
+    def issue(self, units: Sequence[Unit], operator: int, after: Numbers = (), *, deferred: bool = False) -> Numbers:
         """Issue collectives one after the other; the number of the last one, or `after`."""
         for unit in units:
             if unit.seconds > 0.0:
                 item = Item("issue", unit.name, unit.seconds, unit.levels, self._issued, after, deferred)
                 self.add(item, operator, unit.moves)
-                after = self._issued
+                after = (self._issued,)
                 self._issued += 1
         return after
 
-    def wait(self, number: int, name: str, operator: int) -> None:
-        if number >= 0 and number not in self.waited:
-            self.waited.add(number)
-            self.add(Item("wait", name, number=number), operator)
+    def wait(self, numbers: Sequence[int], name: str, operator: int) -> None:
+        for number in numbers:
+            if number not in self.waited:
+                self.waited.add(number)
+                self.add(Item("wait", name, number=number), operator)
 
     def phase(self, name: PhaseName, count: int) -> Phase:
         return Phase(name, count, tuple(self.items), tuple(self.moves), tuple(self.operators))

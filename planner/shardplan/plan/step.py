@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from shardplan.plan.backward_phase import backward
 from shardplan.plan.forward_phase import forward
-from shardplan.plan.phases import EAGER, Phase, PhaseWriter, Policy
+from shardplan.plan.phases import EAGER, Numbers, Phase, PhaseWriter, Policy
 from shardplan.plan.step_moves import StepMoves, StepParts
 from shardplan.plan.types import Move
 from shardplan.schedule.streams import Item, Simulation, Span, simulate
@@ -69,7 +69,7 @@ class StepSchedule:
         """By number of a move: the operator after which it is issued, the first one that waits for it."""
         found: dict[int, tuple[str, str]] = {}
         for phase in self.phases:
-            last, issued = "", dict[int, tuple[str, tuple[int, ...], int]]()
+            last, issued = "", dict[int, tuple[str, Numbers, Numbers]]()
             for item, operator, numbers in zip(phase.program, phase.operators, phase.moves, strict=True):
                 name = self.parts.operators[operator].name if operator >= 0 else ""
                 if item.action == "compute":
@@ -84,10 +84,12 @@ class StepSchedule:
         return found
 
     @staticmethod
-    def _chain(issued: Mapping[int, tuple[str, tuple[int, ...], int]], number: int) -> Iterator[int]:
+    def _chain(issued: Mapping[int, tuple[str, Numbers, Numbers]], number: int) -> Iterator[int]:
         """The moves that have ended when the collective `number` has: its own, and those that it came after."""
-        while number >= 0:
-            _, moves, number = issued[number]
+        ended = [number]
+        while ended:
+            _, moves, after = issued[ended.pop()]
+            ended += after
             yield from moves
 
 

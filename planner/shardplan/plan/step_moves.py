@@ -17,7 +17,8 @@ _SECOND = 1e-9
 @dataclass(frozen=True)
 class StepParts:
     """What a step consists of. `links[axis]`: level of a mesh axis; `optimizer_ns`: of the update; `blocks`: first
-    operators of the blocks in which weights are prefetched, ascending; `levels`: what collectives take of links."""
+    operators of the blocks in which weights are prefetched, ascending; `levels`: what collectives take of links;
+    `inputs`: names of what is no weight and no operator's result."""
 
     operators: Sequence[OperatorDecision]
     moves: Sequence[Move]
@@ -27,6 +28,7 @@ class StepParts:
     optimizer_ns: int
     blocks: Sequence[int]
     levels: LinkLevels = WHOLE
+    inputs: frozenset[str] = frozenset()
 
 
 def block_starts(operators: int, copies: Collection[Sequence[int]]) -> tuple[int, ...]:
@@ -36,6 +38,21 @@ def block_starts(operators: int, copies: Collection[Sequence[int]]) -> tuple[int
         if copy:
             starts |= {min(copy), max(copy) + 1}
     return tuple(sorted(start for start in starts if start < max(operators, 1)))
+
+
+def _of_weights(parts: StepParts) -> frozenset[int]:
+    changing = {move.tensor for move in parts.moves if move.kind == "blocking"} | parts.inputs
+    found: set[int] = set()
+    for index, operator in enumerate(parts.operators):
+        if changing.isdisjoint((*operator.inputs, *operator.outputs)):
+            found.add(index)
+        else:
+            changing |= set(operator.outputs) - {""}
+    return frozenset(found)
+
+
+def _is_free(operator: OperatorDecision) -> bool:
+    return not (operator.compute_ns or operator.inner_ns or operator.again)
 
 
 @dataclass
@@ -64,9 +81,21 @@ class StepMoves:
         for operator in parts.operators:
             for name in dict.fromkeys(filter(None, operator.inputs)):
                 self.readers[name].append(operator.name)
+        self.of_weights = _of_weights(parts)
+        """Operators that read weights, or what such operators made of them, alone."""
+        self.views = frozenset(index for index in self.of_weights if _is_free(parts.operators[index]))
+        """Those of them that compute nothing, such as the transpose of a tied embedding: they take no turn in the
+        program, as what they hand on is there as soon as what they read is."""
+        self.turns = [index for index in range(len(parts.operators)) if index not in self.views]
+        self.block = [bisect_right(parts.blocks, index) - 1 for index in range(len(parts.operators))]
+        """By operator, in which block it is."""
         moved = {move.tensor for move in parts.moves}
-        self.reads = [tuple(t for t in dict.fromkeys(operator.inputs) if t in moved) for operator in parts.operators]
-        """By operator, what it reads of which there are moves at all."""
+        self.reads: list[tuple[str, ...]] = []
+        """By operator, what it reads that moves, or is a view of a weight that does."""
+        for index, operator in enumerate(parts.operators):
+            self.reads.append(tuple(name for name in dict.fromkeys(operator.inputs) if name in moved))
+            if index in self.views and self.reads[-1]:
+                moved |= set(filter(None, operator.outputs))
         self.recomputed: dict[str, list[int]] = defaultdict(list)
         for index, operator in enumerate(parts.operators):
             if operator.again:
@@ -75,6 +104,10 @@ class StepMoves:
         for number, move in enumerate(parts.moves):
             if move.bucket is not None:
                 self.buckets[move.bucket].append(number)
+
+    def is_at_hand(self, tensor: str) -> bool:
+        """Whether a value is there when a phase begins: what no operator makes, or a view of that makes."""
+        return tensor not in self.makers or self.makers[tensor] in self.views
 
     def units(self, number: int) -> list[Unit]:
         """The collectives of a move, once."""
@@ -111,12 +144,12 @@ class StepMoves:
         return [Unit(u.name, u.seconds * times, u.levels, u.moves) for u in self.units(number)]
 
     def ahead(self, order: Sequence[int]) -> Mapping[int, Sequence[int]]:
-        """For operators at which something is to be issued: whose operands, in the order of need."""
-        distance, starts = self.policy.distance, self.parts.blocks
+        """For operators at which something is to be issued: whose operands, in the order of need. `order`: that of
+        their turns."""
+        distance, block = self.policy.distance, self.block
         if distance is None:
             return {index: (index,) for index in order}
         found: dict[int, list[int]] = defaultdict(list)
-        block = [bisect_right(starts, index) - 1 for index in range(len(self.parts.operators))]
         first: dict[int, int] = {}
         for index in order:
             first.setdefault(block[index], index)

@@ -83,6 +83,7 @@ def parts_of(plan: Plan) -> StepParts:
         optimizer_ns,
         block_starts(len(plan.operators), [copy for _, copies in plan.blocks for copy in copies]),
         _levels_of(plan),
+        frozenset(tensor.name for tensor in plan.tensors if tensor.role == "input"),
     )
 
 

@@ -14,7 +14,9 @@ to be gathered before, and what is made there cannot be reduced before, so that 
     T >= X_l before p + H_l of what is read up to p + (C + X) from p on
     T >= (C + X) up to p + H_l of what is made from p on + X_l after p
 
-where before and after are meant in the order in which the phase runs: in backward, in reverse graph order.
+where before and after are meant in the order in which the phase runs: in backward, in reverse graph order. What reads
+weights alone may run later than there, so that its compute counts on neither side; a view of weights waits for nothing,
+and what it reads is read where its result is read first.
 
 A step is the sum of its phases, each as often as it runs. All right hand sides are linear in the choices. So for
 multipliers w_k >= 0 that add up to one in every phase, the least of sum_k w_k f_k is a lower bound on every schedule.
@@ -81,12 +83,9 @@ class Objective:
         phases = (replace(phase, sums=phase.sums[:1]) for phase in self.phases)
         return replace(self, phases=tuple(phases))
 
-    def with_cuts(self, cuts: Mapping[str, Sum]) -> Objective:
-        """The objective with a further sum for phases by name."""
-        phases = (
-            replace(phase, sums=(*phase.sums, cuts[phase.name])) if phase.name in cuts else phase
-            for phase in self.phases
-        )
+    def with_cuts(self, cuts: Mapping[str, Sequence[Sum]]) -> Objective:
+        """The objective with further sums for phases by name."""
+        phases = (replace(phase, sums=(*phase.sums, *cuts.get(phase.name, ()))) for phase in self.phases)
         return replace(self, phases=tuple(phases))
 
 
@@ -98,7 +97,8 @@ class Linear:
     weights: Weights
 
     def coefficient(self, term: Term, position: int) -> float:
-        """What a second of a term counts that belongs to operator `position`."""
+        """What a second of a term counts that belongs to operator `position`; compute of a negative one is on no side
+        of any cut."""
         if term.segment == "update":
             return ALWAYS
         return sum(

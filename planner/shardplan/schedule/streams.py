@@ -6,7 +6,7 @@ a share of those inside of that (`shardplan.schedule.links`). Blocking collectiv
 will wait for soon, then deferred ones; of one kind, what was issued first; the others pause (streams of different
 priority do this on GPUs), and what waits for one link leaves the others to those behind it. Of two collectives on one
 link both run where one is bound elsewhere and takes at most `MOST_PASSING` of it; the other has the rest. What has to
-come after another collective is issued when that has ended. Compute beside communication takes `kappa` times as long.
+come after other collectives is issued when these have ended. Compute beside communication takes `kappa` times as long.
 So for every program, with blocking collectives at the speed they have,
 
     seconds = compute + blocking + (kappa - 1) / kappa * (time in which both run) + time in which only waiting is done
@@ -33,7 +33,7 @@ more would slow down what goes first by more than it hides."""
 @dataclass(frozen=True, slots=True)
 class Item:
     """One item of a device's program. `compute`: `seconds` alone; `blocking`: `seconds` on `levels`; `issue`: starts
-    the asynchronous collective `number`, which takes `seconds` on `levels`, once the one with the number `after` has
+    the asynchronous collective `number`, which takes `seconds` on `levels`, once those with the numbers `after` have
     ended, and gives way to others where it is `deferred`; `wait`: for that number."""
 
     action: Action
@@ -41,7 +41,7 @@ class Item:
     seconds: float = 0.0
     levels: Levels = frozenset()
     number: int = -1
-    after: int = -1
+    after: tuple[int, ...] = ()
     deferred: bool = False
 
 
@@ -198,7 +198,7 @@ class _Device:
 
     def _depends(self, index: int) -> bool:
         """Whether an issued collective waits for the end of another one."""
-        return self.issued.get(self.program[index].after, -1) in self.left
+        return any(self.issued.get(number, -1) in self.left for number in self.program[index].after)
 
     def _advance(self, active: Sequence[tuple[int, float]], step: float) -> None:
         for index, _ in active:
