@@ -188,7 +188,7 @@ def _tensor_item(on: Context, tensor: TensorDecision, module: str, moved_ns: int
 
 def _operator_item(on: Context, operator: OperatorDecision) -> _Item:
     shown = f"{operator.module} ({operator.op_type})" if operator.module else operator.name
-    again = f", run again before {operator.again}" if operator.again else ""
+    again = ", run again" if operator.again else ""
     made, read = (
         ", ".join(to_text(layout, on.mesh) if layout else "-" for layout in layouts)
         for layouts in (operator.makes, operator.reads)
