@@ -16,6 +16,7 @@ from typing import TypeAlias
 
 from shardplan.graph.remat import Recompute
 from shardplan.planning.chain import AVERAGES, Answer, Question, most_solved
+from shardplan.planning.judge import Candidate
 from shardplan.planning.recipes import RECIPES, without_axis
 from shardplan.planning.reduction import Restrict
 from shardplan.planning.rematerialisation import FLAGS, flags
@@ -40,10 +41,17 @@ schedule of what attains a bound is longer than that by about as much as the bes
 NEAR = 0.05
 """Where no more is unproven at the multipliers that are best without a limit on memory, no others are looked for: plain
 problems under a limit take long."""
+ROOMY = 1.5
+"""Where the best plan without a limit on memory holds at most so many times that, all looks are made without it first:
+those that follow may hold less."""
+AGAIN = 16
+"""Of the plans that were found without a limit on memory, so many are laid out under it."""
 TIGHTER = 0.8
 """Share of the limit on memory under which another plan is sought where the limit stands in the way."""
 LESS_TIGHT = 0.9
 """The same where no plan that holds so little is better."""
+LESS = 0.98
+"""Share of what the best plan holds under which others are sought: a tighter limit is to lead to no better plan."""
 FIRST_WORK = 0.6
 """Share of that which the question that proves the bound may take."""
 ROUGH_WORK = 2e3
@@ -84,21 +92,36 @@ def searched(
 ) -> Questions[Found]:
     """The best plan of all candidates; `remat`: what is recomputed, unless that is chosen; `below_s`: looked for only
     as long as it may have a shorter step. Raises `NoPlanError`, and `NoBetterError` where all take `enough_s`."""
-    instance, looks = search.instance, _looks(search)
-    search.spent.left, after = _most_solved(search), sum(looks.values())
-    found = yield from without_limit(search, remat, enough_s)
-    if found is None or (found.bound_s < below_s and not found.candidate.keeps(instance.limit_bytes)):
-        try:
-            found = yield from under_the_limit(search, found, remat, chooses_remat=chooses_remat, enough_s=enough_s)
-        except NoPlanError as none:
-            found = yield from as_experts(search, none.answer)
-    if found.candidate.step_s >= below_s:
-        return found
-    if not found.candidate.is_tight(instance.limit_bytes, TIGHTER):
-        after -= looks.pop(under_less_memory, 0)
-    elif found.limit_bytes is None and found.gap > CLOSE and not found.is_only_one:
-        search.spent.left = search.averages + after
-        found = yield from at_the_limit(search, found, remat)
+    limit_bytes, roomy = search.limit_bytes, search.without_limit()
+    search.spent.left = _most_solved(search)
+    free = yield from without_limit(roomy, remat, enough_s)
+    if free is not None and free.bound_s < below_s and free.candidate.holds_bytes <= ROOMY * limit_bytes:
+        free = yield from looked(roomy, free)
+    if free is not None and (free.bound_s >= below_s or free.candidate.keeps(limit_bytes)):
+        return free
+    search.spent.left = _most_solved(search) // 2
+    try:
+        found = yield from under_the_limit(search, free, remat, chooses_remat=chooses_remat, enough_s=enough_s)
+    except NoPlanError as none:
+        found = yield from as_experts(search, none.answer)
+    if not chooses_remat:
+        found = found.better(_again_under_the_limit(search, roomy), limit_bytes)
+    if found.candidate.step_s < below_s:
+        found = yield from looked(search, found)
+    return found
+
+
+def _again_under_the_limit(search: Search, roomy: Search) -> list[Candidate]:
+    """The best plans that were found without a limit on memory, laid out so that they hold less where they have to."""
+    ranked = sorted(roomy.known.values(), key=lambda one: one.step_s)
+    again = [(one.layouts, tuple(one.priced.choice.values())) for one in ranked]
+    return search.judged(again[:AGAIN]) if again else []
+
+
+def looked(search: Search, found: Found) -> Questions[Found]:
+    """The best of what is known and of all that looks lead to."""
+    looks = _looks(search)
+    after = sum(looks.values())
     for look, most in looks.items():
         if found.gap <= CLOSE or found.is_only_one or found.outcome == "interrupted" or search.is_over:
             break
@@ -109,7 +132,7 @@ def searched(
 
 def _most_solved(search: Search) -> int:
     """Plain problems of `searched` at most: all plans without a limit, near those and under it, and looks at others."""
-    return 2 * search.averages + 1 + sum(_looks(search).values())
+    return 2 * search.averages + 1 + 2 * sum(_looks(search).values())
 
 
 Look: TypeAlias = Callable[[Search, Found], Questions[Found]]
@@ -125,7 +148,7 @@ def _looks(search: Search) -> dict[Look, int]:
     if not (instance.is_quick or search.restricted):
         looks |= {with_experts: restricted * len(RECIPES), on_coarser_meshes: restricted * axes if axes > 1 else 0}
     looks[under_less_memory] = 2
-    return looks if instance.is_quick else {**looks, crossed: 0}
+    return looks if instance.is_quick else {**looks, crossed: 0, holding_less: AVERAGES["quick"]}
 
 
 def without_limit(
@@ -143,7 +166,7 @@ def under_the_limit(
 ) -> Questions[Found]:
     """The best plan under the limit on memory; `free`: the best one without, whose multipliers may be good for this one
     too. Raises `NoPlanError`, and `NoBetterError` where all take `enough_s`."""
-    limit_bytes, near = search.instance.limit_bytes, None
+    limit_bytes, near = search.limit_bytes, None
     if free is not None and not chooses_remat:
         try:
             near = yield from of_phases(
@@ -158,16 +181,6 @@ def under_the_limit(
                 return near
     found = yield from of_phases(search, limit_bytes, remat, chooses_remat=chooses_remat, enough_s=enough_s)
     return found if near is None else found.proven_by(near).better([near.candidate], limit_bytes)
-
-
-def at_the_limit(search: Search, found: Found, remat: Recompute | None) -> Questions[Found]:
-    """Where a plan that was sought without a limit on memory just keeps it, there are better ones: what it holds in
-    flight had to be little. From here on everything is sought under the limit."""
-    limit_bytes = search.instance.limit_bytes
-    with contextlib.suppress(NoPlanError):
-        other = yield from of_phases(search, limit_bytes, remat, parts=2, start=found.multipliers)
-        return other.proven_by(found).better([found.candidate], limit_bytes)
-    return found
 
 
 def as_experts(search: Search, none: Answer) -> Questions[Found]:
@@ -284,11 +297,25 @@ def _restricted(
     return found
 
 
+def holding_less(search: Search, found: Found) -> Questions[Found]:
+    """Plans of equal layers that hold less than the best one known, and crossings with them: they lead elsewhere."""
+    less = int(LESS * found.candidate.holds_bytes)
+    question = replace(_question(found, None), equal_layers=True, limit_bytes=less, averages=AVERAGES["quick"])
+    known = len(search.known)
+    found, _ = yield from _with(search, found, question, proves=False)
+    if len(search.known) > known:
+        found = yield from crossed(search, found)
+    return found
+
+
 def under_less_memory(search: Search, found: Found) -> Questions[Found]:
-    """The best plan at the best multipliers under a tighter limit: it keeps the limit too, and leads elsewhere."""
+    """The best plan at the best multipliers under a tighter limit, where that stands in the way: it keeps the limit
+    too, and leads elsewhere."""
+    if not found.candidate.is_tight(search.limit_bytes, TIGHTER):
+        return found
     question = replace(_question(found, found.linear), equal_layers=True)
     for share in (TIGHTER, LESS_TIGHT):
-        tighter = int(share * search.instance.limit_bytes)
+        tighter = int(share * search.limit_bytes)
         before_s = found.candidate.step_s
         found, _ = yield from _with(search, found, replace(question, limit_bytes=tighter))
         if found.candidate.step_s < before_s:
@@ -307,11 +334,11 @@ def crossed(search: Search, found: Found) -> Questions[Found]:
     below = candidate.step_s * PS_PER_S  # what its sums say is a lower bound on the schedule of each
     choices = list(dict.fromkeys(tuple(one.priced.choice.values()) for one in ranked))
     assignments = mixed_with(Functions.of(whole.problem), PARENTS, choices, CROSSED, below)
-    return found.better(search.judged([(candidate.layouts, one) for one in assignments]), search.instance.limit_bytes)
+    return found.better(search.judged([(candidate.layouts, one) for one in assignments]), search.limit_bytes)
 
 
-def _question(found: Found, linear: Linear, *, restriction: Restrict | None = None) -> Question:
-    """The best assignment of a linear function, with what the best plan recomputes."""
+def _question(found: Found, linear: Linear | None, *, restriction: Restrict | None = None) -> Question:
+    """The best assignment of a linear function, or of the step, with what the best plan recomputes."""
     remat = found.candidate.layouts.built.recompute
     return Question(found.limit_bytes, found.objective, linear, remat, restriction=restriction, prices=found.prices)
 
@@ -331,7 +358,7 @@ def _with(search: Search, found: Found, question: Question, *, proves: bool = Tr
     below_s = found.candidate.step_s if proves else math.inf
     question = replace(question, ends_s=search.share(2), unproven=ROUGH, below_s=below_s, shortfall=False)
     answer = yield from asked(search, question, min(ROUGH_WORK, search.work_left))
-    solution, limit = answer.solution, search.instance.limit_bytes
+    solution, limit = answer.solution, search.limit_bytes
     if solution.outcome == "interrupted":
         found = replace(found, outcome="interrupted")
     bound_s = solution.bound / PS_PER_S

@@ -32,10 +32,15 @@ class Candidate:
         """Whether the plan keeps a limit on memory."""
         return self.priced.memory.total <= limit_bytes
 
+    @property
+    def holds_bytes(self) -> int:
+        """What a device holds at its peak."""
+        return self.priced.memory.total
+
     def is_tight(self, limit_bytes: int, share: float) -> bool:
         """Whether a limit on memory stands in the way: the plan holds more than this share of it, or would, if weights
         were gathered and gradients reduced as is fastest."""
-        return self.priced.memory.total > share * limit_bytes or self.priced.scheduled.policy.holds_back
+        return self.holds_bytes > share * limit_bytes or self.priced.scheduled.policy.holds_back
 
 
 Known = dict[tuple[int, tuple[int, ...]], Candidate]

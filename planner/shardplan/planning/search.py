@@ -10,7 +10,7 @@ from typing import Final, TypeAlias, TypeVar
 
 import numpy as np
 
-from shardplan.graph.options import Effort
+from shardplan.graph.options import UNLIMITED_BYTES, Effort
 from shardplan.interruption import Interruption
 from shardplan.planning.chain import Answer, Assigned, Question, most_solved
 from shardplan.planning.instance import Instance
@@ -109,13 +109,14 @@ class Spent:
 class Search:
     """What is searched, and until when (`time.monotonic`); `interruption` hears when the user wants what there is.
     `restricted`: in the layouts of an expert, so that those of others lead nowhere. `only_best`: of plans that cannot
-    be the best the shortest schedules are not looked for."""
+    be the best the shortest schedules are not looked for. `roomy`: as if there were no limit on memory."""
 
     instance: Instance
     limit_s: float
     interruption: Interruption = field(default_factory=Interruption)
     restricted: bool = False
     only_best: bool = True
+    roomy: bool = False
     known: Known = field(default_factory=dict)
     """Plans that were laid out already."""
     spent: Spent = field(default_factory=Spent)
@@ -126,6 +127,15 @@ class Search:
         limit = instance.options.time_limit
         ends_s = math.inf if limit is None else time.monotonic() + limit
         return cls(instance, ends_s, interruption or Interruption(), restricted)
+
+    def without_limit(self) -> Search:
+        """The same search as if there were no limit on memory; the plans that it lays out are its own."""
+        return replace(self, roomy=True, known={})
+
+    @property
+    def limit_bytes(self) -> int:
+        """What a plan is to keep."""
+        return UNLIMITED_BYTES if self.roomy else self.instance.limit_bytes
 
     @property
     def ends_s(self) -> float:
@@ -159,7 +169,7 @@ class Search:
     def judged(self, assignments: Sequence[Assigned]) -> list[Candidate]:
         """The plans of assignments, the best first; one at least, however late it is."""
         before, known = time.monotonic(), len(self.known)
-        limit, is_over = self.instance.limit_bytes, lambda: self._is_late(before, known)
+        limit, is_over = self.limit_bytes, lambda: self._is_late(before, known)
         found = judged(assignments, limit, self.known, is_over, only_best=self.only_best)
         self._is_late(before, known)
         return found
