@@ -5,10 +5,17 @@ from __future__ import annotations
 import errno
 import os.path
 from pathlib import Path
-from typing import BinaryIO
+from typing import Protocol
 
 MOST_BYTES = 1 << 26
 """The index of a checkpoint of a million tensors is larger than all else, and has this."""
+
+
+class Readable(Protocol):
+    """What bytes are read from: a file, or what unpacks one."""
+
+    def read(self, size: int, /) -> bytes:
+        """At most so many bytes."""
 
 
 def is_there(given: str | Path) -> bool:
@@ -32,7 +39,7 @@ def read_bytes(path: str | Path, most: int | None = None) -> bytes:
         return read_at_most(file, MOST_BYTES if most is None else most)
 
 
-def read_at_most(file: BinaryIO, most: int) -> bytes:
+def read_at_most(file: Readable, most: int) -> bytes:
     """The rest of a file, as `read_bytes`."""
     data = file.read(most + 1)
     if len(data) > most:

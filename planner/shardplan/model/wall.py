@@ -114,7 +114,7 @@ def beyond(dims: Sequence[int | None], budget: Budget) -> str:
 def _name_problems(proto: onnx.ModelProto) -> list[Diagnostic]:
     """Names that are no UTF-8, or more than one line of visible text."""
     found = dict.fromkeys(name for name in _names(proto) if isinstance(name, bytes) or _HIDDEN.search(name))
-    kinds = {
+    kinds: dict[str, list[str | bytes]] = {
         "bytes that are not UTF-8": [name for name in found if isinstance(name, bytes)],
         "characters that control what is printed": [name for name in found if isinstance(name, str)],
     }

@@ -40,11 +40,11 @@ def _found(module: str, function: str) -> Callable[..., Any]:
         try:
             imported = importlib.import_module(module)
         except (Exception, SystemExit) as problem:
-            missing = isinstance(problem, ModuleNotFoundError) and problem.name is not None
-            if missing and f"{module}.".startswith(f"{problem.name}."):  # type: ignore[attr-defined]
+            missing = problem.name if isinstance(problem, ModuleNotFoundError) else None
+            if missing is not None and f"{module}.".startswith(f"{missing}."):
                 hint = "MODEL is an ONNX file, transformer:..., or package.module:function, found from here"
                 raise ShardplanError(
-                    error("no-factory", f"'{given}': there is no module '{problem.name}'", hint=hint)  # type: ignore[attr-defined]
+                    error("no-factory", f"'{given}': there is no module '{missing}'", hint=hint)
                 ) from None
             raise ShardplanError(_raised(given, f"importing {module}", problem)) from problem
     factory = getattr(imported, function, None)
