@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from shutil import which
@@ -19,6 +20,7 @@ from shardplan.export.files import folder_in_place, write_file
 from shardplan.plan.file import write_other, write_text
 from shardplan.solve.budget import Budget
 from shardplan.verbs import streams
+from shardplan.whole_files import write_whole
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMAND = (sys.executable, str(ROOT / "cli.py"))
@@ -143,6 +145,22 @@ def test_nothing_is_left_of_a_plan_that_cannot_be_written(tmp_path, monkeypatch,
         write_text('{"format_version": "1.0", "model": "new"}\n', target)
     assert [file.name for file in tmp_path.iterdir()] == ["a.plan.json"]
     assert "old" in target.read_text()
+
+
+def test_what_is_no_file_is_not_replaced_by_one(tmp_path):
+    """As a device, whose name would be that of a file from then on."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=lambda: os.close(os.open(pipe, os.O_WRONLY)))  # for whoever would read it
+    writer.start()
+    with pytest.raises(OSError, match="it is not a regular file"):
+        write_whole(pipe, b"data")
+    os.close(os.open(pipe, os.O_RDONLY | os.O_NONBLOCK))
+    writer.join(20)
+    assert pipe.is_fifo()
+    with pytest.raises(OSError, match="it is a folder"):
+        write_whole(tmp_path, b"data")
+    assert sorted(tmp_path.iterdir()) == [pipe]
 
 
 WRITERS = {
