@@ -2,9 +2,9 @@
 
     python benchmarks/limits.py 4x8 tests/models/gpt2_small.onnx tests/models/llama3_8b.onnx mixtral.onnx
 
-A row per format, a column per model: the step of the best plan that the format can say, and by how much it is slower
-than the best plan there is. Every plan is exported; a refusal ends the benchmark with 1. CPU seconds are those of this
-process for the whole column.
+A row per format, a column per model: the step of the best plan that the format can express, and by how much it is
+slower than the best plan there is. Every plan is exported; a refusal ends the benchmark with 1. CPU seconds are those
+of this process for the whole column.
 """
 
 from __future__ import annotations

@@ -18,6 +18,11 @@ from hypothesis import settings
 os.environ["SHARDPLAN_CHECK_PRICES"] = "1"
 """A plan's price that is not the solver's is an error, in processes that tests start too."""
 
+for _library in ("OPENBLAS", "OMP", "MKL"):
+    os.environ.setdefault(f"{_library}_NUM_THREADS", "1")
+"""Products of small matrices, here and in processes that tests start, gain nothing by threads; on cores that others use
+too, these spin while they wait for each other: a plan that runs in numpy took five times the processor time."""
+
 settings.register_profile("fixed", deadline=None, derandomize=True, database=None)
 settings.register_profile("fresh", deadline=None, derandomize=False, print_blob=True)
 settings.load_profile("fixed")

@@ -1,11 +1,13 @@
 """Whatever a name holds, no reader of the output obeys it."""
 
+import ast
 import json
 import re
 import subprocess
 from shutil import which
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -40,6 +42,17 @@ def test_diagnostics(file, summary, detail):
     assert not any(map(obeyed, [head, *rest]))
     assert all(line.startswith("  ") for line in rest[:-1])
     assert rest[-1].startswith("hint: h")
+
+
+@given(texts)
+def test_strings_of_python_and_yaml(text):
+    """As YAML at least what UTF-8 can hold; nobody can write the rest into a file."""
+    written = escapes.quoted(text)
+    assert written.isascii()
+    assert len(written.splitlines()) == 1
+    assert ast.literal_eval(written) == text
+    if not any("\ud800" <= one <= "\udfff" for one in text):
+        assert yaml.safe_load(written) == text
 
 
 @given(texts)

@@ -212,12 +212,12 @@ def test_stages_by_hand_are_obeyed_everywhere(layers, shardplan):
         (
             ["st.yaml"],
             {"target": "jax"},
-            "st.yaml: error[bad-stages]: jax cannot say a pipeline: its plans are of one mesh",
+            "st.yaml: error[bad-stages]: jax cannot express a pipeline: its plans are of one mesh",
         ),
         (
             [],
             {"stages": 2, "target": "fsdp2"},
-            "error[bad-stages]: fsdp2 cannot say a pipeline: its plans are of one mesh",
+            "error[bad-stages]: fsdp2 cannot express a pipeline: its plans are of one mesh",
         ),
         ([3], {}, "error[bad-argument]: constraints[0] is 3; a file, a mapping or a plan is expected"),
     ],
@@ -264,7 +264,7 @@ def test_helps_are_of_one_table(shardplan):
         ({"pins": [3]}, "pins is 3; text is expected"),
         ({"pins": {"x": 1}}, "pins is {'x': 1}; text is expected"),
         ({"memory_limit": "40"}, "memory_limit 40 has no unit"),
-        ({"constraints": [{"parameters": {"x": 1j}}]}, "constraints[0] holds what YAML cannot say: 1j"),
+        ({"constraints": [{"parameters": {"x": 1j}}]}, "constraints[0] holds what YAML cannot express: 1j"),
     ],
 )
 def test_what_would_be_ignored_or_cannot_be_read_is_refused(asked, said):

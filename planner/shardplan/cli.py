@@ -11,7 +11,7 @@ import os
 import sys
 import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -183,11 +183,16 @@ def _report(run: _Run, given: list[str], problem: Exception) -> int:
 
 def _fail(run: _Run, given: list[str], diagnostics: Sequence[Diagnostic], code: int) -> int:
     session = run.session or Session(_guess_verb(given), as_json=_asks_json(given))
+    for diagnostic in diagnostics:
+        session.say(diagnostic)
+    return _document(session, session.failure, code)
+
+
+def _document(session: Session, result: Mapping[str, object] | None, code: int) -> int:
+    """The document of a failure, where one is asked for; `code`, unless standard output takes nothing more."""
     try:
-        for diagnostic in diagnostics:
-            session.say(diagnostic)
         if session.as_json:
-            session.write_document(session.failure)
+            session.write_document(result)
         sys.stdout.flush()
     except BrokenPipeError:
         return _stop_writing()
@@ -200,17 +205,13 @@ def _fail(run: _Run, given: list[str], diagnostics: Sequence[Diagnostic], code: 
 
 def _refuse_usage(problem: click.UsageError, given: list[str]) -> int:
     """Click's own words on standard error: the usage line, the fault and the nearest option."""
-    with contextlib.suppress(BrokenPipeError):
-        said = io.StringIO()
-        problem.show(said)
-        click.echo(visible(said.getvalue()), err=True, nl=False)
-        if _is_setting(problem):
-            click.echo(f"hint: {IN_SETTINGS}", err=True)
-        if _asks_json(given):
-            fault = error("usage", problem.format_message())
-            Session(_guess_verb(given), diagnostics=[fault]).write_document(None)
-            sys.stdout.flush()
-    return EXIT_USAGE
+    said = io.StringIO()
+    problem.show(said)
+    click.echo(visible(said.getvalue()), err=True, nl=False)
+    if _is_setting(problem):
+        click.echo(f"hint: {IN_SETTINGS}", err=True)
+    fault = error("usage", problem.format_message())
+    return _document(Session(_guess_verb(given), _asks_json(given), diagnostics=[fault]), None, EXIT_USAGE)
 
 
 def _is_setting(problem: click.UsageError) -> bool:

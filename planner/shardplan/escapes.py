@@ -6,6 +6,7 @@ direction of writing, CI systems obey lines such as `::error::` and `##[error]`,
 
 from __future__ import annotations
 
+import json
 import re
 
 _NOT_ASCII = re.compile(r"[^\n\t -~]")
@@ -60,6 +61,14 @@ def command_property(text: str) -> str:
 def dot(text: str) -> str:
     """The inside of a quoted string of Graphviz."""
     return one_line(text).replace("\\", "\\\\").replace('"', '\\"')
+
+
+def quoted(text: str) -> str:
+    """A string in double quotes for Python and YAML, ASCII throughout, so that no reader's encoding matters.
+
+    JSON's escapes are not it: they write a character beyond U+FFFF as two halves, which both read as two characters.
+    """
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\x7f").encode("ascii", "backslashreplace").decode()
 
 
 def json_text(text: str) -> str:

@@ -11,8 +11,11 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.connection import wait
 from typing import Any, TypeVar
+
+from shardplan.errors import ShardplanError, error
 
 Shared = TypeVar("Shared")
 Item = TypeVar("Item")
@@ -24,7 +27,8 @@ def run_all(
 ) -> Iterator[Result]:
     """`function(shared, item)` for every item, as they are done; in this process where that is as good.
 
-    `function` is one of a module, and all data can be pickled.
+    `function` is one of a module, and all data can be pickled. Raises `ShardplanError` (`lost-worker`) where a worker
+    is ended from outside, as Linux does with the largest process when memory runs out.
     """
     if processes < 2 or len(items) < 2:
         yield from (function(shared, item) for item in items)
@@ -35,12 +39,21 @@ def run_all(
     try:
         for future in as_completed([pool.submit(_Worker.run, item) for item in items]):
             yield future.result()
+    except BrokenProcessPool:
+        summary = "a process that works for this one was ended from outside, most often because memory ran out"
+        hint = "fewer of them run where fewer processors are: taskset -c 0,1 shardplan ..."
+        raise ShardplanError(error("lost-worker", summary, hint=hint)) from None
     except BaseException:  # Ctrl-C, or nobody asks for more: what is begun may take minutes
         for process in set(multiprocessing.active_children()) - others:
             process.terminate()
         raise
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def processors() -> int:
+    """Of this machine, those that this process may use: `taskset` and containers leave it fewer."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class _Worker:

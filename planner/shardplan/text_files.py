@@ -5,9 +5,17 @@ from __future__ import annotations
 import errno
 import os.path
 from pathlib import Path
+from typing import Protocol
 
 MOST_BYTES = 1 << 26
 """The index of a checkpoint of a million tensors is larger than all else, and has this."""
+
+
+class Readable(Protocol):
+    """What bytes are read from: a file, or what unpacks one."""
+
+    def read(self, size: int, /) -> bytes:
+        """At most so many bytes."""
 
 
 def is_there(given: str | Path) -> bool:
@@ -25,12 +33,17 @@ def is_folder(given: str | Path) -> bool:
     return os.path.isdir(given)  # noqa: PTH112
 
 
-def read_bytes(path: str | Path) -> bytes:
-    """What is in the file. Raises `OSError`, also where that is more than any document, or has no end."""
+def read_bytes(path: str | Path, most: int | None = None) -> bytes:
+    """What is in the file. Raises `OSError`, also for more than `most` bytes (`MOST_BYTES`), or what has no end."""
     with Path(path).open("rb") as file:
-        data = file.read(MOST_BYTES + 1)
-    if len(data) > MOST_BYTES:
-        raise OSError(errno.EINVAL, f"it is larger than {MOST_BYTES >> 20} MiB, which no document of its kind is")
+        return read_at_most(file, MOST_BYTES if most is None else most)
+
+
+def read_at_most(file: Readable, most: int) -> bytes:
+    """The rest of a file, as `read_bytes`."""
+    data = file.read(most + 1)
+    if len(data) > most:
+        raise OSError(errno.EINVAL, f"it is larger than {most >> 20} MiB, which no document of its kind is")
     return data
 
 

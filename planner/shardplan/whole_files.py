@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import stat
 from collections.abc import Mapping, Sequence
@@ -13,11 +14,15 @@ def write_whole(path: str | Path, data: bytes) -> bool:
     """Write `data` to the file at `path`, and make the folders it is in; False where the file is exactly this already.
 
     A file that is replaced keeps its permissions, and its owner where we may give it away; a symbolic link stays one.
-    Nothing is left behind where it fails. Raises `OSError`.
+    Nothing is left behind where it fails. Raises `OSError`, also where something else than a file is there.
     """
     target = Path(os.path.realpath(path))
     before = target.stat() if target.exists() else None
-    if before is not None and target.read_bytes() == data:
+    if before is not None and not stat.S_ISREG(before.st_mode):
+        # What takes its place would be a file, and a device, say, gone.
+        reason = "it is a folder" if stat.S_ISDIR(before.st_mode) else "it is not a regular file"
+        raise OSError(errno.EINVAL, reason, str(path))
+    if before is not None and before.st_size == len(data) and target.read_bytes() == data:
         return False
     beside = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:

@@ -109,7 +109,7 @@ def test_a_profile_is_fitted_to_a_trace_of_a_run(shardplan, folder):
     run = shardplan("calibrate", "trace", "run.json", "-c", "h100-dgx", "-o", "mine.yaml")
     assert (run.code, run.err) == (0, "")
     _, first, last = run.out.splitlines()
-    assert first.split() == ["product", "device", "4", "1.30", "±1", "%"]
+    assert first.split() == ["matrix", "product", "device", "4", "1.30", "±1", "%"]
     assert last == "wrote mine.yaml"
     assert shardplan("profiles", "check", "mine.yaml").code == 0
     assert "spread:\n  compute: 0.01\n" in Path("mine.yaml").read_text()

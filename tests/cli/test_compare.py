@@ -71,4 +71,4 @@ def test_a_model_that_takes_no_time(shardplan, folder):
 def test_a_recipe_that_a_format_cannot_say_is_told_so(shardplan, mlp):
     run = shardplan(*COMPARE, "--for", "tp-plan")
     row = next(line for line in run.out.splitlines() if line.startswith("ZeRO-3"))
-    assert row.endswith("not possible for this model on this mesh, or nothing that tp-plan can say")
+    assert row.endswith("not possible for this model on this mesh, or nothing that tp-plan can express")

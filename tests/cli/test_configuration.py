@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from shardplan import text_files
+
 SOLVE = ("solve", "mlp.onnx")
 
 
@@ -129,3 +131,17 @@ def test_what_may_be_repeated_may_be_given_once(shardplan, mlp):
     Path("shardplan.toml").write_text('cluster = "a100-dgx"\ndim = "batch=64"\n')
     assert source(shardplan("sweep", "mlp.onnx", "-v"), "cluster") == "a100-dgx  (configuration)"
     assert source(shardplan(*SOLVE, "-v"), "dim") == "batch=64  (configuration)"
+
+
+def test_a_file_of_settings_without_an_end(shardplan, mlp, monkeypatch):
+    monkeypatch.setattr(text_files, "MOST_BYTES", 1 << 20)
+    with Path("shardplan.toml").open("wb") as file:
+        file.truncate(1 << 34)
+    run = shardplan(*SOLVE)
+    said = "cannot read it: it is larger than 1 MiB, which no document of its kind is"
+    assert (run.code, run.err) == (2, f"shardplan.toml: error[bad-configuration]: {said}\n")
+
+
+def test_the_mark_of_editors_is_no_part_of_settings(shardplan, mlp):
+    Path("shardplan.toml").write_text("\ufeffmesh = '1x2'\r\n", encoding="utf-8")
+    assert "machine=1 (" in shardplan("solve", "mlp.onnx", "--dim", "batch=32").out

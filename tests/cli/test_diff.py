@@ -1,6 +1,7 @@
 """`shardplan diff`: text at a fixed width, Markdown, annotations, JSON, and when it fails."""
 
 import json
+import re
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
@@ -105,6 +106,19 @@ def test_which_memory_changed(shardplan, plans):
     document = json.loads(shardplan("diff", "new.plan.json", "less.plan.json", "--json").out)
     Draft202012Validator(SCHEMA).validate(document)
     assert document["result"]["memory"]["activations"]["after"] == 2**30
+
+
+def test_growth_from_nothing_and_by_a_factor(shardplan, plans):
+    """Of nothing there is no percentage, and a gate in percent sees whatever comes to it."""
+    whole = read_plan("new.plan.json")
+    old = replace(whole.summary, communication_ns=0, step_ns=whole.summary.step_ns // 12)
+    write_plan(replace(whole, summary=old), "none.plan.json")
+    run = shardplan("diff", "none.plan.json", "new.plan.json")
+    assert re.search(
+        r"^step \S+ \S+ → \S+ \S+ \(×12\)   .*   exposed communication 0 ns → \S+ \S+$", run.out, re.MULTILINE
+    )
+    assert shardplan("diff", "none.plan.json", "new.plan.json", "--fail-if", "communication>+5%").code == 1
+    assert shardplan("diff", "new.plan.json", "none.plan.json", "--fail-if", "communication>+5%").code == 0
 
 
 def test_the_same(shardplan, plans):

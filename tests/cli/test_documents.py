@@ -1,7 +1,6 @@
 """Every `--json` document of every verb satisfies the published schema, which names every key."""
 
 import json
-import os
 import shutil
 from collections.abc import Iterator
 from importlib.resources import files
@@ -139,7 +138,7 @@ def _make() -> None:
 @pytest.fixture
 def inputs(made: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """All the files that the cases name, in the working directory of a machine of one core."""
-    monkeypatch.setattr(os, "cpu_count", lambda: 1)
+    monkeypatch.setattr("shardplan.study.engines.processors", lambda: 1)
     shutil.copytree(made, folder, dirs_exist_ok=True)
     return folder
 

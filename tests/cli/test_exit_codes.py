@@ -110,7 +110,15 @@ def test_an_interrupt_is_130(mlp):
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux")
-@pytest.mark.parametrize("command", [["profiles"], ["profiles", "--json"], ["profiles", "show", "absent", "--json"]])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["profiles"],
+        ["profiles", "--json"],
+        ["profiles", "show", "absent", "--json"],
+        ["profiles", "show", "generic", "--json", "--misspelt"],
+    ],
+)
 def test_a_full_disk_is_no_defect(folder, command):
     with Path("/dev/full").open("w") as full:
         run = subprocess.run([*COMMAND, *command], stdout=full, stderr=subprocess.PIPE, text=True, check=False)

@@ -254,7 +254,7 @@ PINS = {"R": "replicate", "S(0)@gpu": "[gpu, null]", "S(1)@gpu": "[null, gpu]"}
 
 @pytest.mark.parametrize("target", ["tp-plan", "torchtitan", "fsdp2", "megatron"])
 def test_alternatives_of_a_plan_for_a_format_are_what_it_can_say(shardplan, layers, target):
-    """What has a cost can be planned for the format and exported to it; what it cannot say has no plan."""
+    """What has a cost can be planned for the format and exported to it; what it cannot express has no plan."""
     asked = ("layers.onnx", "--mesh", "1x4", "--for", target)
     assert shardplan("solve", *asked, "-o", "said.json").code == 0
     before = json.loads(Path("said.json").read_text())["summary"]["step_us"]

@@ -1,13 +1,16 @@
 """`shardplan export`: the table of formats, where text and files go, and what is refused."""
 
 import json
+import re
 from importlib.resources import files
 from pathlib import Path
 
 import onnx
 import pytest
+from control_models import CONTROL_MODELS
 from example_plans import example_plan
 from jsonschema import Draft202012Validator
+from small_models import proto_of
 
 from shardplan.errors import error, warning
 from shardplan.export import targets
@@ -25,11 +28,11 @@ def names(plan):
 
 
 def half(plan):
-    return Exported("half\n", (warning("not-said", "partial sums cannot be said"),))
+    return Exported("half\n", (warning("not-said", "partial sums cannot be expressed"),))
 
 
 def nothing(plan):
-    return Exported("nothing\n", (warning("not-said", "a"), error("cannot-say", "segments cannot be said")))
+    return Exported("nothing\n", (warning("not-said", "a"), error("cannot-say", "segments cannot be expressed")))
 
 
 def counted(plan, source):
@@ -81,13 +84,13 @@ def test_text_goes_to_a_file(shardplan, formats, two):
 def test_what_is_left_out_is_said(shardplan, formats, two):
     run = shardplan("export", two, "--to", "half")
     assert (run.code, run.out) == (0, "half\n")
-    assert run.err == "warning[not-said]: partial sums cannot be said\n"
+    assert run.err == "warning[not-said]: partial sums cannot be expressed\n"
 
 
 def test_nothing_is_written_when_the_format_cannot_say_the_plan(shardplan, formats, two):
     run = shardplan("export", two, "--to", "nothing", "-o", "made.txt")
     assert (run.code, run.out) == (1, "")
-    assert run.err == "warning[not-said]: a\nerror[cannot-say]: segments cannot be said\n"
+    assert run.err == "warning[not-said]: a\nerror[cannot-say]: segments cannot be expressed\n"
     assert not Path("made.txt").exists()
 
 
@@ -192,3 +195,14 @@ def test_a_plan_becomes_programs_and_annotations(shardplan, mlp):
     assert shardplan("export", "mlp.plan.json", "mlp.onnx", "--to", "onnx", "-o", "mlp.onnx").code == 2
     run = shardplan("export", "mlp.plan.json", "transformer:llama3-8b", "--to", "onnx", "-o", "annotated.onnx")
     assert run.code == 2
+
+
+def test_an_operator_without_a_form_is_a_refusal(shardplan, folder):
+    """As whatever else a format cannot express: exit code 1, and nothing is written."""
+    Path("loop.onnx").write_bytes(proto_of(CONTROL_MODELS["counted"]).SerializeToString())
+    assert shardplan("solve", "loop.onnx", "--mesh", "1x2", "-o", "loop.plan.json").code == 0
+    run = shardplan("export", "loop.plan.json", "loop.onnx", "--to", "onnx-spmd", "-o", "ranks")
+    assert (run.code, run.out) == (1, "")
+    said = r"error\[cannot-export\]: loop '\S+' cannot be exported: control flow is not written\n"
+    assert re.fullmatch(said, run.err)
+    assert not Path("ranks").exists()

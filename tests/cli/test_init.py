@@ -19,7 +19,7 @@ def test_a_plan_and_its_check_follow(shardplan, mlp):
     assert run.out.endswith("next      shardplan solve mlp.onnx   plans it for the mesh 2x4\n")
     assert shardplan("profiles", "check", "cluster.yaml").code == 0
     solved = shardplan("solve", "mlp.onnx", "--dim", "batch=64")
-    assert "cluster   cluster, mesh of the profile machine=2" in solved.out
+    assert "cluster   a100-dgx-2x4, mesh of the profile machine=2" in solved.out
     steps = yaml.safe_load(Path(WRITTEN[2]).read_text())["jobs"]["check"]["steps"]
     words = shlex.split(steps[-1]["run"].replace("plans/*.plan.json", "plans/mlp.2x4.plan.json"))
     assert words[0] == "shardplan"

@@ -72,6 +72,13 @@ def test_dp_is_what_the_others_leave(shardplan, folder):
     assert told(shardplan, "--gpus", "16", "--tp", "2", "--pp", "2", "--global-batch", "8")["parallelism"]["dp"] == 4
 
 
+def test_a_pipeline_of_a_model_without_layers(shardplan, mlp):
+    """Two stages are as many as embedding and output matrix would be, and there are no such pieces."""
+    run = shardplan("price", "mlp.onnx", "--dim", "batch=32", "--pp", "2")
+    assert run.code == 2
+    assert run.err.splitlines()[0] == "error[bad-parallelism]: the model has 0 layers, too few for 2 stages"
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [

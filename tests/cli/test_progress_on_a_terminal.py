@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from shardplan.cli import main
+
 ROOT = Path(__file__).parents[2]
 MODEL = "transformer:layers=1,hidden=512,heads=8,vocab=4096,seq=512,batch=16"
 COLUMNS = 80
@@ -53,3 +55,12 @@ def test_what_lasts_says_what_it_does_in_one_line(verb, said, tmp_path):
     assert all(len(line) < COLUMNS for line in lines)
     assert any("best " in line and "gap " in line for line in lines) or verb[0] in ("sweep", "price")
     assert "\r\x1b[2K" in text[text.rindex(lines[-1]) :]
+
+
+def test_a_plan_that_runs_says_how_far_it_is(tmp_path):
+    model, plan = "transformer:layers=4,hidden=64,heads=4,vocab=256,seq=64,batch=8", str(tmp_path / "p.json")
+    assert main(["solve", model, "--mesh", "1x2", "--effort", "quick", "-q", "-o", plan]) == 0
+    lines, _ = on_a_terminal("verify", model, plan)
+    told = [re.search(r"^running . \d+ s  (\d+) of (\d+) instructions", line) for line in lines]
+    assert len({found[1] for found in told if found}) > 1, lines
+    assert len({found[2] for found in told if found}) == 1

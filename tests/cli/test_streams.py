@@ -2,12 +2,15 @@
 
 import contextlib
 import errno
+import operator
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
+from shutil import which
 
 import pytest
 
@@ -17,6 +20,7 @@ from shardplan.export.files import folder_in_place, write_file
 from shardplan.plan.file import write_other, write_text
 from shardplan.solve.budget import Budget
 from shardplan.verbs import streams
+from shardplan.whole_files import write_whole
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMAND = (sys.executable, str(ROOT / "cli.py"))
@@ -69,7 +73,7 @@ def test_all_that_the_package_writes_has_a_form_in_ascii():
 def test_characters_that_there_are_none_of_are_written_otherwise(plan, shardplan, monkeypatch, encoding):
     settings = {"env": {**os.environ, "PYTHONIOENCODING": encoding, "PYTHONUTF8": "0"}, "capture_output": True}
     sweep = ("sweep", "mlp.onnx", "--dim", "batch=32", "-c", "generic", "--mesh", "1x2,2x2", "-o", "s.json")
-    monkeypatch.setattr(os, "cpu_count", lambda: 1)
+    monkeypatch.setattr("shardplan.study.engines.processors", lambda: 1)
     assert shardplan(*sweep).code == 0  # its points are not planned again
     for asked in (("show", str(plan)), sweep, SOLVE):
         done = run(*asked, **settings)
@@ -141,6 +145,22 @@ def test_nothing_is_left_of_a_plan_that_cannot_be_written(tmp_path, monkeypatch,
         write_text('{"format_version": "1.0", "model": "new"}\n', target)
     assert [file.name for file in tmp_path.iterdir()] == ["a.plan.json"]
     assert "old" in target.read_text()
+
+
+def test_what_is_no_file_is_not_replaced_by_one(tmp_path):
+    """As a device, whose name would be that of a file from then on."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=lambda: os.close(os.open(pipe, os.O_WRONLY)))  # for whoever would read it
+    writer.start()
+    with pytest.raises(OSError, match="it is not a regular file"):
+        write_whole(pipe, b"data")
+    os.close(os.open(pipe, os.O_RDONLY | os.O_NONBLOCK))
+    writer.join(20)
+    assert pipe.is_fifo()
+    with pytest.raises(OSError, match="it is a folder"):
+        write_whole(tmp_path, b"data")
+    assert sorted(tmp_path.iterdir()) == [pipe]
 
 
 WRITERS = {
@@ -219,6 +239,21 @@ def test_workers_end_with_the_process_that_asked(tmp_path, number):
 def test_run_all_gives_every_result_once():
     assert list(processes.run_all(pow, 2, [1, 2, 3], 1)) == [2, 4, 8]
     assert sorted(processes.run_all(pow, 2, [1, 2, 3], 2)) == [2, 4, 8]
+
+
+def test_a_worker_that_is_lost_is_told():
+    with pytest.raises(ShardplanError, match=r"error\[lost-worker\]: .* memory ran out"):
+        list(processes.run_all(operator.call, os._exit, [9, 9], 2))
+
+
+@pytest.mark.skipif(which("taskset") is None, reason="a command of Linux")
+def test_processors_are_those_that_a_process_may_use():
+    told = "from shardplan.processes import processors; print(processors())"
+    run = subprocess.run(
+        ["taskset", "-c", str(min(os.sched_getaffinity(0))), sys.executable, "-c", told],
+        env={**os.environ, "PYTHONPATH": str(ROOT / "planner")}, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert run.stdout == "1\n"
 
 
 def _within(seconds, holds):

@@ -44,12 +44,20 @@ def test_the_specs():
 def test_segments_are_refused_and_partial_outputs_told():
     exported = export_jax(example_plan())
     assert "\n".join(map(str, exported.refused)) == (
-        "error[cannot-say]: jax cannot say that a dim is cut by segments\n"
+        "error[cannot-say]: jax cannot express that a dim is cut by segments\n"
         "  layers.0.attention.qkv.weight: dim 0 in segments of [1024, 1024, 1024] (and 1 more like this)\n"
         "hint: shardplan.jax loads and pins such a plan; solve --for jax finds the best plan "
-        "that it can say, and what that costs\n"
+        "that it can express, and what that costs\n"
         "warning[not-said]: loss: left as partial sums by the plan; a PartitionSpec asks for the sum"
     )
+
+
+@pytest.mark.parametrize("name", ["emoji\N{GRINNING FACE}", "caf\u00e9 \u65e5\u672c", 'a "b" \\n'])
+def test_names_are_read_back_as_they_are(name):
+    """Above all those beyond U+FFFF, which JSON writes as two halves."""
+    module = ast.parse(export_jax(plan_of(MESH, {name: ((8, 4), Layout.of(S(0), R))})).text)
+    tables = {node.targets[0].id: node.value for node in module.body if isinstance(node, ast.Assign)}
+    assert [key.value for key in tables["PARAMETERS"].keys] == [name]
 
 
 def test_a_real_plan_is_python():

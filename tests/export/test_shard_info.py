@@ -83,7 +83,7 @@ def test_what_cannot_be_said():
     mixed = plan_of(Mesh.of(a=2, b=2), {"w": ((16,), Layout.of(S(0), S(0, (4, 4, 4, 4))))})
     exported = export_shard_info(mixed)
     assert [str(said) for said in exported.refused] == [
-        "error[cannot-say]: shard-info cannot say how 'w' is kept: dim 0 is cut both by segments and across them"
+        "error[cannot-say]: shard-info cannot express how 'w' is kept: dim 0 is cut both by segments and across them"
     ]
     packed = plan_of(Mesh.of(a=2), {"w": ((16,), Layout.of(S(0)))})
     packed = dataclasses.replace(packed, tensors=(dataclasses.replace(packed.tensors[0], dtype="int4"),))

@@ -71,10 +71,10 @@ def test_any_name_is_a_string():
 
 
 def test_what_cannot_be_said():
-    assert "error[cannot-say]: shardy cannot say that a dim is cut by segments" in str(
+    assert "error[cannot-say]: shardy cannot express that a dim is cut by segments" in str(
         export_shardy(example_plan()).refused[0]
     )
     refused = export_shardy(small("max")).refused
-    assert str(refused[0]) == "error[cannot-say]: shardy cannot say that partial values are not sums\n  y: max"
+    assert str(refused[0]) == "error[cannot-say]: shardy cannot express that partial values are not sums\n  y: max"
     odd = dataclasses.replace(small(), tensors=(dataclasses.replace(small().tensors[0], dtype="string"),))
-    assert str(export_shardy(odd).refused[0]) == "error[cannot-say]: shardy cannot say these types\n  w: string"
+    assert str(export_shardy(odd).refused[0]) == "error[cannot-say]: shardy cannot express these types\n  w: string"

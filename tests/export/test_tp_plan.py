@@ -98,10 +98,10 @@ def reasons(plan, export=export_portable):
 def test_two_axes_are_refused():
     plan = read_plan(ROOT / "plans/llama3_8b.4x8.plan.json")
     assert str(export_portable(plan).refused[0]) == (
-        "error[cannot-say]: a portable tp_plan cannot say what this plan does\n"
+        "error[cannot-say]: a portable tp_plan cannot express what this plan does\n"
         "  parameters are sharded over machine and gpu, and the format has one axis: "
         "'model.embed_tokens.weight' over machine; 'model.embed_tokens.weight' over gpu\n"
-        "hint: solve --for tp-plan-portable finds the best plan that it can say, and what that costs"
+        "hint: solve --for tp-plan-portable finds the best plan that it can express, and what that costs"
     )
     assert "parameters are sharded over machine and gpu" in reasons(example_plan(), export_tp_plan)
 

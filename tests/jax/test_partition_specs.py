@@ -75,7 +75,7 @@ def test_a_fused_dim_in_one_piece_is_refused():
         spec(Layout.of(R, S(1, (8, 8, 8))), (8,), (24,))
     assert str(caught.value) == (
         "error[segmented-dim]: dim 1 of 'w' is sharded in each of its segments (8, 8, 8), "
-        "which no sharding of JAX can say\n"
+        "which no JAX sharding can express\n"
         "hint: give the array the dims (3, 8) in place of dim 1, as einsum layers do"
     )
 
@@ -85,7 +85,7 @@ def test_segments_of_different_sizes_are_refused():
         spec(Layout.of(R, S(0, (8, 4, 4))), (16,))
     assert str(caught.value) == (
         "error[segmented-dim]: dim 0 of 'w' is sharded in each of its segments (8, 4, 4), "
-        "which no sharding of JAX can say\n"
+        "which no JAX sharding can express\n"
         "hint: make its segments arrays of their own: let names give shardplan.jax.Part(name, start, stop) for each"
     )
 

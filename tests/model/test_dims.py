@@ -91,6 +91,14 @@ def test_misspelt_dim(refuse):
     )
 
 
+def test_several_dims_in_one_option(refuse):
+    assert refuse(TEXT.format(total="total"), {"batch=4,seq": 2, "batch": 4, "seq": 2, "total": 8}) == (
+        "m.onnx: error[unknown-dim]: --dim batch=4,seq=2: no dim is called 'batch=4,seq'\n"
+        "  symbolic dims of the model: batch, seq, total\n"
+        "hint: give --dim once for each dim"
+    )
+
+
 def test_dim_for_a_model_without_symbolic_dims(refuse):
     assert refuse("g (float[4] x) => (float[4] y) { y = Relu(x) }", {"batch": 4}) == (
         "m.onnx: error[unknown-dim]: --dim batch=4: no dim is called 'batch'\n"

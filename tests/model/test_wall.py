@@ -45,6 +45,21 @@ def test_functions_that_call_themselves_are_told():
     assert str(caught.value) == "error[bad-function]: local function 'f1' calls itself\n  f1 -> f0"
 
 
+def test_names_with_one_fault_are_one_error():
+    """An exporter that writes one such name writes many, and a reader wants to know that once."""
+    model = doubling(2)
+    model.graph.node[0].name = "a\nb"
+    for name in ("\x1b[31mred", "\u202eltr", "t\tt", "\x00", "\x7f", "plain"):
+        model.graph.initializer.add(name=name)
+    with pytest.raises(ShardplanError) as caught:
+        guard(model, Budget())
+    assert str(caught.value) == (
+        "error[bad-name]: the model has 6 names with characters that control what is printed\n"
+        "  '\\x1b[31mred'\n  '\\u202eltr'\n  't\\tt'\n  '\\x00'\n  '\\x7f'\n  and 1 more\n"
+        "hint: export the model again with other names"
+    )
+
+
 def test_depth_has_a_budget():
     with pytest.raises(ShardplanError) as caught:
         guard(doubling(LAUGHS), Budget(nesting=LAUGHS - 1))

@@ -109,15 +109,15 @@ def test_windows_are_those_of_the_config(tmp_path, keys, seen):
 REFUSED = {
     "layer_types": (
         {"sliding_window": 16, "layer_types": ["full_attention", "full_attention", "sliding_attention"]},
-        "layer_types are in no order that can be said",
+        "layer_types are in an order that is not supported",
     ),
-    "biases": ({"attention_bias": True}, "attention_bias is true, which cannot be said; it must be false"),
-    "activation": ({"hidden_act": "relu2"}, 'hidden_act is "relu2", which cannot be said; it must be "silu"'),
-    "quantised": ({"quantization_config": {"bits": 4}}, 'quantization_config is {"bits": 4}, which cannot be said'),
+    "biases": ({"attention_bias": True}, "attention_bias is true, which is not supported; it must be false"),
+    "activation": ({"hidden_act": "relu2"}, 'hidden_act is "relu2", which is not supported; it must be "silu"'),
+    "quantised": ({"quantization_config": {"bits": 4}}, 'quantization_config is {"bits": 4}, which is not supported'),
     "no number": ({"hidden_size": "64"}, 'hidden_size is "64", it must be a whole number'),
     "nothing": ({"num_hidden_layers": None}, "there is no 'num_hidden_layers'"),
-    "another": ({"model_type": "mamba"}, "model_type 'mamba' cannot be said"),
-    "precision": ({"dtype": "float8"}, 'dtype is "float8", which cannot be said'),
+    "another": ({"model_type": "mamba"}, "model_type 'mamba' is not supported"),
+    "precision": ({"dtype": "float8"}, 'dtype is "float8", which is not supported'),
 }
 
 

@@ -92,3 +92,24 @@ def test_layouts_are_those_of_the_checkpoint():
     tensors = tuple(moved if t.name == tensor.name else t for t in plan.tensors)
     (change,) = diff_plans(plan, example_plan(tensors=tensors)).changes
     assert change.after == "S(1)@machine"
+
+
+def operators_told(**changes: object) -> tuple[str, str]:
+    """What is said of an operator that both plans have, where the new one has it with these fields."""
+    old = example_plan()
+    first = old.operators[0]
+    (change,) = diff_plans(old, example_plan(operators=(replace(first, **changes), *old.operators[1:]))).changes
+    assert change.kind == "operator"
+    return change.before, change.after
+
+
+def test_operators_are_told_by_layouts():
+    """Of what they make; where that is the same, of what they read; names of factors are said where both are."""
+    first = example_plan().operators[0]
+    other = tuple("zz" for _ in first.split)
+    made = tuple(Layout.of(*(S(0) for _ in range(len(MESH)))) for _ in first.makes)
+    assert operators_told(split=other, makes=made)[1] == ", ".join(["S(0)@machine,gpu"] * len(made))
+    read = tuple(None for _ in first.reads)
+    assert operators_told(split=other, reads=read)[1] == f"reads {', '.join(['-'] * len(read))}"
+    assert operators_told(split=other)[1] == "zz@machine, zz@gpu"
+    assert operators_told(again="x")[1].endswith(", run again")

@@ -182,7 +182,7 @@ def test_memory_that_no_such_plan_keeps(models):
     with pytest.raises(InfeasibleError) as raised:
         planned(models["gpt"], "2x2", "deepspeed", "training", memory_limit="1 MiB")
     first = raised.value.diagnostics[0]
-    assert first.summary.startswith("no plan that deepspeed can say fits in memory")
+    assert first.summary.startswith("no plan that deepspeed can express fits in memory")
     assert first.hint.startswith("leave out --for deepspeed")
 
 

@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 from command_line import Run
 from evil_plans import EVIL, evil_plan
+from small_models import proto_of
 
 from shardplan.api import make_plan
 from shardplan.plan.file import read_plan
+from shardplan.plan.held import held_bytes_of
 from shardplan.plan.timeline import laid_out
 from shardplan.plan.types import Plan
 from shardplan.report.notebook import report
@@ -46,6 +48,17 @@ def test_the_parts_of_a_step_are_the_step(plan: Plan) -> None:
     summary = summary_bar(plan)
     assert sum(part for _, part, _ in summary["parts"]) == pytest.approx(plan.summary.step_ns, rel=1e-3)
     assert sum(size for _, size in summary["memory"]) == summary["held"] == plan.summary.memory.total
+
+
+def test_a_model_without_operators_has_a_report(tmp_path: Path) -> None:
+    """It returns an input as it is: a value is held, and there is no moment at which."""
+    path = tmp_path / "same.onnx"
+    path.write_bytes(proto_of("g (float[4] x) => (float[4] x) {}").SerializeToString())
+    made = make_plan(path, "2x2", mode="inference")
+    assert made.operators == ()
+    found = plan_report(made)["memory"]
+    assert (found["points"], found["peak"], found["rest"]) == ([], 0, made.summary.memory.total)
+    assert held_bytes_of(made) == []
 
 
 def test_what_is_not_proven_optimal_is_called_so_nowhere(plan: Plan) -> None:

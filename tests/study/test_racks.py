@@ -3,6 +3,7 @@
 import pytest
 
 import shardplan
+from shardplan.cluster.build import profile_from_resolved
 from shardplan.cluster.mesh import make_cluster
 from shardplan.cluster.profile import load_profile
 from shardplan.errors import ShardplanError
@@ -24,6 +25,24 @@ def sizes(profile_name, **ways):
 def test_trays_and_rack_are_one_fabric():
     assert sizes(RACK, tensor=8, data=9) == [("data", 9, "nvlink"), ("tensor", 8, "nvlink")]
     assert [level.name for level in filled(RACK, data=8).levels] == ["nvlink", "net"]
+
+
+def test_three_levels_of_one_fabric():
+    """The name of each leads to the outermost, also through one that was joined itself."""
+    resolved = load_profile(RACK).resolved
+    up, nvlink, net = resolved["levels"]
+    mesh = {"axes": [{"name": "row", "size": 2, "level": "row"}, *resolved["mesh"]["axes"][1:]]}
+    levels = [up, nvlink, {**nvlink, "name": "row", "devices": 144}, {**net, "devices": 1440}]
+    rows = profile_from_resolved({**resolved, "levels": levels, "mesh": mesh})
+    assert [axis.level for axis in rows.axes] == [2, 1, 0]
+    found = as_filled(make_cluster(rows), Parallelism(data=8))
+    assert [level.name for level in found.levels] == ["row", "net"]
+    assert [(axis.size, axis.level) for axis in found.axes] == [(32, 0)]
+
+
+def test_dimensions_of_a_torus_have_links_of_their_own():
+    assert [level.name for level in filled("tpu-v4", data=8).levels] == ["ici_x", "ici_y", "ici_z", "dcn"]
+    assert sizes("tpu-v4", tensor=16, data=16) == [("data", 16, "ici_y"), ("tensor", 16, "ici_x")]
 
 
 def test_of_a_rack_that_powers_of_two_do_not_fill_64_devices_are_taken():

@@ -210,7 +210,7 @@ def test_the_verb(shardplan, mlp):
 @pytest.fixture
 def alone(monkeypatch):
     """On a machine of one core all is planned in this process: what is asked here is not who plans."""
-    monkeypatch.setattr(os, "cpu_count", lambda: 1)
+    monkeypatch.setattr("shardplan.study.engines.processors", lambda: 1)
 
 
 def test_an_option_that_is_given_again_adds_to_the_list(shardplan, mlp, alone):

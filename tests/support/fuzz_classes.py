@@ -14,6 +14,7 @@ import onnx
 from control_models import CONTROL_MODELS, TRIPS
 from fuzz_models import mutated
 from fuzz_operators import one_operator
+from fuzz_options import any_command
 from fuzz_text import changed_bytes, changed_document, changed_text
 from safetensors_files import write_indexed, write_safetensors
 from small_models import MODELS, proto_of
@@ -274,6 +275,11 @@ def others(place: Workplace, random: Random) -> Commands:
     ]
 
 
+def any_options(place: Workplace, random: Random) -> Commands:
+    """A verb with any of its options, and files of any kind in any place."""
+    return [any_command(PLANS, place.folder, random)]
+
+
 def made(name: str, place: Workplace, random: Random, classes: Classes | None = None) -> Commands:
     """An input of the class called `name`, written to `place`, and the commands that read it."""
     (place.folder / "shardplan.toml").unlink(missing_ok=True)  # else it holds for all that follow
@@ -289,4 +295,5 @@ CLASSES: Classes = {
     "yaml": yaml_documents,
     "checkpoints": checkpoints,
     "others": others,
+    "options": any_options,
 }

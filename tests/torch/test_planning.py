@@ -181,6 +181,9 @@ def alone():
 
 def failing():
     raise RuntimeError("no data here")
+
+def program():
+    raise SystemExit(3)
 """
 FAULTS = {
     "nets.somewhere:build": "error[no-factory]: 'nets.somewhere:build': there is no module 'nets'\nhint: MODEL is an "
@@ -190,6 +193,8 @@ FAULTS = {
     "nets_of_mine:alone": "error[bad-factory]: 'nets_of_mine:alone' returned (Linear)\n"
     "hint: return (module, example_inputs) or (module, example_inputs, loss)",
     "nets_of_mine:failing": "error[bad-factory]: 'nets_of_mine:failing': it failed\n  RuntimeError: no data here",
+    "nets_of_mine:program": "error[bad-factory]: 'nets_of_mine:program': it failed\n  SystemExit: 3\n"
+    "hint: keep what only a program does under if __name__ == '__main__'",
 }
 
 

@@ -7,10 +7,10 @@ Sources: torch 2.13, `torch.distributed.tensor.parallel` (`ColwiseParallel`, `Ro
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping
 
 from shardplan.errors import Diagnostic, warning
+from shardplan.escapes import quoted
 from shardplan.export.modules import ModuleStyle, OneAxis, one_axis, wildcards
 from shardplan.export.specs import cannot_say, plain, solve_for
 from shardplan.export.types import Exported
@@ -97,7 +97,7 @@ _ROLES = ("replicate", "shard", "tensor")
 
 
 def export_fsdp2(plan: Plan) -> Exported:
-    """The module. Refused is what a `tp_plan` cannot say either; weights may be kept in pieces and gathered for use."""
+    """The module. Refused is what a `tp_plan` cannot express; weights may be kept in pieces and gathered for use."""
     found = one_axis(plan, gathers=True)
     reasons: list[str] = []
     modules = wildcards(found.modules, reasons)
@@ -117,10 +117,10 @@ def export_fsdp2(plan: Plan) -> Exported:
     )
     refused += _warnings(plan, found)
     head = _HEAD.replace("{model}", plain(plan.model.get("name", "a model"))).replace("{mesh}", plain(plan.mesh))
-    text = head.replace("{sizes}", json.dumps(sizes))
-    text += _section("TENSOR_PLAN", [f"{json.dumps(name)}: lambda: {style}" for name, style in rules.items()], "{}")
-    text += _section("UNITS", map(json.dumps, _units(plan)), "[]")
-    text += _section("TIED", [f"({json.dumps(one)}, {json.dumps(other)})" for one, other in _tied(plan)], "[]")
+    text = head.replace("{sizes}", "{" + ", ".join(f"{quoted(axis)}: {size}" for axis, size in sizes.items()) + "}")
+    text += _section("TENSOR_PLAN", [f"{quoted(name)}: lambda: {style}" for name, style in rules.items()], "{}")
+    text += _section("UNITS", map(quoted, _units(plan)), "[]")
+    text += _section("TIED", [f"({quoted(one)}, {quoted(other)})" for one, other in _tied(plan)], "[]")
     return Exported(text.rstrip("\n") + "\n" + _TAIL, tuple(refused))
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from dataclasses import replace
 
 from shardplan.errors import warning
+from shardplan.escapes import quoted
 from shardplan.export.specs import Spec, cannot_say, plain, segmented, solve_for, specs
 from shardplan.export.types import Exported
 from shardplan.plan.types import Plan
@@ -50,18 +50,16 @@ def export_jax(plan: Plan) -> Exported:
     if partial:
         summary = f"{', '.join(partial)}: left as partial sums by the plan; a PartitionSpec asks for the sum"
         refused.append(warning("not-said", summary))
-    sizes = "{" + ", ".join(f"{json.dumps(axis.name)}: {axis.size}" for axis in plan.mesh.axes) + "}"
+    sizes = "{" + ", ".join(f"{quoted(axis.name)}: {axis.size}" for axis in plan.mesh.axes) + "}"
     head = _HEAD.format(model=plain(plan.model.get("name", "a model")), mesh=plain(plan.mesh), sizes=sizes)
     aliases = {alias: tensor.checkpoint for tensor in plan.tensors for alias in tensor.aliases}
     states = _states(plan)
     sections = [
-        _section(
-            "PARAMETERS", [f"{json.dumps(spec.name)}: {_partition_spec(spec)}" for spec in specs(plan, "parameter")]
-        ),
+        _section("PARAMETERS", [f"{quoted(spec.name)}: {_partition_spec(spec)}" for spec in specs(plan, "parameter")]),
         *([_section("OPTIMIZER", states)] if states else []),
-        _section("ALIASES", [f"{json.dumps(name)}: {json.dumps(owner)}" for name, owner in aliases.items()]),
-        _section("INPUTS", [f"{json.dumps(spec.name)}: {_partition_spec(spec)}" for spec in specs(plan, "input")]),
-        _section("OUTPUTS", [f"{json.dumps(spec.name)}: {_partition_spec(spec)}" for spec in outputs]),
+        _section("ALIASES", [f"{quoted(name)}: {quoted(owner)}" for name, owner in aliases.items()]),
+        _section("INPUTS", [f"{quoted(spec.name)}: {_partition_spec(spec)}" for spec in specs(plan, "input")]),
+        _section("OUTPUTS", [f"{quoted(spec.name)}: {_partition_spec(spec)}" for spec in outputs]),
     ]
     return Exported(head + "".join(sections) + _TAIL, tuple(refused))
 
@@ -70,7 +68,7 @@ def _states(plan: Plan) -> list[str]:
     """Specs of optimizer state, of the parameters whose state is sharded apart from them."""
     apart = [replace(tensor, layout=tensor.optimizer) for tensor in plan.tensors if tensor.optimizer is not None]
     found = specs(replace(plan, tensors=tuple(apart)), "parameter")
-    return [f"{json.dumps(spec.name)}: {_partition_spec(spec)}" for spec in found]
+    return [f"{quoted(spec.name)}: {_partition_spec(spec)}" for spec in found]
 
 
 def _section(name: str, rows: Iterable[str]) -> str:
@@ -88,5 +86,5 @@ def _partition_spec(spec: Spec) -> str:
 
 def _entry(axes: tuple[str, ...]) -> str:
     if len(axes) < 2:
-        return json.dumps(axes[0]) if axes else "None"
-    return f"({', '.join(json.dumps(name) for name in axes)})"
+        return quoted(axes[0]) if axes else "None"
+    return f"({', '.join(quoted(name) for name in axes)})"

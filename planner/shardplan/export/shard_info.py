@@ -35,7 +35,8 @@ def export_shard_info(plan: Plan) -> Exported:
         try:
             found = tuple(_steps(plan.mesh, tensor, once.get(tensor.name, ())))
         except ValueError as problem:
-            refused.append(error("cannot-say", f"shard-info cannot say how '{tensor.checkpoint}' is kept: {problem}"))
+            summary = f"shard-info cannot express how '{tensor.checkpoint}' is kept: {problem}"
+            refused.append(error("cannot-say", summary))
             continue
         if found:
             steps[tensor.checkpoint] = found

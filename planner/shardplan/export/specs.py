@@ -1,4 +1,4 @@
-"""What the formats that write layouts per dim have in common: lists of axes, and what such lists cannot say."""
+"""What the formats that write layouts per dim have in common: lists of axes, and what such lists cannot express."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def plain(text: object) -> str:
 
 
 def solve_for(target: str) -> str:
-    """What to do where a format cannot say a plan."""
-    return f"solve --for {target} finds the best plan that it can say, and what that costs"
+    """What to do where a format cannot express a plan."""
+    return f"solve --for {target} finds the best plan that it can express, and what that costs"
 
 
 def cannot_say(form: str, what: str, lines: Iterable[str], hint: str = "") -> list[Diagnostic]:
@@ -63,7 +63,7 @@ def cannot_say(form: str, what: str, lines: Iterable[str], hint: str = "") -> li
         return []
     found = [f"{same[0]} (and {len(same) - 1} more like this)" if same[1:] else same[0] for same in alike.values()]
     shown = [*found[:_SHOWN], f"and {len(found) - _SHOWN} more"] if len(found) > _SHOWN else found
-    return [error("cannot-say", f"{form} cannot say {what}", detail="\n".join(shown), hint=hint)]
+    return [error("cannot-say", f"{form} cannot express {what}", detail="\n".join(shown), hint=hint)]
 
 
 def _spec(plan: Plan, tensor: TensorDecision) -> Spec:

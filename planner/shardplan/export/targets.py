@@ -36,7 +36,7 @@ class Target:
     needs_model: bool
     writes: Literal["text", "file", "folder"]
     takes_padding: bool = False
-    """Whether it can say a plan that holds dims as larger ones; other formats are of the model as it is."""
+    """Whether it can express a plan that holds dims as larger ones; other formats are of the model as it is."""
 
     def load(self) -> Callable[..., Exported]:
         """The function behind the name."""

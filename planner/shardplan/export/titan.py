@@ -273,7 +273,7 @@ class _Boundaries:
         return self._before_bias(operator, inside) is None
 
     def _said(self, tensor: TensorDecision, layout: Layout) -> str:
-        """The text of a layout; what it cannot say is kept in `refused`."""
+        """The text of a layout; what it cannot express is kept in `refused`."""
         self.refused += self.axes.unlike(tensor.checkpoint or tensor.name, layout)
         return self.axes.text(layout, len(tensor.shape), gradients=self.plan.model.get("mode") == "training")
 

@@ -26,8 +26,8 @@ class TitanAxes:
         return self.mesh.ways(self.members[axis])
 
     def unlike(self, name: str, layout: Layout) -> Iterator[str]:
-        """Why a layout cannot be said: segments, sums that are none, an order that is not the mesh's, and axes that are
-        one in torchtitan and do different things to a tensor."""
+        """Why a layout cannot be expressed: segments, sums that are none, an order that is not the mesh's, axes that
+        are one in torchtitan and do different things to a tensor."""
         if any(placement.segments for placement in layout.placements):
             yield f"'{name}' is cut by segments (a fused dim)"
         if layout.order != tuple(range(len(self.mesh))):
@@ -58,7 +58,7 @@ class TitanAxes:
         return f"SpmdLayout({{{_items(types)}}}, ({spec}{',' * (rank == 1)}))"
 
     def disordered(self) -> Iterator[str]:
-        """Why the mesh cannot be said: torchtitan counts ranks in the order of its axes."""
+        """Why the mesh cannot be expressed: torchtitan counts ranks in the order of its axes."""
         order = [member for axis in TITAN_AXES for member in self.members[axis]]
         if order != sorted(order):
             names = ", ".join(self.mesh.names[member] for member in order)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Mapping
 
+from shardplan.escapes import quoted
 from shardplan.export.specs import plain
 from shardplan.export.titan_axes import TitanAxes
 from shardplan.plan.types import Plan
@@ -88,11 +88,11 @@ def module_text(plan: Plan, axes: TitanAxes, modules: Mapping[str, Sides], *, sh
     }
     said = ", ".join(f"{name}={degree}" for name, degree in degrees.items() if degree > 1) or "one device"
     head = _HEAD.format(model=plain(plan.model.get("name", "a model")), mesh=plain(plan.mesh), degrees=said)
-    return head + "".join(f"    {json.dumps(name)}: {_sides(sides)},\n" for name, sides in modules.items()) + _TAIL
+    return head + "".join(f"    {quoted(name)}: {_sides(sides)},\n" for name, sides in modules.items()) + _TAIL
 
 
 def _sides(sides: Sides) -> str:
-    rows = "".join(f"        {json.dumps(side)}: {_value(value)},\n" for side, value in sides.items())
+    rows = "".join(f"        {quoted(side)}: {_value(value)},\n" for side, value in sides.items())
     return "{\n" + rows + "    }"
 
 
@@ -102,5 +102,5 @@ def _value(value: str | tuple[str, ...] | dict[str, str]) -> str:
     if isinstance(value, tuple):
         return "(" + "".join(f"{text}, " for text in value).rstrip() + ")"
     pad = " " * 12
-    rows = "".join(f"{pad}{json.dumps(name)}: {text},\n" for name, text in value.items())
+    rows = "".join(f"{pad}{quoted(name)}: {text},\n" for name, text in value.items())
     return "{\n" + rows + " " * 8 + "}"

@@ -12,6 +12,7 @@ import json
 from collections.abc import Iterator, Mapping
 
 from shardplan.errors import Diagnostic, ShardplanError, error, warning
+from shardplan.escapes import quoted
 from shardplan.export.modules import ModuleStyle, one_axis, wildcards
 from shardplan.export.specs import cannot_say, solve_for
 from shardplan.export.types import Exported
@@ -60,15 +61,13 @@ def constraints_from_tp_plan(tp_plan: Mapping[str, str], axis: str) -> str:
             summary = f"'{name}': style '{style}' is none that the planner can be held to"
             unknown.append(error("unknown-style", summary))
             continue
-        operators[name] = f"{{{json.dumps(axis)}: {splits[kind.split()[0]]}}}"
+        operators[name] = f"{{{quoted(axis)}: {splits[kind.split()[0]]}}}"
     if unknown:
         raise ShardplanError(*unknown)
-    lines = [f"  {json.dumps(name)}: {split}" for name, split in operators.items()]
+    lines = [f"  {quoted(name)}: {split}" for name, split in operators.items()]
     return (
         'inputs: {"*": replicate}\noutputs: {"*": replicate}\n'
-        f"axes: {{{json.dumps(axis)}: {{forbid: [reduce_scatter, all_to_all]}}}}\noperators:\n"
-        + "\n".join(lines)
-        + "\n"
+        f"axes: {{{quoted(axis)}: {{forbid: [reduce_scatter, all_to_all]}}}}\noperators:\n" + "\n".join(lines) + "\n"
     )
 
 

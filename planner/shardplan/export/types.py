@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 class Exported:
     """What a target made of a plan.
 
-    `text`: the whole of a text target, `""` for one that wrote files. `refused`: what the format cannot say; warnings
-    are told beside the text, with an error among them nothing is written. `files`: what was written, relative to the
-    output, in order.
+    `text`: the whole of a text target, `""` for one that wrote files. `refused`: what the format cannot express;
+    warnings are told beside the text, with an error among them nothing is written. `files`: what was written, relative
+    to the output, in order.
     """
 
     text: str = ""

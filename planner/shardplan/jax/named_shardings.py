@@ -69,7 +69,7 @@ def sharding(
     planned = checkpoint_shape(decision.shape, decision.perm)
     layout = checkpoint_layout(values_of(plan).form(decision, form), decision.perm)
     if is_partial(layout):
-        summary = f"'{name}' is {form} as {to_text(layout, plan.mesh)}: partial sums, which no sharding of JAX can say"
+        summary = f"'{name}' is {form} as {to_text(layout, plan.mesh)}: partial sums, which no JAX sharding can express"
         raise ShardplanError(
             error("partial-values", summary, hint="leave it to XLA, and pin the value that is made of it")
         )

@@ -96,7 +96,7 @@ def _after_segments(segments: tuple[int, ...], sizes: tuple[int, ...], name: str
 
 def _segmented(segments: tuple[int, ...], name: str, dim: int) -> Diagnostic:
     sizes = ", ".join(map(str, segments))
-    summary = f"dim {dim} of '{name}' is sharded in each of its segments ({sizes}), which no sharding of JAX can say"
+    summary = f"dim {dim} of '{name}' is sharded in each of its segments ({sizes}), which no JAX sharding can express"
     if len(set(segments)) == 1:
         hint = f"give the array the dims ({len(segments)}, {segments[0]}) in place of dim {dim}, as einsum layers do"
     else:

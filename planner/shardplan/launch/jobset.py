@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 
-from shardplan.escapes import one_line
+from shardplan.escapes import one_line, quoted
 from shardplan.launch.ranks import Launch
 from shardplan.launch.scripts import is_python
 
@@ -88,4 +87,4 @@ def jobset(launch: Launch) -> str:
 
 def _quoted(text: str) -> str:
     """As YAML has it, with what Kubernetes would replace (`$(NAME)`) kept as it is."""
-    return json.dumps(text.replace("$(", "$$("))
+    return quoted(text.replace("$(", "$$("))

@@ -68,7 +68,7 @@ def to_dim_axes(layout: Layout, mesh: Mesh, rank: int) -> list[list[str]]:
     lists: list[list[str]] = [[] for _ in range(rank)]
     for (dim, segments), axes in layout.dims().items():
         if segments:
-            raise ValueError(f"{S(dim, segments)} is a segmented shard; lists of axes per dim cannot say that")
+            raise ValueError(f"{S(dim, segments)} is a segmented shard; lists of axes per dim cannot express that")
         if dim >= rank:
             raise ValueError(f"S({dim}) shards a dim that a tensor of rank {rank} does not have")
         lists[dim] = [mesh.names[axis] for axis in axes]

@@ -207,7 +207,7 @@ def _unknown_names(dims: Mapping[str, int], needed: list[str], stored: set[str])
             "unknown-dim",
             f"--dim {name}={dims[name]}: no dim is called '{name}'",
             detail=detail,
-            hint=did_you_mean(name, {*needed, *stored}),
+            hint="give --dim once for each dim" if "=" in name else did_you_mean(name, {*needed, *stored}),
         )
         for name in sorted(set(dims) - set(needed) - stored)
     ]

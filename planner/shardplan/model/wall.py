@@ -25,6 +25,7 @@ _DIM = 1 << 40
 _PLAIN_SCAN_SINCE = 9
 _GRAPHS = (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS)
 _MOST_SHOWN = 20
+_NAMES_SHOWN = 5
 _HIDDEN = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 """Control characters, line breaks and marks that turn the direction of writing: a log or a page would obey them."""
 _NOT_EINSUM = re.compile("[^A-Za-z,.> -]")
@@ -113,16 +114,19 @@ def beyond(dims: Sequence[int | None], budget: Budget) -> str:
 def _name_problems(proto: onnx.ModelProto) -> list[Diagnostic]:
     """Names that are no UTF-8, or more than one line of visible text."""
     found = dict.fromkeys(name for name in _names(proto) if isinstance(name, bytes) or _HIDDEN.search(name))
-    return [
-        error(
-            "bad-name", f"{ascii(name)[:80]} is no name: {_why(name)}", hint="export the model again with other names"
-        )
-        for name in found
-    ]
+    kinds: dict[str, list[str | bytes]] = {
+        "bytes that are not UTF-8": [name for name in found if isinstance(name, bytes)],
+        "characters that control what is printed": [name for name in found if isinstance(name, str)],
+    }
+    return [_names_refused(what, names) for what, names in kinds.items() if names]
 
 
-def _why(name: str | bytes) -> str:
-    return "it is not UTF-8" if isinstance(name, bytes) else "it holds characters that control what is printed"
+def _names_refused(what: str, names: Sequence[str | bytes]) -> Diagnostic:
+    """One error for all names with the same fault: an exporter that writes one such name writes many."""
+    shown = [ascii(name)[:80] for name in names[:_NAMES_SHOWN]]
+    more = [f"and {len(names) - len(shown)} more"] if len(names) > len(shown) else []
+    summary = f"the model has {counted(len(names), 'name')} with {what}"
+    return error("bad-name", summary, detail="\n".join([*shown, *more]), hint="export the model again with other names")
 
 
 def _names(proto: onnx.ModelProto) -> Iterator[str | bytes]:

@@ -13,7 +13,7 @@ _GELU: Final = ("gelu", "gelu_new", "gelu_pytorch_tanh", "gelu_python", "gelu_fa
 class Architecture:
     """What the keys of a `model_type` mean. `sizes`: field of `TransformerSpec` -> key, or keys with | between; `sums`,
     `products`: fields that several keys make together; `given`: fields that all of this kind have; `only`: key -> the
-    values that can be said, the first of which is meant where the key is missing; `optional`: sizes that may be
+    values that are supported, the first of which is meant where the key is missing; `optional`: sizes that may be
     missing; `flags`: field -> key that turns it on; `assumed`: key -> what transformers takes where it is missing;
     `within`: longest sequence, a key, that attention in chunks sees as a whole; `tied`: whether the output matrix is
     the embedding where no key says so."""

@@ -35,7 +35,7 @@ def is_config(given: str) -> bool:
 def configured(path: str | Path, dims: Mapping[str, int]) -> Model:
     """The transformer that a `config.json` describes; `dims` give `batch` and `seq`, which it leaves open.
 
-    Raises `ShardplanError` with every key that cannot be said: `bad-config`, `unknown-architecture`, `unknown-dim`.
+    Raises `ShardplanError` with every key that is not supported: `bad-config`, `unknown-architecture`, `unknown-dim`.
     """
     config = read_config(path)
     model = build(spec_of(config, dims, str(path)), Path(path).stem)
@@ -79,7 +79,7 @@ def spec_of(config: Mapping[str, Any], dims: Mapping[str, int], path: str) -> Tr
     architecture = ARCHITECTURES.get(kind)
     if architecture is None:
         hint = did_you_mean(kind, ARCHITECTURES) or f"known are {', '.join(ARCHITECTURES)}; else {_EXPORT}"
-        raise ShardplanError(error("unknown-architecture", f"{path}: model_type '{kind}' cannot be said", hint=hint))
+        raise ShardplanError(error("unknown-architecture", f"{path}: model_type '{kind}' is not supported", hint=hint))
     config = {**architecture.assumed, **config}
     sizes, faults = _sizes(architecture, config, path)
     longest = config.get(architecture.positions)
@@ -131,7 +131,7 @@ def _sizes(architecture: Architecture, config: Mapping[str, Any], path: str) -> 
 
 
 def _refused(architecture: Architecture, config: Mapping[str, Any], path: str) -> list[Diagnostic]:
-    """Keys with values that make another model than can be said."""
+    """Keys with values that make a model that is not supported."""
     only = {**architecture.only, architecture.activation: architecture.activations}
     faults = [
         _cannot(path, key, config[key], " or ".join(json.dumps(value) for value in allowed))
@@ -163,7 +163,7 @@ def _windows(config: Mapping[str, Any], seq: int, path: str) -> tuple[dict[str, 
     if kinds == ["full_attention" if whole else "sliding_attention" for whole in is_whole]:
         return {"window": window, "window_every": every}, []
     hint = f"every n-th layer may see all: --dim seq={window}, or {_EXPORT}"
-    return {}, [error("bad-config", f"{path}: layer_types are in no order that can be said", hint=hint)]
+    return {}, [error("bad-config", f"{path}: layer_types are in an order that is not supported", hint=hint)]
 
 
 def _chunked(architecture: Architecture, config: Mapping[str, Any], seq: int, path: str) -> list[Diagnostic]:
@@ -204,4 +204,4 @@ def _of_pattern(sizes: Mapping[str, Any], pattern: str, config: Mapping[str, Any
 def _cannot(path: str, key: str, value: Any, allowed: str) -> Diagnostic:
     said = json.dumps(value)
     short = said if len(said) <= 40 else said[:37] + "..."
-    return error("bad-config", f"{path}: {key} is {short}, which cannot be said; it must be {allowed}", hint=_EXPORT)
+    return error("bad-config", f"{path}: {key} is {short}, which is not supported; it must be {allowed}", hint=_EXPORT)

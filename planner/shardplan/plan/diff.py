@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import repeat
 
 from shardplan.cost.named import measure_of
 from shardplan.folding import folded, pattern
@@ -21,7 +22,8 @@ _ABSENT = ""
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Decisions that changed alike in identical layers. `before`, `after`: layout or split, `""` where there is none.
+    """Decisions that changed alike in identical layers. `before`, `after`: layouts, `""` where there is none; of an
+    operator those of what it makes, else of what it reads, else the factors that mesh axes split.
 
     `kind`: the tensor's role, or `operator`. `bytes_delta`: kept on a device; `time_ns_delta`: what moving the tensors
     or computing the operators takes, before anything hides.
@@ -58,6 +60,10 @@ class Effect:
         """Relative change; 0 where there was nothing before."""
         return self.delta / self.before if self.before else 0.0
 
+    def exceeds(self, share: float) -> bool:
+        """Whether it grew by more than `share` of what there was before; where there was nothing, by anything."""
+        return self.delta > share * self.before
+
 
 @dataclass(frozen=True, slots=True)
 class PlanDiff:
@@ -82,7 +88,8 @@ class PlanDiff:
 
 @dataclass(frozen=True, slots=True)
 class _Item:
-    """`name` is unique in its plan; people know it as `shown`."""
+    """`name` is unique in its plan; people know it as `shown`. `text`: what it is judged by. `words`: the same as
+    people read it, of which the first is said that differs from the other plan's."""
 
     kind: str
     name: str
@@ -90,6 +97,7 @@ class _Item:
     text: str
     size_bytes: int
     time_ns: int
+    words: tuple[str, ...] = ()
 
 
 _NOTHING = _Item("", "", "", "", 0, 0)
@@ -103,10 +111,10 @@ def diff_plans(old: Plan, new: Plan) -> PlanDiff:
     unchanged = 0
     for kind, name in {**after, **before}:
         was, now = before.get((kind, name)), after.get((kind, name))
-        texts = (was.text if was else _ABSENT, now.text if now else _ABSENT)
-        if texts[0] == texts[1]:
+        if (was.text if was else _ABSENT) == (now.text if now else _ABSENT):
             unchanged += 1
             continue
+        texts = _told_apart(was, now)
         shown = (now or was or _NOTHING).shown
         effect = (
             shown,
@@ -130,6 +138,12 @@ def diff_plans(old: Plan, new: Plan) -> PlanDiff:
     effects = _effects(SUMMARY, old.summary, new.summary)
     held = _effects(MEMORY, old.summary.memory, new.summary.memory)
     return PlanDiff(tuple(changes), unchanged, effects, tuple(_causes(old, new)), measures, held)
+
+
+def _told_apart(was: _Item | None, now: _Item | None) -> tuple[str, str]:
+    """What two decisions of which one may be missing say, in the first words in which they differ."""
+    pairs = zip(*((*item.words, item.text) if item else repeat(_ABSENT) for item in (was, now)), strict=False)
+    return next((before, after) for before, after in pairs if before != after)
 
 
 def _items(plan: Plan) -> dict[tuple[str, str], _Item]:
@@ -174,7 +188,13 @@ def _tensor_item(on: Context, tensor: TensorDecision, module: str, moved_ns: int
 
 def _operator_item(on: Context, operator: OperatorDecision) -> _Item:
     shown = f"{operator.module} ({operator.op_type})" if operator.module else operator.name
-    return _Item("operator", operator.name, shown, _said(OPERATOR, operator, on), 0, operator.compute_ns)
+    again = ", run again" if operator.again else ""
+    made, read = (
+        ", ".join(to_text(layout, on.mesh) if layout else "-" for layout in layouts)
+        for layouts in (operator.makes, operator.reads)
+    )
+    words = (f"{made}{again}", f"reads {read}{again}")
+    return _Item("operator", operator.name, shown, _said(OPERATOR, operator, on), 0, operator.compute_ns, words)
 
 
 def _said(record: Record, value: TensorDecision | OperatorDecision, on: Context) -> str:

@@ -16,8 +16,13 @@ _WEIGHTS = frozenset({"parameter", "constant"})
 
 
 def spans(plan: Plan) -> Iterator[tuple[int, int, TensorDecision, bool]]:
-    """(first moment, moment after the last, tensor, whether it is the gradient); 2 n - 1 - i is the backward of i."""
+    """(first moment, moment after the last, tensor, whether it is the gradient); 2 n - 1 - i is the backward of i.
+
+    Nothing for a plan without operators, such as that of a model which returns its inputs: it has no moments.
+    """
     count = len(plan.operators)
+    if not count:
+        return
     training = plan.model.get("mode") == "training"
     maker = {name: index for index, operator in enumerate(plan.operators) for name in operator.outputs}
     reader = {name: index for index, operator in enumerate(plan.operators) for name in operator.inputs}

@@ -1,4 +1,4 @@
-"""The best plan that a runtime can say: each way to give roles to the axes is a search of its own.
+"""The best plan that a runtime can express: each way to give roles to the axes is a search of its own.
 
 Neighbours over one link that share a role are one axis of a coarser mesh, whose plans are kept for all meshes that have
 it. What takes as long as the best plan so far is left as soon as that is proven.
@@ -41,7 +41,7 @@ def best_for_runtime(
     coarse: CoarsePlans,
     on_progress: OnProgress | None = None,
 ) -> Found:
-    """The best plan that `runtime` can say, of those that `restriction` allows. `coarse`: plans of coarser meshes.
+    """The best plan that `runtime` can express, of those that `restriction` allows. `coarse`: plans of coarser meshes.
 
     Raises `NoPlanError`, `LimitError` on a mesh of too many axes, `NoBetterError` where all take what is enough, and
     `ShardplanError` for a model that the runtime does not train.
@@ -82,7 +82,7 @@ def _roles(instance: Instance, runtime: Runtime) -> list[Roles]:
 
 @dataclass
 class RuntimePlans:
-    """The best plans of one instance that `runtime` can say, of those that `restriction` allows."""
+    """The best plans of one instance that `runtime` can express, of those that `restriction` allows."""
 
     answers: Answers
     runtime: Runtime

@@ -220,7 +220,7 @@ class Planner:
         target = self.instance.options.target
         if target and isinstance(found, InfeasibleError):
             first, *others = found.diagnostics
-            said = first.summary.replace("no plan", f"no plan that {target} can say", 1)
+            said = first.summary.replace("no plan", f"no plan that {target} can express", 1)
             hint = f"leave out --for {target}; or {first.hint}" if first.hint else f"leave out --for {target}"
             return InfeasibleError(replace(first, summary=said, hint=hint), *others)
         return found

@@ -1,4 +1,4 @@
-"""The best plan that a runtime can say: over all roles that it may give to the axes, with layers that are alike."""
+"""The best plan that a runtime can express: over all roles that it may give to the axes, with layers that are alike."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ def _doing(question: Question) -> str:
     if question.near is not None:
         return "searching near the best plan" if question.near.free else "taking over a coarser mesh's plan"
     if question.restriction is not None:
-        return "searching among experts' layouts"
+        return "searching among known recipes"
     if question.linear is not None:
-        return "searching with other weights"
+        return "searching with a reweighted objective"
     return "searching all plans" if question.limit_bytes is None else "searching all plans that fit"

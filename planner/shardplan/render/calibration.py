@@ -11,6 +11,7 @@ from shardplan.render.console import emit, table
 
 Row = Mapping[str, Any]
 """An entry of the `--json` document of `calibrate`."""
+_KINDS = {"product": "matrix product", "memory": "memory-bound"}
 
 
 def show_fits(console: Console, fits: Sequence[Row]) -> None:
@@ -29,11 +30,12 @@ def show_fits(console: Console, fits: Sequence[Row]) -> None:
 
 
 def show_factors(console: Console, factors: Sequence[Row]) -> None:
-    """What kernels took, as a factor of what the shipped profile predicts."""
-    rows = table("kernels", "level", ">measured", ">measured/predicted", ">spread")
+    """How many kernels of each kind were measured, and what they took, as a factor of what the profile predicts."""
+    rows = table("kind", "limited by", ">kernels", ">measured / predicted", ">spread")
     for each in factors:
         spread = f"±{100 * each['spread']:.0f} %"
-        rows.add_row(each["kind"], each["level"] or "device", f"{each['kernels']:,}", f"{each['factor']:.2f}", spread)
+        kind = _KINDS.get(each["kind"], each["kind"].replace("_", "-"))
+        rows.add_row(kind, each["level"] or "device", f"{each['kernels']:,}", f"{each['factor']:.2f}", spread)
     emit(console, rows)
 
 

@@ -12,12 +12,14 @@ from shardplan.escapes import command_message, command_property, markdown, markd
 from shardplan.plan.diff import Change, Effect, PlanDiff
 from shardplan.render.console import emit, table
 from shardplan.text_lines import in_pieces
-from shardplan.units import counted, percent, size
+from shardplan.units import counted, digits, percent, size
 
 MOST_ROWS = 20
 """Rows that `--all` completes."""
 COMMENT_LIMIT = 60_000
 """Characters: GitHub refuses comments above 65,536."""
+_FACTOR = 10
+"""From this growth on a factor is said and no percentage: `(×12)` is read at once, `(+1100.0 %)` is not."""
 _STYLES = {"+": "green", "-": "red", "~": "yellow"}
 _SAID = {"communication": "exposed communication"}
 _APART, _CAUSE = "   ", "cause: "
@@ -155,7 +157,16 @@ def _effect(diff: PlanDiff, name: str) -> str:
         return f"{name} {before} → {after}"
     if not effect.delta:
         return f"{name} {after} (same)"
-    return f"{name} {before} → {after} ({_signed(percent, effect.share)})"
+    return f"{name} {before} → {after}{_relative(effect)}"
+
+
+def _relative(effect: Effect) -> str:
+    """` (−2.3 %)`, ` (×12)` from the factor on where a percentage is hard to read, nothing where there was nothing."""
+    if not effect.before:
+        return ""
+    if effect.after >= _FACTOR * effect.before:
+        return f" (×{digits(effect.after / effect.before, 2)})"
+    return f" ({_signed(percent, effect.share)})"
 
 
 def _shown(changes: Sequence[Change], *, everything: bool) -> tuple[list[Change], int]:

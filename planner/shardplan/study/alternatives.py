@@ -2,8 +2,8 @@
 
 The difference is that of scheduled steps. An alternative is the better of two: what the plan's multipliers lead to with
 all else free, and with all other tensors kept as the plan has them. A search from the start may come to another cost.
-Of a plan for a format of `shardplan export` all else is free as far as that format can say it: with the roles that the
-plan gives to the axes, or, where these do not allow the alternative, with those that do.
+Of a plan for a format of `shardplan export` all else is free as far as that format can express it: with the roles that
+the plan gives to the axes, or, where these do not allow the alternative, with those that do.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def alternatives(
 
 def _as_planned(planner: Planner, plan: Plan) -> tuple[Answer, Limits]:
     """What `plan` decided, and how the axes are used by the format that it is for, those roles first that the plan has.
-    Of a plan that is for none, or that its format cannot say, nothing is limited."""
+    Of a plan that is for none, or that its format cannot express, nothing is limited."""
     multipliers, decided = plan.summary.multipliers, Decided.of_plan(plan).fixed
     best, target = planner.solve_at(multipliers, decided), planner.instance.options.target
     if not target or best.solution.choices is None:
@@ -111,7 +111,7 @@ def _try(
 
     fitting = [one for one in limits if _is_said(Arrangement(*one)(ours.built), dict(wanted))]
     if limits and not fitting:
-        why = f"not possible: {planner.instance.options.target} cannot say it"
+        why = f"not possible: {planner.instance.options.target} cannot express it"
         return Alternative(text, False, None, None, why_not=why)
     for roles in fitting or (None,):
         answers = [_solved(planner, plan, restriction, roles) for restriction in (pin, near)]
@@ -133,7 +133,7 @@ def _try(
 
 def _contradicted(planner: Planner) -> str:
     target = planner.instance.options.target
-    return f"contradicts the constraints, or what {target} can say" if target else "contradicts the constraints"
+    return f"contradicts the constraints, or what {target} can express" if target else "contradicts the constraints"
 
 
 def _solved(planner: Planner, plan: Plan, restriction: Restrict, roles: tuple[Runtime, Roles] | None) -> Answer:

@@ -63,4 +63,4 @@ def _contend(name: str, recipe: Restrict | None, planner: Planner, roomy: Planne
 def _why_not(planner: Planner) -> str:
     target = planner.instance.options.target
     why = "not possible for this model on this mesh"
-    return f"{why}, or nothing that {target} can say" if target else why
+    return f"{why}, or nothing that {target} can express" if target else why

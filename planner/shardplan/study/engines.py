@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from shardplan.errors import ShardplanError, error
-from shardplan.processes import run_all
+from shardplan.processes import processors, run_all
 from shardplan.request import Request
 from shardplan.study.sweep import Combination, Engine, Point, plan_point
 
@@ -51,7 +50,7 @@ class DaskEngine:
 def engine_of(text: str) -> Engine:
     """The engine of `--engine`: `local`, or `dask://HOST:PORT`. Raises `ShardplanError` (`bad-engine`, `no-dask`)."""
     if text == "local":
-        return LocalEngine(os.cpu_count() or 1)
+        return LocalEngine(processors())
     if text.startswith(_DASK) and text != _DASK:
         _distributed()
         return DaskEngine("tcp://" + text.removeprefix(_DASK))

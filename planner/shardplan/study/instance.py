@@ -226,7 +226,7 @@ def _staging(request: Request) -> Staging | None:
     found = [(stages, place) for stages, place in map(_stages_given, *_placed(request.constraints)) if stages]
     asked = request.stages
     if request.target and (found or asked is not None):
-        summary = f"{request.target} cannot say a pipeline: its plans are of one mesh"
+        summary = f"{request.target} cannot express a pipeline: its plans are of one mesh"
         raise ShardplanError(error("bad-stages", summary, file=found[0][1] if found else None, hint=_NO_STAGES))
     if not found and asked is not None:
         return Staging(_stages_asked(asked), schedule)
@@ -280,7 +280,7 @@ def _yaml(source: Mapping[str, object], place: str) -> str:
     try:
         return yaml.safe_dump(dict(source), sort_keys=False)
     except yaml.YAMLError as problem:
-        summary = f"{place} holds what YAML cannot say: {problem.args[-1]!r}"
+        summary = f"{place} holds what YAML cannot express: {problem.args[-1]!r}"
         hint = "names, numbers, lists and mappings of these"
         raise ShardplanError(error("bad-argument", summary, hint=hint)) from None
 

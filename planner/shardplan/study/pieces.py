@@ -15,7 +15,7 @@ from shardplan.units import counted
 def starts(model: Model, pieces: int) -> list[int]:
     """The operator with which each piece but the first begins."""
     begins = _layer_starts(model)
-    if len(begins) + 2 == pieces:  # embedding and output matrix are pieces of their own
+    if begins and len(begins) + 2 == pieces:  # embedding and output matrix are pieces of their own
         return [*begins, 1 + max(index for block in model.blocks for copy in block.copies for index in copy)]
     if len(begins) < pieces:
         hint = "take at most as many stages, times --vp, as there are layers"

@@ -47,6 +47,7 @@ def _cluster(asked: Project, profile: Profile) -> str:
     return f"""# The machines that plans are for: {machines}.
 # What differs from it goes here; docs/cluster-profiles.md has every key. `shardplan calibrate` fits it to measurements.
 extends: builtin:{asked.base}
+name: {asked.base}-{asked.machines}x{asked.devices}
 mesh:
   axes:
 {listed}

@@ -17,6 +17,7 @@ from shardplan.planning.parallelism import Parallelism, axes_of
 
 _SAME = ("topology", "link_gbps", "pair_gbps", "eta", "base_us", "step_us", "ramp_mb", "nvls", "wrap", "busbw_gbps")
 """What two levels of links have in common that are one fabric."""
+_TORUS = "torus"
 
 
 def as_filled(cluster: Cluster, parallelism: Parallelism) -> Profile:
@@ -34,12 +35,18 @@ def as_filled(cluster: Cluster, parallelism: Parallelism) -> Profile:
 
 
 def _joined(resolved: Mapping[str, Any]) -> dict[str, Any]:
-    """The same with neighbouring levels of one fabric as one, which has the name and the devices of the outer one."""
+    """The same with neighbouring levels of one fabric as one, which has the name and the devices of the outermost.
+
+    Links of a torus are none, however alike: each dimension has its own, and a ring along it.
+    """
     levels: list[Mapping[str, Any]] = []
     names: dict[str, str] = {}
     for level in resolved["levels"]:
-        if levels and all(levels[-1].get(key) == level.get(key) for key in _SAME):
-            names[levels[-1]["name"]] = level["name"]
+        same = levels and level["topology"] != _TORUS and all(levels[-1].get(key) == level.get(key) for key in _SAME)
+        if same:
+            inner = levels[-1]["name"]
+            names = {name: level["name"] if outer == inner else outer for name, outer in names.items()}
+            names[inner] = level["name"]
             levels[-1] = level
         else:
             levels.append(level)

@@ -1,4 +1,4 @@
-"""What the limits of a runtime cost: the best plan that it can say, beside the best plan there is on the same mesh."""
+"""What the limits of a runtime cost: the best plan that it can express, beside the best plan on the same mesh."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def to_placements(layout: Layout, mesh: Mesh) -> tuple[Placement, ...]:
 
 
 def _pieces(layout: Layout, mesh: Mesh, dim: int, segments: tuple[int, ...]) -> int:
-    """How many segments one device has of a dim, if they are sharded in a way that torch can say."""
+    """How many segments one device has of a dim, if they are sharded in a way that torch can express."""
     if not segments:
         return 1
     axes = [axis for axis in layout.forward.dims()[dim, segments] if mesh.shape[axis] > 1]

@@ -12,7 +12,10 @@ from pathlib import Path
 import click
 
 from shardplan.errors import Diagnostic, ShardplanError, did_you_mean, error
+from shardplan.text_files import read_text
 
+_MARK = "\ufeff"
+"""With which editors of Windows begin a file, and TOML may not begin."""
 Settings = dict[str, dict[str, object]]
 
 
@@ -35,10 +38,13 @@ def _table(file: Path, path: tuple[str, ...]) -> Mapping[str, object] | None:
     import tomllib
 
     try:
-        found: object = tomllib.loads(file.read_text(encoding="utf-8"))
+        found: object = tomllib.loads(read_text(file).removeprefix(_MARK))
     except RecursionError:
         raise ShardplanError(error("bad-configuration", "it is nested too deeply", file=str(file))) from None
-    except (OSError, ValueError) as problem:
+    except OSError as problem:
+        summary = f"cannot read it: {problem.strerror or problem}"
+        raise ShardplanError(error("bad-configuration", summary, file=str(file))) from None
+    except ValueError as problem:
         raise ShardplanError(error("bad-configuration", f"not valid TOML: {problem}", file=str(file))) from None
     for key in path:
         found = found.get(key) if isinstance(found, Mapping) else None

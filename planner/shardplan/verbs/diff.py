@@ -122,7 +122,7 @@ def _condition(text: str) -> Callable[[PlanDiff], bool]:
     try:
         if amount.endswith("%"):
             share = parse_quantity(amount[:-1], PLAIN) / 100
-            return lambda found: found.effect(name).share > share
+            return lambda found: found.effect(name).exceeds(share)
         limit = parse_quantity(amount, SIZE) if name == "memory" else 1000 * parse_quantity(amount, MICROSECONDS)
     except ValueError:
         hint = "write for example 'step>+2%', 'step>+1 ms' or 'memory>+1 GiB'"

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from shardplan.plan.types import Plan
 
 STANDARD_OUTPUT = "-"
+_NO_FORM = "cannot-export"
+"""The code of errors about operators that a format has no form for."""
 
 
 class _WithFormats(click.Command):
@@ -124,11 +126,20 @@ def _source(model: str, dims: Mapping[str, int], planned: Plan | None) -> Source
 
 
 def _run(target: Target, planned: Plan, source: Source | None, output: str | None) -> Exported:
+    """What the format makes of the plan. An operator that it has no form for is a refusal like any other, with exit
+    code 1, however deep in the writing of files it is met."""
+    from shardplan.export.types import Exported
+
     function = target.load()
-    if target.writes != "text":
-        assert output is not None
-        return function(planned, source, Path(output))
-    return function(planned, source) if target.needs_model else function(planned)
+    try:
+        if target.writes != "text":
+            assert output is not None
+            return function(planned, source, Path(output))
+        return function(planned, source) if target.needs_model else function(planned)
+    except ShardplanError as problem:
+        if any(diagnostic.code != _NO_FORM for diagnostic in problem.diagnostics):
+            raise
+        return Exported("", problem.diagnostics)
 
 
 def _deliver(session: Session, target: Target, exported: Exported, output: str | None) -> int:

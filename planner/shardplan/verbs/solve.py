@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -144,18 +143,19 @@ def default_output(model_path: str, mesh: Mesh, *, kind: str = "") -> str:
 def _answer(session: Session, instance: Instance) -> Solved:
     """The plan. Where it is proven that there is none, a document says what was asked and what would help."""
     from shardplan.plan.encode import infeasible_summary
+    from shardplan.processes import processors
     from shardplan.render.meshes import meshes_record
     from shardplan.study.solve import NoMeshError
     from shardplan.study.solve import solve as find
     from shardplan.units import Measure
 
     measure = Measure(instance.options.cost_model.unit)
-    processes = min(os.cpu_count() or 1, _MOST_PROCESSES)
+    workers = min(processors(), _MOST_PROCESSES)
     alone = instance.staging is None and not instance.is_auto
     asked, instance = instance, _by_now(instance, session)
     try:
         on_progress = session.begin("solving", measure.of_picoseconds, keeps=True)
-        return find(instance, on_progress, session.say, processes=processes)
+        return find(instance, on_progress, session.say, processes=workers)
     except NoMeshError as problem:
         session.failure = {"plan": None, "meshes": meshes_record(problem.trials)}
         raise

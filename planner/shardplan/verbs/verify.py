@@ -15,7 +15,7 @@ from shardplan.verbs.session import EXIT_DONE, EXIT_NO, Session, option, verb
 if TYPE_CHECKING:
     from shardplan.model.types import Model
     from shardplan.plan.types import Plan
-    from shardplan.program.machine.run import Report
+    from shardplan.program.machine.run import Ran, Report
 
 
 @click.command(short_help="Run a plan on simulated devices, compare every value.")
@@ -57,8 +57,7 @@ def verify(
 
     loaded, planned = _read(model, plan, dims, trips, pads)
     if (report := _declared(loaded, planned, rtol)) is None:
-        session.begin("running")
-        report, loaded = _run(model, loaded, planned, rtol, seed, shrink=shrink)
+        report, loaded = _run(session, model, loaded, planned, rtol, seed, shrink=shrink)
     session.finish(
         verification_document(report, loaded, shrunk=shrink),
         lambda console: show_verification(console, report, loaded, shrunk=shrink),
@@ -80,11 +79,12 @@ def _declared(loaded: Model, planned: Plan, rtol: float | None) -> Report | None
 
 
 def _run(
-    model: str, loaded: Model, planned: Plan, rtol: float | None, seed: int, *, shrink: bool
+    session: Session, model: str, loaded: Model, planned: Plan, rtol: float | None, seed: int, *, shrink: bool
 ) -> tuple[Report, Model]:
     """What running the plan, or a scaled-down one, found, and the model that was run."""
     from shardplan.program.machine.verify import verify_plan
 
+    session.begin("scaling down" if shrink else "reading weights")
     values = {}
     if shrink:
         from shardplan.program.shrink.shrink import shrink as scale_down
@@ -94,7 +94,15 @@ def _run(
         from shardplan.program.machine.values import stored_values
 
         values = stored_values(model, loaded) if is_file(model) else {}
-    return verify_plan(loaded, planned, values, rtol=rtol, seed=seed), loaded
+    return verify_plan(loaded, planned, values, rtol=rtol, seed=seed, ran=_telling(session)), loaded
+
+
+def _telling(session: Session) -> Ran:
+    """What is called while the devices run: it says how far they are."""
+    from shardplan.render.progress import Step
+
+    tell = session.begin("running")
+    return lambda done, total: tell(Step(f"{done:,} of {total:,} instructions", done, total - done))
 
 
 def _read(

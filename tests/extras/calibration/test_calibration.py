@@ -229,6 +229,8 @@ def test_a_table_of_products_with_faults():
     )
     with pytest.raises(ShardplanError, match=r"t.csv:1: error\[bad-table\]: missing columns k, seconds"):
         read_products("m,n,dtype\n", "t.csv")
+    with pytest.raises(ShardplanError, match=r"t.csv: error\[bad-table\]: no table can be read: field larger than"):
+        read_products("m" * 200_000, "t.csv")
     products = read_products("m,n,k,dtype,seconds\n" + "1,2,3,bf16,1\n" * 2, "t.csv")
     with pytest.raises(ShardplanError, match="2 matrix products are too few"):
         calibrate_products(products, load_profile("h100-dgx"), "mine")

@@ -11,6 +11,7 @@ from shardplan.cluster.profile import load_profile, profile_from_text
 from shardplan.cost.collectives import CollectiveModel
 from shardplan.cost.compute import ComputeModel
 from shardplan.errors import ShardplanError
+from shardplan.extras.calibration import kineto
 from shardplan.extras.calibration.kineto import ran_in, read_traces
 from shardplan.extras.calibration.traced import calibrate
 from shardplan.study.robust import SPREAD, drawn, spread_of
@@ -153,5 +154,24 @@ def test_files_may_be_packed_and_what_is_no_trace_is_refused(tmp_path):
         other.write_text(content)
         with pytest.raises(ShardplanError, match=told):
             read_traces([str(other)])
-    with pytest.raises(ShardplanError, match="no trace can be read"):
+    with pytest.raises(ShardplanError, match="no trace can be read: No such file or directory"):
         read_traces([str(tmp_path / "absent.json")])
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (gzip.compress(b"")[:10] + b"\xff" * 50, "invalid block type"),
+        (gzip.compress(b'{"traceEvents": []}' * 99)[:-9], "Compressed file ended"),
+        (gzip.compress(b" " * 5000), "it is larger than 0 MiB"),
+        (b" " * 5000, "it is larger than 0 MiB"),
+        (b"[" * 4000, "maximum recursion depth"),
+    ],
+    ids=["torn", "cut off", "unpacks to more", "long", "deep"],
+)
+def test_hostile_files_are_no_traces(tmp_path, monkeypatch, content, told):
+    monkeypatch.setattr(kineto, "_MOST_BYTES", 4096)
+    path = tmp_path / "t.json"
+    path.write_bytes(content)
+    with pytest.raises(ShardplanError, match=rf"error\[bad-trace\]: no trace can be read: .*{told}"):
+        read_traces([str(path)])

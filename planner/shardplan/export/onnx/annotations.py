@@ -29,7 +29,7 @@ _SHOWN = 5
 
 
 def export_annotations(plan: Plan, source: Source, output: Path) -> Exported:
-    """Write the annotated model to the file `output`. What annotations cannot say is told as warnings.
+    """Write the annotated model to the file `output`. What annotations cannot express is told as warnings.
 
     Raises `ShardplanError`: `stale-plan` for a plan of another model, `no-file` for a described model,
     `unwritable-output`.

@@ -8,16 +8,22 @@ group. What has neither, and copies between host and device, is left out.
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import math
+import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from shardplan.errors import ShardplanError, error
+from shardplan.text_files import read_at_most, read_bytes
 from shardplan.units import US_PER_S
 
+_GZIP = b"\x1f\x8b"
+_MOST_BYTES = 1 << 30
+"""Of a trace, packed or not: some steps of a rank with shapes and stacks are a few hundred MB, and what json makes of
+them is some ten times as large. A path that leads to a device, or a few KB that unpack to much more, end here."""
 _DTYPES: Mapping[str, tuple[str, int]] = {
     "c10::BFloat16": ("bfloat16", 2), "c10::Half": ("float16", 2), "float": ("float", 4), "double": ("double", 8),
     "BFloat16": ("bfloat16", 2), "Half": ("float16", 2), "Float": ("float", 4), "Double": ("double", 8),
@@ -66,11 +72,15 @@ def read_traces(files: Iterable[str]) -> list[Ran]:
 
 def _document(file: str) -> Any:
     try:
-        content = Path(file).read_bytes()
-        return json.loads(gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content)
-    except (OSError, ValueError, EOFError) as problem:
+        content = read_bytes(file, _MOST_BYTES)
+        if content[:2] == _GZIP:
+            with gzip.GzipFile(fileobj=io.BytesIO(content)) as packed:
+                content = read_at_most(packed, _MOST_BYTES)
+        return json.loads(content)
+    except (OSError, ValueError, EOFError, zlib.error, RecursionError) as problem:
+        reason = problem.strerror or problem if isinstance(problem, OSError) else problem
         hint = "give what torch.profiler's export_chrome_trace wrote, as .json or .json.gz"
-        raise ShardplanError(error("bad-trace", f"no trace can be read: {problem}", file=file, hint=hint)) from None
+        raise ShardplanError(error("bad-trace", f"no trace can be read: {reason}", file=file, hint=hint)) from None
 
 
 def ran_in(document: Any, file: str) -> list[Ran]:

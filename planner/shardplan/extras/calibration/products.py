@@ -56,7 +56,13 @@ def read_products(text: str, file: str) -> list[Product]:
 
     Raises `ShardplanError` with every row that cannot be read.
     """
-    reader = csv.DictReader(io.StringIO(text))
+    try:
+        return _products(csv.DictReader(io.StringIO(text)), file)
+    except csv.Error as problem:  # as of a cell that is longer than any number
+        raise ShardplanError(error("bad-table", f"no table can be read: {problem}", file=file)) from None
+
+
+def _products(reader: csv.DictReader[str], file: str) -> list[Product]:
     missing = [name for name in COLUMNS if name not in (reader.fieldnames or ())]
     if missing:
         summary = f"missing column{'s' if len(missing) > 1 else ''} {', '.join(missing)}"

@@ -1,9 +1,9 @@
 """A plan as Slapo's auto-sharding prints one: a table of specs and costs, and the lines of a schedule.
 
 A spec has one letter per dim, `R` or `S`, of the last two dims; of all of them where a leading dim is sharded, which
-Slapo cannot say. On several mesh axes the letters are numbered, `S01R`; partial sums end in `P`. Under each operator
-stand the operands that have to be moved for it (`|-name`), and `kept`, `served`, where its result is moved before
-anybody reads it. Costs are those of the plan, backward included; the rows add up to its step.
+Slapo cannot express. On several mesh axes the letters are numbered, `S01R`; partial sums end in `P`. Under each
+operator stand the operands that have to be moved for it (`|-name`), and `kept`, `served`, where its result is moved
+before anybody reads it. Costs are those of the plan, backward included; the rows add up to its step.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the runtimes that plans are exported to can say, as restrictions of the choices."""
+"""What the runtimes that plans are exported to can express, as restrictions of the choices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every runtime can say of a plan, one row each.
+"""What every runtime can express of a plan, one row each.
 
 A runtime gives every mesh axis a role. What is split on an axis of a role, and what may be moved over it, is said in
 `shardplan.planning.runtimes`: one module for each kind of role.

@@ -7,7 +7,7 @@ one is right when all are.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import cast
 
 from shardplan.errors import ShardplanError, error
@@ -18,7 +18,7 @@ from shardplan.plan.agreement import require_agreement
 from shardplan.plan.recorded import is_of
 from shardplan.plan.types import Plan
 from shardplan.program import collectives
-from shardplan.program.machine.run import Machine, Report, runnable_program, usual_rtol
+from shardplan.program.machine.run import Machine, Ran, Report, runnable_program, usual_rtol
 from shardplan.program.machine.values import random_values
 from shardplan.program.types import Array, Compute, Program, Transfer, Value
 from shardplan.rules import model_rules
@@ -72,7 +72,13 @@ class _Stage(Machine):
 
 
 def verify_pipeline(
-    model: Model, plan: Plan, given: Mapping[str, Array] | None = None, *, rtol: float | None = None, seed: int = 0
+    model: Model,
+    plan: Plan,
+    given: Mapping[str, Array] | None = None,
+    *,
+    rtol: float | None = None,
+    seed: int = 0,
+    ran: Ran = lambda *_: None,
 ) -> Report:
     """As `verify_plan`, for a plan with stages: one report on all of them, up to the first value that differs."""
     assert plan.pipeline is not None
@@ -94,12 +100,17 @@ def verify_pipeline(
                 error("inconsistent-plan", summary, hint="solve again; the plan file may have been edited")
             )
         machine = _Stage(program, {name: values[name] for name in needed}, rtol, micro, sends.get(number, ""))
-        _add(total, machine.run())
+        _add(total, machine.run(_within(ran, [len(each.instructions) for each in programs], number)))
         if total.mismatch is not None:
             break
         if machine.sent is not None:
             values[machine.sends] = machine.sent
     return total
+
+
+def _within(ran: Ran, counts: Sequence[int], number: int) -> Ran:
+    """What a stage tells, as a part of all of them."""
+    return lambda done, _: ran(sum(counts[:number]) + done, sum(counts))
 
 
 def _add(total: Report, report: Report) -> None:

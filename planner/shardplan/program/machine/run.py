@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 
@@ -37,6 +37,8 @@ from shardplan.rules.types import Rule
 MOST_DEVICES = 64
 MOST_BYTES = 4 << 30
 RTOL, SINGLE_RTOL = 1e-5, 1e-4
+Ran = Callable[[int, int], None]
+"""Called with how many instructions of a program were carried out, and how many it has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,11 +149,12 @@ class Machine:
         self.last_use = _last_uses(program.instructions)
         self.last_read = _last_reads(program)
 
-    def run(self) -> Report:
+    def run(self, ran: Ran = lambda *_: None) -> Report:
         """Run to the end, or to the first value that differs."""
         for value in self.program.loads:
             self.held[value] = place(self.whole[value.tensor], value.layout, self.mesh)
         for number, instruction in enumerate(self.program.instructions):
+            ran(number, len(self.program.instructions))
             self._do(instruction)
             if self.report.mismatch is not None:
                 break

@@ -39,12 +39,12 @@ def _found(module: str, function: str) -> Callable[..., Any]:
     with _working_directory_on_path():
         try:
             imported = importlib.import_module(module)
-        except Exception as problem:
-            missing = isinstance(problem, ModuleNotFoundError) and problem.name is not None
-            if missing and f"{module}.".startswith(f"{problem.name}."):  # type: ignore[attr-defined]
+        except (Exception, SystemExit) as problem:
+            missing = problem.name if isinstance(problem, ModuleNotFoundError) else None
+            if missing is not None and f"{module}.".startswith(f"{missing}."):
                 hint = "MODEL is an ONNX file, transformer:..., or package.module:function, found from here"
                 raise ShardplanError(
-                    error("no-factory", f"'{given}': there is no module '{problem.name}'", hint=hint)  # type: ignore[attr-defined]
+                    error("no-factory", f"'{given}': there is no module '{missing}'", hint=hint)
                 ) from None
             raise ShardplanError(_raised(given, f"importing {module}", problem)) from problem
     factory = getattr(imported, function, None)
@@ -87,7 +87,7 @@ def _called(factory: Callable[..., Any], given: str, sizes: Mapping[str, int]) -
             made = factory(**sizes)
         except ShardplanError:
             raise
-        except Exception as problem:
+        except (Exception, SystemExit) as problem:
             raise ShardplanError(_raised(given, "it", problem)) from problem
     whole = made if isinstance(made, tuple) else (made,)
     if not (2 <= len(whole) <= _MOST) or not isinstance(whole[0], nn.Module):
@@ -96,6 +96,9 @@ def _called(factory: Callable[..., Any], given: str, sizes: Mapping[str, int]) -
     return whole
 
 
-def _raised(given: str, what: str, problem: Exception) -> Any:
+def _raised(given: str, what: str, problem: Exception | SystemExit) -> Any:
+    """What a module or a function of the user's raised. One that ends the process is most often a program without a
+    guard, whose exit code would be read as an answer of ours."""
     said = f"{type(problem).__name__}: {problem}".strip()
-    return error("bad-factory", f"'{given}': {what} failed", detail=said)
+    hint = "keep what only a program does under if __name__ == '__main__'" if isinstance(problem, SystemExit) else ""
+    return error("bad-factory", f"'{given}': {what} failed", detail=said, hint=hint)
