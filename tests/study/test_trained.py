@@ -75,6 +75,27 @@ def test_the_loss_reads_the_logits_that_a_device_has():
     assert (with_loss - without) / 1e9 == pytest.approx(seconds, rel=1e-3)
 
 
+@pytest.mark.parametrize("micro_batch", [1, 4])
+def test_the_host_starts_the_loss_of_every_microbatch(micro_batch):
+    """A host that is far slower than the device: the loss adds what its kernels take."""
+    slow = {"host_us": 10_000}
+    without, with_loss = (
+        priced(cluster_with(**slow, loss_kernels=count), micro_batch=micro_batch).plan.summary.step_ns
+        for count in (0, 36)
+    )
+    rounds = 16 / 2 / micro_batch
+    assert (with_loss - without) / 1e9 == pytest.approx(rounds * 36 * 10e-3, rel=1e-3)
+
+
+def test_the_host_starts_the_loss_of_megatron_alone_and_on_its_last_stage():
+    told = {"host_us": 1000, "loss_kernels": 200}
+    sharded, plain = (priced(cluster_with(**said), dp=4, zero=3) for said in (told, {"host_us": 1000}))
+    assert sharded.plan.summary.step_ns == plain.plan.summary.step_ns
+    stages = priced(cluster_with(**told), pp=2, dp=1).plan.pipeline.stages
+    first, last = (stage.plan.summary.step_ns for stage in stages)
+    assert last > first + 16 * 200 * 1000 * 1000 * 0.9
+
+
 def test_no_plan_depends_on_what_trainers_add():
     plain, told = cluster_with(), cluster_with(host_us=80, fsdp_kappa=3)
     assert cluster_digest(plain) == cluster_digest(told)

@@ -102,7 +102,8 @@ class Coalesce:
 class Training:
     """What runs of trainers take other than the schedule of a plan, for predictions of given configurations alone.
     `host_s`, `host_collective_s`: in which the host starts one operator, one collective; `loss_bytes`: memory
-    traffic of the loss for every logit; `attention`: instead of that of `GemmEfficiency`, None for the same;
+    traffic of the loss for every logit; `loss_kernels`: operators that the host starts for the loss of a microbatch;
+    `attention`: instead of that of `GemmEfficiency`, None for the same;
     `fsdp_kappa`, `fsdp_attention`, `fsdp_sustained`, `fsdp_memory`, `fsdp_loss_bytes`, `fsdp_loss_memory`: where
     parameters are sharded, instead of `Overlap.kappa`, `attention`, `sustained`, `memory`, `loss_bytes` and
     `loss_memory`; `sustained`, `memory`: times `GemmEfficiency.sustained` and `Device.memory_efficiency`;
@@ -118,6 +119,7 @@ class Training:
     host_s: float = 0.0
     host_collective_s: float = 0.0
     loss_bytes: float = 0.0
+    loss_kernels: float = 0.0
     fsdp_kappa: float | None = None
     sustained: float = 1.0
     attention: float | None = None

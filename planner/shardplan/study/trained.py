@@ -7,7 +7,8 @@ clock. What a trainer does other than the schedule is stated by the profile, eac
     step = (device^3 + host^3)^(1/3) + reduction + optimizer
     device      the schedule's phases, less what of tensor parallelism's traffic runs in pieces beside products
                 (`tp_forward`, `tp_backward`), and the loss
-    host        host_us for every kernel of those phases, host_collective_us for every collective
+    host        host_us for every kernel of those phases and for `loss_kernels` a microbatch, host_collective_us for
+                every collective
     reduction   of gradients, where a trainer begins it after backward (`reduces_beside: false`), times
                 `partial_groups` where a group has several, but not all, devices of each of several machines
 
@@ -105,7 +106,10 @@ def as_run(
     loss_ns = round(moved / (cluster.device.hbm_bytes_per_s * cluster.device.memory_efficiency) * NS_PER_S)
     device_s = sum(phase.count * ran.seconds for phase, ran in scheduled.phases_ran() if phase.name != "update")
     device_ns = round(device_s * NS_PER_S) - hidden_ns + loss_ns
-    host_ns = round(sum(phase.count * _started(phase, training) for phase in scheduled.phases) * NS_PER_S)
+    host_s = sum(phase.count * _started(phase, training) for phase in scheduled.phases)
+    if loss and not sharded:
+        host_s += _microbatches(plan) * training.loss_kernels * training.host_s
+    host_ns = round(host_s * NS_PER_S)
     waited_ns = round((device_ns**_TOGETHER + host_ns**_TOGETHER) ** (1 / _TOGETHER)) - device_ns
     step_ns = alone_ns - hidden_ns + loss_ns + late_ns + waited_ns
     changed = replace(
@@ -186,7 +190,11 @@ def _logits(plan: Plan) -> float:
 def loss_memory_bytes(plan: Plan, training: Training) -> int:
     """What the loss of one microbatch holds beside the logits: their gradient, and those in fp32."""
     gradient = sum(tensor.bytes_per_device for tensor in plan.tensors if tensor.role == "output")
-    return gradient + round(training.loss_memory * _logits(plan) / float(str(plan.model.get("microbatches", 1))))
+    return gradient + round(training.loss_memory * _logits(plan) / _microbatches(plan))
+
+
+def _microbatches(plan: Plan) -> int:
+    return int(str(plan.model.get("microbatches", 1)))
 
 
 def _started(phase: Phase, training: Training) -> float:
