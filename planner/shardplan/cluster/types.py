@@ -113,7 +113,7 @@ class Training:
     `partial_groups`: times what a reduction after backward takes in groups of several, but not all, devices of each
     of several machines; `sends`: share of what pipeline stages hand on that each of them waits for, None for what
     `Overlap.p2p` leaves of every border; `loss_memory`: bytes that the loss holds for every logit besides it and
-    its gradient; `exchanges_beside`: those exchanges run beside the compute of another microbatch, which a
+    its gradient, and `loss_parallel` where the vocabulary is cut, which the trainer says; `exchanges_beside`: those exchanges run beside the compute of another microbatch, which a
     configuration says and no profile."""
 
     host_s: float = 0.0
@@ -137,6 +137,7 @@ class Training:
     partial_groups: float = 1.0
     sends: float | None = None
     loss_memory: float = 0.0
+    loss_parallel: float = 0.0
     fsdp_loss_memory: float | None = None
     exchanges_beside: bool = False
 

@@ -40,6 +40,9 @@ from shardplan.units import NS_PER_S
 _TOGETHER = 3.0
 """How host and device add up: 1 would be one after the other, infinity the slower of the two. Fitted to 720 steps of
 one machine of A100, whose mean error is 8.2 % with the slower alone, and 6.4 with 3 (5: 7.0, 8: 7.6)."""
+_LOSS_PARALLEL = 4.0
+"""Bytes for each logit that torch's cross entropy holds more where the vocabulary is cut: exponentials of a rank's part
+beside log-probabilities, gradient and their sum, 16 in fp32 in place of 12 (`distributed/tensor/parallel/loss.py`)."""
 _EXCHANGE = "all-to-all"
 """What experts' tokens are sent by."""
 
@@ -62,8 +65,10 @@ def as_trained(cluster: Cluster, *, sharded: bool = False) -> Cluster:
     device |= {"gemm": gemm, "mem_efficiency": min(1.0, device["mem_efficiency"] * memory)}
     overlap = dict(resolved["overlap"]) | ({"kappa": training.fsdp_kappa} if sharded and training.fsdp_kappa else {})
     told = cluster_from_resolved({**resolved, "device": device, "overlap": overlap})
-    held = training.fsdp_loss_memory if sharded and training.fsdp_loss_memory is not None else training.loss_memory
-    return replace(told, training=replace(training, loss_memory=held))
+    held, cut = training.loss_memory, 0.0
+    if sharded and training.fsdp_loss_memory is not None:
+        held, cut = training.fsdp_loss_memory, _LOSS_PARALLEL
+    return replace(told, training=replace(training, loss_memory=held, loss_parallel=cut))
 
 
 def exchanging_beside(cluster: Cluster) -> Cluster:
@@ -189,8 +194,13 @@ def _logits(plan: Plan) -> float:
 
 def loss_memory_bytes(plan: Plan, training: Training) -> int:
     """What the loss of one microbatch holds beside the logits: their gradient, and those in fp32."""
-    gradient = sum(tensor.bytes_per_device for tensor in plan.tensors if tensor.role == "output")
-    return gradient + round(training.loss_memory * _logits(plan) / _microbatches(plan))
+    outputs = [tensor for tensor in plan.tensors if tensor.role == "output"]
+    gradient = sum(tensor.bytes_per_device for tensor in outputs)
+    is_cut = any(
+        each.is_shard and each.dim == len(tensor.shape) - 1 for tensor in outputs for each in tensor.layout.placements
+    )
+    by_logit = training.loss_memory + (training.loss_parallel if is_cut else 0.0)
+    return gradient + round(by_logit * _logits(plan) / _microbatches(plan))
 
 
 def _microbatches(plan: Plan) -> int:
