@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -84,6 +84,13 @@ class Parallelism:
     def shards_parameters(self) -> bool:
         """Whether it is FSDP."""
         return self.zero == 3
+
+    @property
+    def within_a_step(self) -> Parallelism:
+        """What is cut between the first microbatch of a step and the last: under a pipeline FSDP gathers weights once a
+        step and keeps them, and whole gradients, until its end (torchtitan's `reshard_after_forward`); optimizer state
+        stays in shards."""
+        return replace(self, zero=1) if self.shards_parameters and self.pipeline > 1 else self
 
     @property
     def experts_are_whole(self) -> bool:
