@@ -261,6 +261,20 @@ def test_fsdp_has_a_memory_rate_and_a_loss_of_its_own():
     assert priced(own, zero=1).spent.compute_ns == as_megatron
 
 
+def test_what_a_mixture_sends_without_tensor_parallel_ranks_is_its_exchange():
+    """Also what is gathered inside machines: shares of tensor-parallel traffic hide nothing of it, that of exchanges its
+    part."""
+    model = "transformer:style=llama,layers=2,hidden=1024,heads=4,ffn=256,vocab=1024,seq=128,experts=16,top_k=8"
+    asked = {"dp": 16, "ep": 16, "zero": 1, "micro_batch": 2, "global_batch": 128}
+    plain, pieces, exchanged = (
+        shardplan.price(f"{model},routing=dropless", cluster=cluster_with(**said), **asked)
+        for said in ({}, {"tp_forward": 1, "tp_backward": 1}, {"exchange": 1})
+    )
+    sent = {step.collective.kind for move in plain.plan.moves if move.kind == "blocking" for step in move.steps}
+    assert {"all_gather", "all_to_all"} <= sent
+    assert plain.spent.exposed_ns == pieces.spent.exposed_ns > 2 * exchanged.spent.exposed_ns
+
+
 def test_exchanges_beside_another_microbatch_are_hidden_but_for_what_they_slow_down():
     cluster = cluster_with(exchange=0.4)
     model = "transformer:style=llama,layers=2,hidden=256,heads=4,vocab=1024,seq=128,experts=8,top_k=2"

@@ -113,8 +113,9 @@ class Training:
     `partial_groups`: times what a reduction after backward takes in groups of several, but not all, devices of each
     of several machines; `sends`: share of what pipeline stages hand on that each of them waits for, None for what
     `Overlap.p2p` leaves of every border; `loss_memory`: bytes that the loss holds for every logit besides it and
-    its gradient, and `loss_parallel` where the vocabulary is cut, which the trainer says; `exchanges_beside`: those exchanges run beside the compute of another microbatch, which a
-    configuration says and no profile."""
+    its gradient, and `loss_parallel` where the vocabulary is cut. A configuration says, and no profile:
+    `exchanges_beside`, those exchanges run beside the compute of another microbatch; `exchanges_only`, nothing else
+    is waited for, as neither the hidden state nor the sequence is cut."""
 
     host_s: float = 0.0
     host_collective_s: float = 0.0
@@ -140,6 +141,7 @@ class Training:
     loss_parallel: float = 0.0
     fsdp_loss_memory: float | None = None
     exchanges_beside: bool = False
+    exchanges_only: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -222,24 +222,28 @@ def _hidden(scheduled: StepSchedule, cluster: Cluster, *, recomputed: bool, shar
     Of a second that exchanges take beside the compute of another microbatch, forward or backward, 1 / kappa is hidden.
     """
     training = cluster.training
-    again = max((_in_pieces(phase) for phase in scheduled.phases if "forward" in phase.name), default=0.0)
+    only = training.exchanges_only
+    again = max((_in_pieces(phase, only) for phase in scheduled.phases if "forward" in phase.name), default=0.0)
     found = waiting = computed = 0.0
     for phase in scheduled.phases:
-        sent = _in_pieces(phase)
+        sent, exchanged = _in_pieces(phase, only), _exchanged(phase, only)
         forward = sent if "forward" in phase.name else min(sent, again) if recomputed else 0.0
         pieces = 0.0 if sharded else training.tp_forward * forward + training.tp_backward * (sent - forward)
-        sent_once = training.exchange * _exchanged(phase)
+        sent_once = training.exchange * exchanged
         found += phase.count * (pieces + sent_once)
-        waiting += phase.count * (_exchanged(phase) - sent_once)
+        waiting += phase.count * (exchanged - sent_once)
         computed += phase.count * sum(item.seconds for item in phase.program if item.action == "compute")
     return found + min(waiting / cluster.overlap.kappa, computed) if training.exchanges_beside else found
 
 
-def _in_pieces(phase: Phase) -> float:
+def _in_pieces(phase: Phase, only: bool) -> float:
     """Seconds of what can be sent in pieces before or after a product: all but exchanges of experts' tokens."""
-    return sum(item.seconds for item in phase.program if item.action == "blocking" and _EXCHANGE not in item.name)
+    blocking = (item for item in phase.program if item.action == "blocking")
+    return 0.0 if only else sum(item.seconds for item in blocking if _EXCHANGE not in item.name)
 
 
-def _exchanged(phase: Phase) -> float:
-    """Seconds of exchanges."""
-    return sum(item.seconds for item in phase.program if item.action == "blocking" and _EXCHANGE in item.name)
+def _exchanged(phase: Phase, only: bool) -> float:
+    """Seconds of exchanges. Where nothing else is sent (`only`), what is gathered in a machine and exchanged between
+    machines, as dispatchers of several levels do it, is one too."""
+    blocking = (item for item in phase.program if item.action == "blocking")
+    return sum(item.seconds for item in blocking if only or _EXCHANGE in item.name)
