@@ -8,6 +8,7 @@ import shardplan
 from shardplan.cluster.mesh import cluster_digest, make_cluster
 from shardplan.cluster.profile import load_profile, profile_from_text
 from shardplan.errors import ShardplanError
+from shardplan.planning import parallelism
 from shardplan.study.pieces import layers_of
 from shardplan.study.trained import as_run, as_trained, exchanging_beside
 
@@ -285,3 +286,18 @@ def test_exchanges_beside_another_microbatch_are_hidden_but_for_what_they_slow_d
     assert beside.spent.compute_ns == alone.spent.compute_ns
     with pytest.raises(ShardplanError, match="--ep is 1"):
         priced(cluster, overlap_exchange=True)
+
+
+def test_what_a_configuration_fixes_is_found_once_for_a_graph(monkeypatch):
+    """And anew for another graph: every one gets masks of its own sizes."""
+    asked, found = [], parallelism._Fixed.allowed
+
+    def counted(self):
+        asked.append(id(self.built))
+        return found(self)
+
+    monkeypatch.setattr(parallelism._Fixed, "allowed", counted)
+    priced(cluster_with(), dp=4, tp=2)
+    assert asked
+    assert len(asked) == len(set(asked))
+    assert priced(cluster_with(), pp=2, dp=2).plan.pipeline

@@ -253,7 +253,16 @@ def restriction(parallelism: Parallelism, axes: Sequence[KindOfAxis], hidden: in
         return known[id(built.model)][1]
 
     kinds = tuple(axis.kind for axis in axes)
-    return lambda built: _Fixed(parallelism, kinds, hidden, built, batches(built) if DATA in kinds else {}).allowed()
+    latest: list[tuple[CostGraph, Allowed]] = []
+
+    def of(built: CostGraph) -> Allowed:
+        """Asked for again with every sum of a graph's terms: the latest is kept."""
+        if not latest or latest[0][0] is not built:
+            fixed = _Fixed(parallelism, kinds, hidden, built, batches(built) if DATA in kinds else {})
+            latest[:] = [(built, fixed.allowed())]
+        return latest[0][1]
+
+    return of
 
 
 @dataclass(frozen=True)
