@@ -263,7 +263,7 @@ def test_fsdp_has_a_memory_rate_and_a_loss_of_its_own():
 
 
 def test_what_a_mixture_sends_without_tensor_parallel_ranks_is_its_exchange():
-    """Also what is gathered inside machines: shares of tensor-parallel traffic hide nothing of it, that of exchanges its
+    """Also what is gathered in machines: shares of tensor-parallel traffic hide nothing of it, that of exchanges its
     part."""
     model = "transformer:style=llama,layers=2,hidden=1024,heads=4,ffn=256,vocab=1024,seq=128,experts=16,top_k=8"
     asked = {"dp": 16, "ep": 16, "zero": 1, "micro_batch": 2, "global_batch": 128}
