@@ -199,7 +199,8 @@ class Table:
         sent = (1 - training.tp_forward) * (forward + again) + (1 - training.tp_backward) * backward
         loss = training.loss_bytes * self.logits / (self.rate * training.memory)
         on_device = products / training.sustained + other / training.memory + sent + loss
-        on_host = training.host_s * kernels + training.host_collective_s * collectives
+        of_loss = training.loss_kernels * (self.logits > 0)
+        on_host = training.host_s * (kernels + of_loss) + training.host_collective_s * collectives
         both = (on_device**_TOGETHER + on_host**_TOGETHER) ** (1 / _TOGETHER)
         once = both + (training.sends or 0.0) * self.send_s[:, None] * _MEETS
         late = self.late_s * np.where(self.partial, training.partial_groups, 1.0)[:, None]

@@ -78,6 +78,8 @@ def run_of(row: Columns) -> TrainingRun:
     asked |= {"precision": row["precision"], "sequence_parallel": ways["tp"] > 1 and row["hardware"] != "a100"}
     if ways["tp"] > 1 and ways["ep"] > 1:
         asked["etp"] = 1
+    # torchtitan compiles its loss since the spring of 2025
+    asked["fused_loss"] = row["source"] == "torchtitan" and row["release"] >= "2025-03"
     value = float(row["value"])
     step = value if row["metric"] == "s/step" else rows * seq / gpus / value
     told = " ".join(f"{name}{ways[name]}" for name in ways if ways[name] > 1)

@@ -91,9 +91,10 @@ def fsdp(row: Columns, source: str = "fsdp") -> TrainingRun:
     case = f"{row['model']} {gpus} {row['gpu']} mb{micro} x{rounds} seq{row['seq']} {row['remat']}"
     asked = {"dp": gpus, "zero": 3, "micro_batch": micro, "global_batch": gpus * micro * rounds}
     look = _FSDP_LOOK.get(row["model"], "style=gpt")
+    by_operator = row["remat"] == "selective" and row["source"].startswith("torchtitan")
     return TrainingRun(
         source, case, case, f"transformer:{look},{sizes}", _FSDP_PROFILE[row["gpu"]],
-        {**asked, "recompute": row["remat"]}, step,
+        {**asked, "recompute": "alternate" if by_operator else row["remat"]}, step,
     )  # fmt: skip
 
 

@@ -77,7 +77,7 @@ def test_all_that_is_wrong_is_said_at_once(mlp):
     ("asked", "said"),
     [
         ({"optimizer": "adam"}, "error[bad-argument]: optimizer 'adam' is none of adam-mixed, adam-fp32, sgd, none"),
-        ({"remat": "some"}, "error[bad-argument]: remat 'some' is none of none, selective, full, auto"),
+        ({"remat": "some"}, "error[bad-argument]: remat 'some' is none of none, selective, alternate, full, auto"),
         ({"microbatches": 0}, "error[bad-argument]: microbatches is 0; a whole number of at least 1 is expected"),
         ({"memory_limit": "1 XB"}, "error[bad-quantity]: memory_limit: expected the unit of a size such as 80 GB"),
         ({"pins": ["up"]}, "error[bad-constraint]: --pin 'up' is not PATTERN=SPEC"),

@@ -36,7 +36,7 @@ AUTO = "auto"
 MODES = ("training", "inference")
 OPTIMIZERS = ("adam-mixed", "adam-fp32", "sgd", "none")
 EFFORTS = ("quick", "thorough", "exhaustive")
-REMATS = ("none", "selective", "full", "auto")
+REMATS = ("none", "selective", "alternate", "full", "auto")
 TARGETS = (
     "",
     "tp-plan",
@@ -183,7 +183,7 @@ class Request:
     microbatches: int = field(
         default=1, metadata=_term(Whole(1), "--microbatches", metavar="N", say="Equal parts in which the batch runs.")
     )
-    remat: Literal["none", "selective", "full", "auto"] = field(
+    remat: Literal["none", "selective", "alternate", "full", "auto"] = field(
         default="none",
         metadata=_term(
             OneOf(REMATS),

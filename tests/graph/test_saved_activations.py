@@ -33,6 +33,15 @@ def test_a_layer_saves_what_korthikanti_counts():
     assert layer_bytes(model, remat="selective") == s * b * h * 34
 
 
+def test_alternate_saves_attention_every_other_product_and_the_border():
+    """Of q, k, v, o, gate, up and down: the first, third, fifth and seventh, what attention makes, and what the layer
+    hands on."""
+    model = transformer(style="llama", layers=3, hidden=256, heads=8, kv_heads=2, ffn=704, vocab=512, seq=128, batch=2)
+    elements = 256 + 64 + 704 + 256 + 256 + 256
+    assert layer_bytes(model, remat="alternate") == 2 * 128 * 2 * elements
+    assert layer_bytes(model, remat="full") == 2 * 128 * 2 * 256
+
+
 def test_fused_attention_saves_no_scores():
     """As the selective row, and the output once more: the fused backward reads it beside the projection's."""
     model = transformer(**GPT, dropout=True)

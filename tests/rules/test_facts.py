@@ -51,6 +51,21 @@ def test_einsum_with_experts():
     assert rule.gemm == Gemm(m=("g", "c"), n=("i",), k=("h",), batch=("e",))
 
 
+@pytest.mark.parametrize(
+    ("equation", "shapes", "cost"),
+    [
+        ("bskh,bsk->bsh", ((2, 4, 3, 8), (2, 4, 3)), "memory"),  # a weighted sum of what experts make
+        ("bsk,bskh->bsh", ((2, 4, 3), (2, 4, 3, 8)), "memory"),
+        ("...j,...j->...", ((2, 4, 8), (2, 4, 8)), "memory"),
+        ("...ij,j->...i", ((2, 4, 8), (8,)), "memory"),
+        ("...ij,jk->...ik", ((2, 4, 8), (8, 6)), "gemm"),
+        ("ij,jk", ((2, 4), (4, 6)), "gemm"),
+    ],
+)
+def test_a_contraction_that_uses_every_number_once_is_no_matrix_product(equation, shapes, cost):
+    assert Case("Einsum", tuple(f(*shape) for shape in shapes), {"equation": equation}).rule().cost == cost
+
+
 def test_a_table_split_by_rows_is_looked_up_with_a_mask():
     option = Case("Gather", (f(12, 6), index(12, 2, 4))).options()["v"]
     assert (option.operands, option.results) == ((S(0), RP), (P(),))

@@ -30,6 +30,25 @@ def test_a_step_holds_saved_values_logits_and_the_loss_and_nothing_twice():
     assert least <= held <= least + 4 * hidden
 
 
+def test_fsdp_under_a_pipeline_keeps_weights_from_microbatch_to_microbatch():
+    """As a distributed optimizer, but for gradients, which wait in fp32; without a pipeline all is in shards."""
+    asked = {"dp": 4, "batch": 8 * ROWS, "fused_loss": True}
+    sharded, whole = (priced(pp=2, zero=zero, **asked) for zero in (3, 1))
+    assert sharded.parameters == whole.parameters
+    assert sharded.gradients == 2 * whole.gradients
+    assert sharded.optimizer == whole.optimizer
+    flat = priced(zero=3, **asked)
+    assert flat.parameters < priced(zero=1, **asked).parameters / 3
+
+
+def test_a_loss_over_a_cut_vocabulary_holds_exponentials_too():
+    """Tensor-parallel ranks of FSDP: 14 bytes of each logit more than a fused loss, of which without ranks 10."""
+    logits = ROWS * SEQ * VOCAB
+    for ways, more in ((1, 10), (2, 14)):
+        asked = {"tp": ways, "zero": 3, "dp": 2, "batch": 2 * ROWS}
+        assert priced(**asked).total - priced(**asked, fused_loss=True).total == more * logits // ways
+
+
 @pytest.mark.parametrize(("precision", "saved"), [("fp8", 1), ("mxfp8", 1 + 1 / 32), ("nvfp4", 0.5 + 1 / 16)])
 def test_what_only_narrow_products_read_again_waits_in_their_type(precision, saved):
     """Of a layer: what both norms make, and the hidden state of the MLP. What attention makes it reads again itself."""

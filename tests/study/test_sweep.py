@@ -231,7 +231,7 @@ def test_a_slip_of_the_pen_is_told_with_what_was_meant(shardplan, mlp):
     run = shardplan("sweep", str(mlp), "--dim", "batch=8", *asked)
     assert run.code == 2
     assert run.err.count("error[") == 3
-    assert "--remat 'nnoe' is none of none, selective, full, auto\nhint: did you mean 'none'?\n" in run.err
+    assert "--remat 'nnoe' is none of none, selective, alternate, full, auto\nhint: did you mean 'none'?\n" in run.err
     assert "hint: did you mean 'generic'?\n" in run.err
     assert "error[bad-mesh]: mesh 'atuo' cannot be read\nhint: did you mean 'auto'?\n" in run.err
 

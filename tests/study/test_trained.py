@@ -8,6 +8,7 @@ import shardplan
 from shardplan.cluster.mesh import cluster_digest, make_cluster
 from shardplan.cluster.profile import load_profile, profile_from_text
 from shardplan.errors import ShardplanError
+from shardplan.planning import parallelism
 from shardplan.study.pieces import layers_of
 from shardplan.study.trained import as_run, as_trained, exchanging_beside
 
@@ -73,6 +74,27 @@ def test_the_loss_reads_the_logits_that_a_device_has():
     elements = 16 / 2 * 128 * 1024
     seconds = 52 * elements / (device.hbm_bytes_per_s * device.memory_efficiency)
     assert (with_loss - without) / 1e9 == pytest.approx(seconds, rel=1e-3)
+
+
+@pytest.mark.parametrize("micro_batch", [1, 4])
+def test_the_host_starts_the_loss_of_every_microbatch(micro_batch):
+    """A host that is far slower than the device: the loss adds what its kernels take."""
+    slow = {"host_us": 10_000}
+    without, with_loss = (
+        priced(cluster_with(**slow, loss_kernels=count), micro_batch=micro_batch).plan.summary.step_ns
+        for count in (0, 36)
+    )
+    rounds = 16 / 2 / micro_batch
+    assert (with_loss - without) / 1e9 == pytest.approx(rounds * 36 * 10e-3, rel=1e-3)
+
+
+def test_the_host_starts_the_loss_of_megatron_alone_and_on_its_last_stage():
+    told = {"host_us": 1000, "loss_kernels": 200}
+    sharded, plain = (priced(cluster_with(**said), dp=4, zero=3) for said in (told, {"host_us": 1000}))
+    assert sharded.plan.summary.step_ns == plain.plan.summary.step_ns
+    stages = priced(cluster_with(**told), pp=2, dp=1).plan.pipeline.stages
+    first, last = (stage.plan.summary.step_ns for stage in stages)
+    assert last > first + 16 * 200 * 1000 * 1000 * 0.9
 
 
 def test_no_plan_depends_on_what_trainers_add():
@@ -240,6 +262,20 @@ def test_fsdp_has_a_memory_rate_and_a_loss_of_its_own():
     assert priced(own, zero=1).spent.compute_ns == as_megatron
 
 
+def test_what_a_mixture_sends_without_tensor_parallel_ranks_is_its_exchange():
+    """Also what is gathered in machines: shares of tensor-parallel traffic hide nothing of it, that of exchanges its
+    part."""
+    model = "transformer:style=llama,layers=2,hidden=1024,heads=4,ffn=256,vocab=1024,seq=128,experts=16,top_k=8"
+    asked = {"dp": 16, "ep": 16, "zero": 1, "micro_batch": 2, "global_batch": 128}
+    plain, pieces, exchanged = (
+        shardplan.price(f"{model},routing=dropless", cluster=cluster_with(**said), **asked)
+        for said in ({}, {"tp_forward": 1, "tp_backward": 1}, {"exchange": 1})
+    )
+    sent = {step.collective.kind for move in plain.plan.moves if move.kind == "blocking" for step in move.steps}
+    assert {"all_gather", "all_to_all"} <= sent
+    assert plain.spent.exposed_ns == pieces.spent.exposed_ns > 2 * exchanged.spent.exposed_ns
+
+
 def test_exchanges_beside_another_microbatch_are_hidden_but_for_what_they_slow_down():
     cluster = cluster_with(exchange=0.4)
     model = "transformer:style=llama,layers=2,hidden=256,heads=4,vocab=1024,seq=128,experts=8,top_k=2"
@@ -250,3 +286,18 @@ def test_exchanges_beside_another_microbatch_are_hidden_but_for_what_they_slow_d
     assert beside.spent.compute_ns == alone.spent.compute_ns
     with pytest.raises(ShardplanError, match="--ep is 1"):
         priced(cluster, overlap_exchange=True)
+
+
+def test_what_a_configuration_fixes_is_found_once_for_a_graph(monkeypatch):
+    """And anew for another graph: every one gets masks of its own sizes."""
+    asked, found = [], parallelism._Fixed.allowed
+
+    def counted(self):
+        asked.append(id(self.built))
+        return found(self)
+
+    monkeypatch.setattr(parallelism._Fixed, "allowed", counted)
+    priced(cluster_with(), dp=4, tp=2)
+    assert asked
+    assert len(asked) == len(set(asked))
+    assert priced(cluster_with(), pp=2, dp=2).plan.pipeline

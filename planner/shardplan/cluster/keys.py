@@ -241,6 +241,8 @@ TRAINING: Final = Keys((
     Key("host_collective_us", Number(MICROSECONDS), "the same of a collective", OMITTED, "host_collective_s", said="0"),
     Key("loss_bytes", Number(), "memory traffic of the loss, forward and backward, for every logit: trainers take it "
         "in fp32", OMITTED, said="0"),
+    Key("loss_kernels", Number(), "operators that the host starts for the loss of a microbatch, forward and backward, "
+        "and which no model has; none where parameters are sharded (FSDP)", OMITTED, said="0"),
     Key("fsdp_loss_memory", Number(), "instead of `training.loss_memory` where parameters are sharded (FSDP)", OMITTED,
         said="`training.loss_memory`"),
     Key("fsdp_kappa", Number(minimum=1.0), "instead of `overlap.kappa` where parameters are sharded (FSDP)", OMITTED,

@@ -102,7 +102,8 @@ class Coalesce:
 class Training:
     """What runs of trainers take other than the schedule of a plan, for predictions of given configurations alone.
     `host_s`, `host_collective_s`: in which the host starts one operator, one collective; `loss_bytes`: memory
-    traffic of the loss for every logit; `attention`: instead of that of `GemmEfficiency`, None for the same;
+    traffic of the loss for every logit; `loss_kernels`: operators that the host starts for the loss of a microbatch;
+    `attention`: instead of that of `GemmEfficiency`, None for the same;
     `fsdp_kappa`, `fsdp_attention`, `fsdp_sustained`, `fsdp_memory`, `fsdp_loss_bytes`, `fsdp_loss_memory`: where
     parameters are sharded, instead of `Overlap.kappa`, `attention`, `sustained`, `memory`, `loss_bytes` and
     `loss_memory`; `sustained`, `memory`: times `GemmEfficiency.sustained` and `Device.memory_efficiency`;
@@ -112,12 +113,14 @@ class Training:
     `partial_groups`: times what a reduction after backward takes in groups of several, but not all, devices of each
     of several machines; `sends`: share of what pipeline stages hand on that each of them waits for, None for what
     `Overlap.p2p` leaves of every border; `loss_memory`: bytes that the loss holds for every logit besides it and
-    its gradient; `exchanges_beside`: those exchanges run beside the compute of another microbatch, which a
-    configuration says and no profile."""
+    its gradient, and `loss_parallel` where the vocabulary is cut. A configuration says, and no profile:
+    `exchanges_beside`, those exchanges run beside the compute of another microbatch; `exchanges_only`, nothing else
+    is waited for, as neither the hidden state nor the sequence is cut."""
 
     host_s: float = 0.0
     host_collective_s: float = 0.0
     loss_bytes: float = 0.0
+    loss_kernels: float = 0.0
     fsdp_kappa: float | None = None
     sustained: float = 1.0
     attention: float | None = None
@@ -135,8 +138,10 @@ class Training:
     partial_groups: float = 1.0
     sends: float | None = None
     loss_memory: float = 0.0
+    loss_parallel: float = 0.0
     fsdp_loss_memory: float | None = None
     exchanges_beside: bool = False
+    exchanges_only: bool = False
 
 
 @dataclass(frozen=True, slots=True)

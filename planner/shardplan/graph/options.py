@@ -10,7 +10,7 @@ from shardplan.cost.named import OURS, CostModel
 from shardplan.graph.precision import PrecisionName
 
 Mode = Literal["training", "inference"]
-Remat = Literal["none", "selective", "full", "auto"]
+Remat = Literal["none", "selective", "alternate", "full", "auto"]
 Effort = Literal["quick", "thorough", "exhaustive"]
 UNLIMITED_BYTES = 1 << 60
 """A limit on memory that no plan reaches: what something takes without regard to memory is planned under it."""

@@ -1,7 +1,8 @@
 """Rematerialisation: which operators are recomputed in backward, and which values are then not saved.
 
 As a flag, `selective` recomputes the inside of decomposed attention (the scores between two matrix products around a
-softmax); a fused attention operator does that by itself. `full` recomputes every repeated block from its inputs.
+softmax); a fused attention operator does that by itself. `full` recomputes every repeated block from its inputs, and
+`alternate` does so but for attention and every other product with a weight, whose results are saved.
 Chosen value by value (`shardplan.planning.remat_scope`), any operator of a segment may be recomputed: a block, the
 inside of an attention, or a stretch of what lies between blocks. All that is recomputed of a segment runs right before
 the backward of the segment's last operator.
@@ -52,10 +53,15 @@ class Recompute:
 def recompute(model: Model, rules: Sequence[Rule], flow: Flow, fusion: Fusion, options: PlanOptions) -> Recompute:
     """What the flag `options.remat` recomputes, and what is left to save; nothing under `auto`, which chooses."""
     until: dict[int, int] = {}
-    if options.training and options.remat in ("selective", "full"):
-        found = blocks(model) if options.remat == "full" else attention_cores(model, rules, flow)
-        for segment in found:
-            until.update(dict.fromkeys(sorted(segment.operators), segment.last))
+    found: list[Segment] = []
+    if options.training and options.remat == "full":
+        found = blocks(model)
+    elif options.training and options.remat == "alternate":
+        found = between_products(model, rules, flow)
+    elif options.training and options.remat == "selective":
+        found = attention_cores(model, rules, flow)
+    for segment in found:
+        until.update(dict.fromkeys(sorted(segment.operators), segment.last))
     return saving_least(model, rules, flow, fusion, until)
 
 
@@ -130,6 +136,22 @@ class Segment:
 def blocks(model: Model) -> list[Segment]:
     """The repeated blocks of a model."""
     return [Segment(frozenset(copy), max(copy)) for block in model.blocks for copy in block.copies]
+
+
+def between_products(model: Model, rules: Sequence[Rule], flow: Flow) -> list[Segment]:
+    """The repeated blocks without their fused attention and every other product with a weight, the first among them:
+    torchtitan's selective checkpoints of operators (`distributed/activation_checkpoint.py`)."""
+    found = []
+    for segment in blocks(model):
+        ordered = sorted(segment.operators)
+        weighed = [
+            index
+            for index in ordered
+            if rules[index].cost == "gemm" and any(name in flow.weightlike for name in model.operators[index].inputs)
+        ]
+        lasting = {index for index in ordered if rules[index].cost == "attention"} | set(weighed[::2])
+        found.append(Segment(segment.operators - lasting, segment.last))
+    return found
 
 
 def attention_cores(model: Model, rules: Sequence[Rule], flow: Flow) -> list[Segment]:

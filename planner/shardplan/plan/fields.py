@@ -75,8 +75,8 @@ MODEL = Record("model", (
           default=False, diff="shard optimizer"),
     Field("equal_layers", Flag(), "All copies of a repeated block take the same layouts; absent means false.",
           default=False, diff="equal layers"),
-    Field("remat", Choice(("none", "selective", "full", "auto")), "What is computed again in backward; with `auto`, "
-          "operators and tensors say so themselves.", default=None, diff="remat"),
+    Field("remat", Choice(("none", "selective", "alternate", "full", "auto")), "What is computed again in backward; "
+          "with `auto`, operators and tensors say so themselves.", default=None, diff="remat"),
     Field("microbatches", Integer(1), default=None, diff="microbatches"),
     Field("operators", Integer(), "How many the model has.", default=None),
     Field("parameters", Integer(), "How many the model has.", default=None),

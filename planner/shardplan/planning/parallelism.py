@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -84,6 +84,13 @@ class Parallelism:
     def shards_parameters(self) -> bool:
         """Whether it is FSDP."""
         return self.zero == 3
+
+    @property
+    def within_a_step(self) -> Parallelism:
+        """What is cut between the first microbatch of a step and the last: under a pipeline FSDP gathers weights once a
+        step and keeps them, and whole gradients, until its end (torchtitan's `reshard_after_forward`); optimizer state
+        stays in shards."""
+        return replace(self, zero=1) if self.shards_parameters and self.pipeline > 1 else self
 
     @property
     def experts_are_whole(self) -> bool:
@@ -246,7 +253,16 @@ def restriction(parallelism: Parallelism, axes: Sequence[KindOfAxis], hidden: in
         return known[id(built.model)][1]
 
     kinds = tuple(axis.kind for axis in axes)
-    return lambda built: _Fixed(parallelism, kinds, hidden, built, batches(built) if DATA in kinds else {}).allowed()
+    latest: list[tuple[CostGraph, Allowed]] = []
+
+    def of(built: CostGraph) -> Allowed:
+        """Asked for again with every sum of a graph's terms: the latest is kept."""
+        if not latest or latest[0][0] is not built:
+            fixed = _Fixed(parallelism, kinds, hidden, built, batches(built) if DATA in kinds else {})
+            latest[:] = [(built, fixed.allowed())]
+        return latest[0][1]
+
+    return of
 
 
 @dataclass(frozen=True)

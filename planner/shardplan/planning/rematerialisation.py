@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Final, get_args
+from typing import Final
 
 import numpy as np
 
@@ -106,8 +106,8 @@ def everything(built: CostGraph) -> Recompute:
     return recomputed(built.model, built.rules, built.flow, until, built.fusion.saved)
 
 
-FLAGS: Final[tuple[Remat, ...]] = tuple(flag for flag in get_args(Remat) if flag != "auto")
-"""`auto`, by itself, recomputes nothing."""
+FLAGS: Final[tuple[Remat, ...]] = ("none", "selective", "full")
+"""What is tried beside what `auto` chooses, which by itself recomputes nothing."""
 
 
 def flags(built: CostGraph) -> Iterator[Recompute]:

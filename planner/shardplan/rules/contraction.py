@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from shardplan.rules.row import Entry, Row, by, row
 from shardplan.rules.signature import Signature
+from shardplan.rules.types import Cost
 
 
 def matmul(signature: Signature) -> Row:
@@ -27,7 +28,11 @@ def gemm(signature: Signature) -> Row:
 
 
 def einsum(signature: Signature) -> Row | None:
-    """`Einsum`: its own equation in our letters; what is not in the result is summed."""
+    """`Einsum`: its own equation in our letters; what is not in the result is summed.
+
+    Where an operand has no loop of its own, as of a vector for each entry of a batch, every number is used once: no
+    matrix unit helps, and what counts is bytes (a weighted sum of experts' results, a product with a diagonal).
+    """
     text = signature.text("equation").replace(" ", "")
     inputs, arrow, made = text.partition("->")
     terms = inputs.split(",")
@@ -37,7 +42,15 @@ def einsum(signature: Signature) -> Row | None:
     linear = tuple((position,) for position in range(len(terms)))
     saves = " ".join(str(position) for position in range(len(terms))) if len(terms) > 1 else ""
     equation = f"{', '.join(_spaced(term) for term in terms)} -> {_spaced(made)}"
-    return Row(equation, cost="gemm" if len(terms) == 2 else "pointwise", linear=linear, saves=saves)
+    if len(terms) != 2:
+        return Row(equation, cost="pointwise", linear=linear, saves=saves)
+    cost: Cost = "gemm" if all(_own(term, other, made) for term, other in (terms, terms[::-1])) else "memory"
+    return Row(equation, cost=cost, linear=linear, saves=saves)
+
+
+def _own(term: str, other: str, made: str) -> bool:
+    """Whether an operand has a loop that the result has too and the other operand has not."""
+    return bool({*term} & {*made} - {*other} - {"."})
 
 
 def _spaced(term: str) -> str:

@@ -51,7 +51,7 @@ from shardplan.rules import model_rules
 from shardplan.study.instance import DESCRIBED, load_model
 from shardplan.study.pieces import starts
 from shardplan.study.racks import as_filled
-from shardplan.study.run_memory import as_held
+from shardplan.study.run_memory import accumulating_in_fp32, as_held
 from shardplan.study.trained import as_run, as_trained, exchanging_beside, loss_memory_bytes, with_sends
 
 FLAT = (CONTEXT, EXPERT, DATA)
@@ -128,6 +128,8 @@ def price(
     """
     check_model(parallelism, model, options.microbatches)
     cluster = as_trained(cluster, sharded=parallelism.shards_parameters)
+    if parallelism.tensor == parallelism.context == 1 < parallelism.expert:
+        cluster = replace(cluster, training=replace(cluster.training, exchanges_only=True))
     profile = as_filled(cluster, parallelism)
     axes = axes_of(parallelism, profile)
     if len(axes) > MOST_WHOLE:
@@ -136,9 +138,10 @@ def price(
         raise ShardplanError(bad(f"{len(axes)} mesh axes, {told}; at most {MOST_WHOLE} can be priced", hint))
     part = Submesh(make_cluster(profile, mesh_text(axes, profile)))
     limit = cluster.device.usable_bytes if options.memory_limit_bytes is None else options.memory_limit_bytes
-    options = replace(options, shard_optimizer=parallelism.zero == 1, effort="quick", prefetch_blocks=TRAINERS_PREFETCH)
-    fixed = restriction(parallelism, axes, hidden_of(model))
-    flat = [place for place, axis in enumerate(axes) if axis.kind in FLAT] if parallelism.zero == 1 else []
+    inside = parallelism.within_a_step
+    options = replace(options, shard_optimizer=inside.zero == 1, effort="quick", prefetch_blocks=TRAINERS_PREFETCH)
+    fixed = restriction(inside, axes, hidden_of(model))
+    flat = [place for place, axis in enumerate(axes) if axis.kind in FLAT] if inside.zero == 1 else []
     if parallelism.pipeline == 1:
         plan = _fastest(
             model, part.cluster, options, limit, fixed, on_progress, sharded=parallelism.shards_parameters, flat=flat
@@ -209,7 +212,8 @@ def _pipeline(
         own = part_of(chain, place, place + 1, f"{model.name}.stage{place}")
         asked = replace(options, in_flight=held)
         room, loss, sharded = limit // parallelism.virtual, place == pieces - 1, parallelism.shards_parameters
-        plans[place] = _fastest(own, part.cluster, asked, room, fixed, turn.tell, loss=loss, sharded=sharded, flat=flat)
+        plan = _fastest(own, part.cluster, asked, room, fixed, turn.tell, loss=loss, sharded=sharded, flat=flat)
+        plans[place] = accumulating_in_fp32(plan) if sharded else plan
     stands_for, transfers = [0, *[inner] * (pieces - 2), pieces - 1], Transfers(cluster)
     found = assemble_result(
         chain,

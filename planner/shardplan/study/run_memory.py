@@ -51,6 +51,18 @@ def as_held(
     return replace(plan, summary=replace(plan.summary, memory=memory))
 
 
+def accumulating_in_fp32(plan: Plan) -> Plan:
+    """A plan whose whole gradients wait in the type in which FSDP reduces them, fp32, from microbatch to microbatch."""
+    weights = [(tensor.bytes_per_device, tensor.dtype in _16_BITS) for tensor in plan.tensors if tensor.trainable]
+    memory = plan.summary.memory
+    narrow = sum(size for size, is_narrow in weights if is_narrow)
+    more = memory.gradients * narrow // max(1, sum(size for size, _ in weights))
+    return replace(plan, summary=replace(plan.summary, memory=replace(memory, gradients=memory.gradients + more)))
+
+
+_16_BITS = ("bfloat16", "float16")
+
+
 @dataclass(frozen=True)
 class Decided:
     """A cost graph with the choice of every node, and what it holds."""

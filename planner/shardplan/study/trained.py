@@ -7,7 +7,8 @@ clock. What a trainer does other than the schedule is stated by the profile, eac
     step = (device^3 + host^3)^(1/3) + reduction + optimizer
     device      the schedule's phases, less what of tensor parallelism's traffic runs in pieces beside products
                 (`tp_forward`, `tp_backward`), and the loss
-    host        host_us for every kernel of those phases, host_collective_us for every collective
+    host        host_us for every kernel of those phases and for `loss_kernels` a microbatch, host_collective_us for
+                every collective
     reduction   of gradients, where a trainer begins it after backward (`reduces_beside: false`), times
                 `partial_groups` where a group has several, but not all, devices of each of several machines
 
@@ -39,6 +40,9 @@ from shardplan.units import NS_PER_S
 _TOGETHER = 3.0
 """How host and device add up: 1 would be one after the other, infinity the slower of the two. Fitted to 720 steps of
 one machine of A100, whose mean error is 8.2 % with the slower alone, and 6.4 with 3 (5: 7.0, 8: 7.6)."""
+_LOSS_PARALLEL = 4.0
+"""Bytes for each logit that torch's cross entropy holds more where the vocabulary is cut: exponentials of a rank's part
+beside log-probabilities, gradient and their sum, 16 in fp32 in place of 12 (`distributed/tensor/parallel/loss.py`)."""
 _EXCHANGE = "all-to-all"
 """What experts' tokens are sent by."""
 
@@ -61,8 +65,10 @@ def as_trained(cluster: Cluster, *, sharded: bool = False) -> Cluster:
     device |= {"gemm": gemm, "mem_efficiency": min(1.0, device["mem_efficiency"] * memory)}
     overlap = dict(resolved["overlap"]) | ({"kappa": training.fsdp_kappa} if sharded and training.fsdp_kappa else {})
     told = cluster_from_resolved({**resolved, "device": device, "overlap": overlap})
-    held = training.fsdp_loss_memory if sharded and training.fsdp_loss_memory is not None else training.loss_memory
-    return replace(told, training=replace(training, loss_memory=held))
+    held, cut = training.loss_memory, 0.0
+    if sharded and training.fsdp_loss_memory is not None:
+        held, cut = training.fsdp_loss_memory, _LOSS_PARALLEL
+    return replace(told, training=replace(training, loss_memory=held, loss_parallel=cut))
 
 
 def exchanging_beside(cluster: Cluster) -> Cluster:
@@ -105,7 +111,10 @@ def as_run(
     loss_ns = round(moved / (cluster.device.hbm_bytes_per_s * cluster.device.memory_efficiency) * NS_PER_S)
     device_s = sum(phase.count * ran.seconds for phase, ran in scheduled.phases_ran() if phase.name != "update")
     device_ns = round(device_s * NS_PER_S) - hidden_ns + loss_ns
-    host_ns = round(sum(phase.count * _started(phase, training) for phase in scheduled.phases) * NS_PER_S)
+    host_s = sum(phase.count * _started(phase, training) for phase in scheduled.phases)
+    if loss and not sharded:
+        host_s += _microbatches(plan) * training.loss_kernels * training.host_s
+    host_ns = round(host_s * NS_PER_S)
     waited_ns = round((device_ns**_TOGETHER + host_ns**_TOGETHER) ** (1 / _TOGETHER)) - device_ns
     step_ns = alone_ns - hidden_ns + loss_ns + late_ns + waited_ns
     changed = replace(
@@ -185,8 +194,17 @@ def _logits(plan: Plan) -> float:
 
 def loss_memory_bytes(plan: Plan, training: Training) -> int:
     """What the loss of one microbatch holds beside the logits: their gradient, and those in fp32."""
-    gradient = sum(tensor.bytes_per_device for tensor in plan.tensors if tensor.role == "output")
-    return gradient + round(training.loss_memory * _logits(plan) / float(str(plan.model.get("microbatches", 1))))
+    outputs = [tensor for tensor in plan.tensors if tensor.role == "output"]
+    gradient = sum(tensor.bytes_per_device for tensor in outputs)
+    is_cut = any(
+        each.is_shard and each.dim == len(tensor.shape) - 1 for tensor in outputs for each in tensor.layout.placements
+    )
+    by_logit = training.loss_memory + (training.loss_parallel if is_cut else 0.0)
+    return gradient + round(by_logit * _logits(plan) / _microbatches(plan))
+
+
+def _microbatches(plan: Plan) -> int:
+    return int(str(plan.model.get("microbatches", 1)))
 
 
 def _started(phase: Phase, training: Training) -> float:
@@ -204,24 +222,28 @@ def _hidden(scheduled: StepSchedule, cluster: Cluster, *, recomputed: bool, shar
     Of a second that exchanges take beside the compute of another microbatch, forward or backward, 1 / kappa is hidden.
     """
     training = cluster.training
-    again = max((_in_pieces(phase) for phase in scheduled.phases if "forward" in phase.name), default=0.0)
+    only = training.exchanges_only
+    again = max((_in_pieces(phase, only) for phase in scheduled.phases if "forward" in phase.name), default=0.0)
     found = waiting = computed = 0.0
     for phase in scheduled.phases:
-        sent = _in_pieces(phase)
+        sent, exchanged = _in_pieces(phase, only), _exchanged(phase, only)
         forward = sent if "forward" in phase.name else min(sent, again) if recomputed else 0.0
         pieces = 0.0 if sharded else training.tp_forward * forward + training.tp_backward * (sent - forward)
-        sent_once = training.exchange * _exchanged(phase)
+        sent_once = training.exchange * exchanged
         found += phase.count * (pieces + sent_once)
-        waiting += phase.count * (_exchanged(phase) - sent_once)
+        waiting += phase.count * (exchanged - sent_once)
         computed += phase.count * sum(item.seconds for item in phase.program if item.action == "compute")
     return found + min(waiting / cluster.overlap.kappa, computed) if training.exchanges_beside else found
 
 
-def _in_pieces(phase: Phase) -> float:
+def _in_pieces(phase: Phase, only: bool) -> float:
     """Seconds of what can be sent in pieces before or after a product: all but exchanges of experts' tokens."""
-    return sum(item.seconds for item in phase.program if item.action == "blocking" and _EXCHANGE not in item.name)
+    blocking = (item for item in phase.program if item.action == "blocking")
+    return 0.0 if only else sum(item.seconds for item in blocking if _EXCHANGE not in item.name)
 
 
-def _exchanged(phase: Phase) -> float:
-    """Seconds of exchanges."""
-    return sum(item.seconds for item in phase.program if item.action == "blocking" and _EXCHANGE in item.name)
+def _exchanged(phase: Phase, only: bool) -> float:
+    """Seconds of exchanges. Where nothing else is sent (`only`), what is gathered in a machine and exchanged between
+    machines, as dispatchers of several levels do it, is one too."""
+    blocking = (item for item in phase.program if item.action == "blocking")
+    return sum(item.seconds for item in blocking if only or _EXCHANGE in item.name)

@@ -44,9 +44,10 @@ def _ways(name: str, field: str, text: str) -> Callable[[Verb], Verb]:
 )
 @click.option(
     "--recompute",
-    type=click.Choice(["none", "selective", "full"]),
+    type=click.Choice(["none", "selective", "alternate", "full"]),
     default="none",
-    help="Activations to recompute, as --remat of solve.",
+    help="Activations to recompute, as --remat of solve; alternate: all of a layer but attention and every other "
+    "product (torchtitan's selective).",
 )
 @click.option(
     "--precision",

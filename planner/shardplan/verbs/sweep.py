@@ -71,7 +71,7 @@ def _joined(_context: click.Context, _option: click.Parameter, value: tuple[str,
     help="Meshes by their sizes, such as 2x8,4x8; auto tries those of up to two axes over the profile's devices.",
 )
 @_list_option("--microbatches", metavar="N,…", default=("1",), help="Equal parts in which the batch runs.")
-@_list_option("--remat", "remats", metavar="WORD,…", default=("none",), help="none, selective, full, auto.")
+@_list_option("--remat", "remats", metavar="WORD,…", default=("none",), help="none, selective, alternate, full, auto.")
 @_list_option("--stages", metavar="auto|N,…", default=(), help="Pipelines too, of so many stages; 1 is none.")
 @request_options(
     "schedule", "mode", "target", *SIZES, "optimizer", "shard_optimizer", "equal_layers", "kv_cache_tokens"
