@@ -34,7 +34,7 @@ def onnx_forms() -> dict[Callable[..., Any], Callable[..., Any]]:
         aten.diagonal_scatter.default: lambda self, src, offset=0, dim1=0, dim2=1: _with_diagonal(
             op, self, src, offset, (dim1, dim2)
         ),
-        aten.index_put.default: functools.partial(_with_items, op),
+        **dict.fromkeys((aten.index_put.default, aten._unsafe_index_put.default), functools.partial(_with_items, op)),  # noqa: SLF001
         aten.logcumsumexp.default: _running(op, lambda one, other: _log_of_sum(op, one, other)),
     }
 
@@ -57,12 +57,21 @@ def _with_items(op: Any, value: Any, indices: Any, items: Any, accumulate: bool 
     shape = [int(size) for size in items.shape]
     more = 0 if mask is None else len(value.shape) - len(mask.shape)
     if mask is None or mask.dtype != _BOOL or (len(shape) > more and any(size != 1 for size in shape)):
-        return aten_index_put(value, indices, items, accumulate)
+        return aten_index_put(value, [_as_index(op, each) for each in indices], items, accumulate)
     if len(shape) > more:
         items = op.Reshape(items, op.Constant(value_ints=[1] * max(1, len(value.shape))))
     axes = list(range(len(mask.shape), len(value.shape)))
     chosen = op.Unsqueeze(mask, op.Constant(value_ints=axes)) if axes else mask
     return op.Where(chosen, op.Add(value, items) if accumulate else items, value)
+
+
+def _as_index(op: Any, numbers: Any) -> Any:
+    """A mask, or numbers of the one type that ONNX takes; the exporter knows the shapes of its own values alone."""
+    if numbers is None or numbers.dtype in (_BOOL, _INT64):
+        return numbers
+    made = op.Cast(numbers, to=_INT64)
+    made.shape = numbers.shape
+    return made
 
 
 def _running(op: Any, combine: Callable[[Any, Any], Any]) -> Callable[..., Any]:
