@@ -3,9 +3,11 @@
 from family_programs.audio import AUDIO
 from family_programs.constructs import CONSTRUCTS
 from family_programs.data_shapes import DATA_SHAPES
+from family_programs.decisions import DECISIONS
 from family_programs.forms import FORMS
 from family_programs.functions import FUNCTIONS
 from family_programs.idioms import IDIOMS
+from family_programs.implicit import IMPLICIT
 from family_programs.libraries import LIBRARIES as MODELS
 from family_programs.odd import ODD
 from family_programs.practices import PRACTICES
@@ -13,6 +15,8 @@ from family_programs.rarities import RARITIES
 from family_programs.recurrences import RECURRENCES
 from family_programs.samplings import SAMPLINGS
 from family_programs.sequences import SEQUENCES
+from family_programs.signals import SIGNALS
+from family_programs.stacks import STACKS
 from family_programs.tables import TABLES
 from family_programs.text import TEXT
 from family_programs.vision import VISION
@@ -34,6 +38,10 @@ OWN = {
     **RECURRENCES,
     **SAMPLINGS,
     **PRACTICES,
+    **IMPLICIT,
+    **DECISIONS,
+    **SIGNALS,
+    **STACKS,
 }
 LIBRARIES = {**VISION_LIBRARIES, **MODELS}
 PROGRAMS = {**OWN, **LIBRARIES}
