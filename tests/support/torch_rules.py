@@ -547,6 +547,18 @@ CASES: dict[str, Case] = {
         lambda x: torch.cat([torch.rot90(x, 1, (0, 1)), torch.rot90(x, 3), x.rot90(2, (0, 1)), x.rot90(4)], 1),
         [(4, 4)],
     ),
+    "rows put where a mask says": (
+        lambda x, y: x.masked_scatter((WEIGHTS[:4] > 0.8)[:, None].expand_as(x), y.exp()),
+        [(4, 8), (4, 8)],
+    ),
+    "rows put where a value says": (
+        lambda x, y: x.masked_scatter((x.detach()[..., :1] > 0).expand(4, 8, 4), y * 2),
+        [(4, 8, 4), (4, 8, 4)],
+    ),
+    "entries put where a mask says": (
+        lambda x, y: torch.masked_scatter(x, x.detach().sin() > 0, y) * y + x.masked_scatter(WEIGHTS > 1, y),
+        [(4, 8), (4, 8)],
+    ),
     "searched": (
         lambda x, y: torch.searchsorted(y.sort(-1)[0].detach(), x) * x + torch.bucketize(x, WEIGHTS, right=True) * y,
         [(4, 8), (4, 8)],

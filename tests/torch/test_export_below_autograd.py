@@ -138,6 +138,18 @@ def test_bounds_and_indices_are_of_the_types_that_onnx_takes():
     check(Bounds(), torch.randn(4, 3))
 
 
+class Merged(nn.Module):
+    """Features of images among words."""
+
+    def forward(self, words, features):
+        rows = (words.sum(-1) > 0).unsqueeze(-1).expand_as(words)
+        return words.masked_scatter(rows, features) + words.masked_scatter(words > 0.5, features)
+
+
+def test_entries_may_be_put_where_a_mask_says():
+    check(Merged(), torch.randn(2, 3, 4), torch.randn(6, 4))
+
+
 class Modes(nn.Module):
     """As a Fourier operator keeps some frequencies: complex entries set in a tensor of zeros."""
 

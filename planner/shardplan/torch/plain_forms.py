@@ -13,6 +13,8 @@ from torch import Tensor
 from torch.distributions import Distribution
 from torch.nn import functional
 
+from shardplan.torch.eager.aliases import in_memory
+
 _BAG, _DISTANCES = functional.embedding_bag, torch.cdist
 _ATTENTION = functional.scaled_dot_product_attention
 _CROSS_ENTROPY, _GAUSSIAN = functional.cross_entropy, functional.gaussian_nll_loss
@@ -215,6 +217,21 @@ def trace(input: Tensor) -> Tensor:  # noqa: A002 - as torch
     return input.diagonal().sum()
 
 
+def masked_scatter(input: Tensor, mask: Tensor, source: Tensor) -> Tensor:  # noqa: A002 - as torch
+    """Entries of `source`, one after the other, where a mask says: looked up by how many places come before. Of a mask
+    that was expanded along the last dim, as features of images are put among words, whole rows."""
+    width = input.shape[-1] if input.dim() else 1
+    by_row = mask.shape == input.shape and input.dim() > 1 and in_memory(mask).stride()[-1] == 0
+    if by_row and source.numel() % width == 0:
+        mask, rows = mask[..., :1], source.reshape(-1, width)
+    else:
+        shape = torch.broadcast_shapes(input.shape, mask.shape)
+        mask, rows = mask.expand(shape), source.reshape(-1)
+    before = mask.reshape(-1).cumsum(0) - 1
+    picked = rows[before.clamp(min=0)].reshape(input.shape if by_row else mask.shape)
+    return torch.where(mask, picked, input)
+
+
 def turned(input: Tensor, k: int = 1, dims: Sequence[int] = (0, 1)) -> Tensor:  # noqa: A002 - as torch
     """`torch.rot90`: flips and a transposition."""
     one, other = dims
@@ -248,6 +265,7 @@ def plain_form(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> C
 _OF_TENSORS: Mapping[Any, Callable[..., Tensor]] = {
     **dict.fromkeys((torch.trace, Tensor.trace), trace),
     **dict.fromkeys((torch.rot90, Tensor.rot90), turned),
+    **dict.fromkeys((torch.masked_scatter, Tensor.masked_scatter), masked_scatter),
 }
 _SIGNATURE = inspect.signature(embedding_bag)
 _ENTROPY_SIGNATURE = inspect.signature(_CROSS_ENTROPY)

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from shardplan.torch.plain_forms import masked_scatter
 from shardplan.torch.planning.packed_sequences import PackedSequences, is_projected, projected
 
 _MOST = 256
@@ -211,6 +212,7 @@ _FORMS: Mapping[Any, Callable[..., Any]] = {
     Tensor.__setitem__: _set_item,
     **dict.fromkeys((torch.bincount, Tensor.bincount), _counts),
     **dict.fromkeys((torch.clamp, Tensor.clamp, torch.clip, Tensor.clip), _clamped),
+    **dict.fromkeys((torch.masked_scatter, Tensor.masked_scatter), masked_scatter),
     torch.masked_select: _masked_select,
     Tensor.masked_select: _masked_select,
 }
