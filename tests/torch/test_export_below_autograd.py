@@ -150,6 +150,19 @@ def test_entries_may_be_put_where_a_mask_says():
     check(Merged(), torch.randn(2, 3, 4), torch.randn(6, 4))
 
 
+class Ranked(nn.Module):
+    def forward(self, x):
+        rounded = x.round()
+        values, places = rounded.mode(1)
+        kept, _ = rounded.mode(0, keepdim=True)
+        return (values + places + kept + x.nanmedian(1)[0] + x.nanmedian()).sum(-1) + rounded.nanmedian(0).indices.sum()
+
+
+def test_entries_of_a_rank_and_those_that_are_there_most_often():
+    torch.manual_seed(2)
+    check(Ranked(), torch.randn(7, 7) * 1.5)
+
+
 class Modes(nn.Module):
     """As a Fourier operator keeps some frequencies: complex entries set in a tensor of zeros."""
 

@@ -31,6 +31,9 @@ def onnx_forms() -> dict[Callable[..., Any], Callable[..., Any]]:
         aten.kthvalue.default: lambda self, k, dim=-1, keepdim=False: _ranked(op, self, k, dim, keepdim),
         aten.median.dim: lambda self, dim, keepdim=False: _median(op, self, dim, keepdim),
         aten.median.default: functools.partial(_middle, op),
+        aten.nanmedian.dim: lambda self, dim, keepdim=False: _median(op, self, dim, keepdim),
+        aten.nanmedian.default: functools.partial(_middle, op),  # what is not a number is not known to a plan
+        aten.mode.default: lambda self, dim=-1, keepdim=False: _mode(op, self, dim, keepdim),
         aten.diagonal_scatter.default: lambda self, src, offset=0, dim1=0, dim2=1: _with_diagonal(
             op, self, src, offset, (dim1, dim2)
         ),
@@ -127,6 +130,25 @@ def _ranked(op: Any, value: Any, rank: int, dim: int, keepdim: bool) -> tuple[An
     last, axes = op.Constant(value_int=rank - 1), op.Constant(value_ints=[axis])
     found, place = (op.Gather(each, last, axis=axis) for each in (values, places))
     return (op.Unsqueeze(found, axes), op.Unsqueeze(place, axes)) if keepdim else (found, place)
+
+
+def _mode(op: Any, value: Any, dim: int, keepdim: bool) -> tuple[Any, Any]:
+    """The least of the entries that are there most often, and where the last of them stands."""
+    axis, size = _axis(value, dim)
+    rank = len(value.shape)
+    last = [*(each for each in range(rank) if each != axis), axis]
+    rows, end = op.Transpose(value, perm=last), op.Constant(value_ints=[-1])
+    same = op.Equal(op.Unsqueeze(rows, end), op.Unsqueeze(rows, op.Constant(value_ints=[-2])))
+    counts = op.ReduceSum(op.Cast(same, to=_INT64), end, keepdims=0)
+    most = op.Equal(counts, op.ReduceMax(counts, end, keepdims=1))
+    found = op.ReduceMin(op.Where(most, rows, op.ReduceMax(rows, end, keepdims=1)), end, keepdims=1)
+    numbers = op.Constant(value_ints=list(range(size)))
+    none = op.Constant(value_int=-1)
+    place = op.ReduceMax(op.Where(op.Equal(rows, found), numbers, none), end, keepdims=1)
+    if not keepdim:
+        return op.Squeeze(found, end), op.Squeeze(place, end)
+    back = [last.index(each) for each in range(rank)]
+    return op.Transpose(found, perm=back), op.Transpose(place, perm=back)
 
 
 def _with_diagonal(op: Any, value: Any, source: Any, offset: int, dims: tuple[int, int]) -> Any:
