@@ -83,6 +83,7 @@ def planned(program, kind):
         rows = [
             f"{name}=[machine{', null' * (leaf.ndim - 1)}]"
             for name, leaf in inputs_of(program.loss, program.batch).items()
+            if leaf.ndim
         ]
         asked["pins"] = [*program.pins, *rows]
     return shardplan.jax.plan(program.loss, program.params, *program.batch, **asked)
