@@ -23,7 +23,39 @@ def i(below, *shape):
     return jnp.asarray(DRAW.integers(below, size=shape).astype(np.int32))
 
 
+def _experts(x, t):
+    return jax.lax.ragged_dot(x, jnp.stack([x.T @ x, x.T * 2 @ x, x.T @ x + 1]), jnp.bincount(t, length=3))
+
+
 FORMS = {
+    "running products": (lambda x, _: jnp.cumprod(x, 1) + jax.lax.cumprod(x, 0, reverse=True), f(6, 5), i(1, 1)),
+    "running extremes": (lambda x, _: jax.lax.cummax(x, 1, reverse=True) - jax.lax.cummin(x, 0), f(6, 5), i(1, 1)),
+    "running logarithms": (
+        lambda x, _: jax.lax.cumlogsumexp(x, axis=1) + jax.lax.cumlogsumexp(x, axis=0, reverse=True),
+        f(6, 5),
+        i(1, 1),
+    ),
+    "gammas": (
+        lambda x, _: jax.lax.lgamma(jnp.exp(2 * x)) + jax.lax.digamma(jnp.exp(x) + 0.01),
+        f(6, 5),
+        i(1, 1),
+    ),
+    "the inverse of erf": (lambda x, _: jax.lax.erf_inv(0.99 * jnp.sin(2 * x)), f(6, 5), i(1, 1)),
+    "of hyperbolas": (lambda x, _: jnp.arcsinh(x) + jnp.arccosh(1 + x * x) + jnp.arctanh(jnp.sin(x)), f(6, 5), i(1, 1)),
+    "groups of rows": (_experts, f(6, 5), i(3, 6)),
+    "by two keys": (lambda x, t: x[jnp.lexsort((x[:, 0], t))], f(6, 5), i(2, 6)),
+    "by two keys, mapped": (
+        lambda x, t: jax.lax.sort((jnp.broadcast_to(t, (6, 5)), -x, x * 2), dimension=1, num_keys=2)[2],
+        f(6, 5),
+        i(2, 5),
+    ),
+    "buckets": (lambda x, t: t.astype(jnp.float32)[jnp.searchsorted(jnp.linspace(-1, 1, 6), x)], f(6, 5), i(9, 7)),
+    "in another order": (jax.vmap(lambda row, k: row[k], (1, 0)), f(6, 5), i(6, 5, 6)),
+    "a branch that is known": (
+        lambda x, _: jax.lax.platform_dependent(x, cpu=lambda x: x * 2, default=lambda x: x + x),
+        f(6, 5),
+        i(1, 1),
+    ),
     "rows and labels": (lambda x, t: x[jnp.arange(6), t], f(6, 5), i(5, 6)),
     "rows, places and labels": (lambda x, t: x[jnp.arange(6)[:, None], jnp.arange(5), t], f(6, 5, 4), i(4, 6, 5)),
     "the last of each": (lambda x, t: x[jnp.arange(6), t], f(6, 5, 4), i(5, 6)),

@@ -159,12 +159,29 @@ def changed_after(x: Tensor) -> Tensor:
 
 
 LOST: dict[str, Callable[[Tensor], Tensor]] = {
-    "several results": lambda x: Halves.apply(x)[0] + 1,
-    "one after the other": lambda x: Exp.apply(Exp.apply(x, 0.5), 0.5) + 1,
+    "unread": lambda x: Kept.apply(x, Exp.apply(x, 0.5)) + 1,
     "changed": changed_after,
     "reentrant": lambda x: checkpoint(torch.tanh, x, use_reentrant=True) + 1,
 }
 """What cannot be done with functions of one's own."""
+
+
+def product_of(one: Tensor, other: Tensor) -> Tensor:
+    return one * other.exp()
+
+
+def gradient_inside(x: Tensor, y: Tensor) -> Tensor:
+    """As penalties of gradients are made."""
+    inner = (x * 1).requires_grad_()
+    energy = (inner @ y.T).softmax(-1).square().sum(1)
+    (slope,) = torch.autograd.grad(energy, inner, torch.ones_like(energy), create_graph=True)
+    return slope.square() * inner
+
+
+def diagonal_set(x: Tensor) -> Tensor:
+    made = x * 2
+    made.diagonal().fill_(1.5)
+    return made * x
 
 
 WEIGHTS = torch.linspace(0.5, 2.0, 8, dtype=torch.float64)
@@ -365,6 +382,12 @@ CASES: dict[str, Case] = {
     "einsum": (lambda x, y: torch.einsum("bik, bjk -> bij", x, y), [(4, 4, 8), (4, 8, 8)]),
     "a function of one's own": (lambda x: 1 + Exp.apply(x, 0.5), [(4, 8)]),
     "a function of one's own, with sums": (lambda x, w: Scored.apply(x, w) * 2, [(4, 8), (8, 16)]),
+    "a function of two results": (lambda x: product_of(*Halves.apply(x)), [(4, 8)]),
+    "one result of two": (lambda x: Halves.apply(x * 1)[1].sin(), [(4, 8)]),
+    "functions of one's own, one of the other": (
+        lambda x, y: Exp.apply(Exp.apply(x, 0.5), 0.5) + Exp.apply(y, 0.1) * Halves.apply(Exp.apply(x, 1.0))[0].sum(),
+        [(4, 8), (4, 8)],
+    ),
     "a function of one's own, of nothing": (lambda x, y: Kept.apply(x, y) + y, [(4, 8), (4, 8)]),
     "conv1d": (lambda x, w, b: functional.conv1d(x, w, b, padding=1), [(4, 8, 8), (16, 8, 3), (16,)]),
     "conv1d of one": (functional.conv1d, [(8, 8), (4, 8, 3), (4,)]),
@@ -505,6 +528,41 @@ CASES: dict[str, Case] = {
     "glu": (lambda x: functional.glu(x, 1), [(4, 8, 4)]),
     "vmap": (lambda x, y: torch.func.vmap(lambda each: torch.tanh(x @ each))(y), [(4, 8), (4, 8, 4)]),
     "a gradient asked for by attribute": (lambda x: asked_for(x * 1), [(4, 8)]),
+    "rows mapped and differentiated": (
+        lambda x, y: torch.func.vmap(torch.func.jacrev(lambda row: torch.tanh(row * y[0])))(x).sum(-1),
+        [(4, 8), (4, 8)],
+    ),
+    "what is differentiated forward": (
+        lambda x, y: torch.func.jvp(lambda row: torch.tanh(row) * y, (x,), (y * 2,))[1],
+        [(4, 8), (4, 8)],
+    ),
+    "a Hessian's product": (
+        lambda x, y: torch.func.jvp(torch.func.grad(lambda row: (row.sin() * y).sum()), (x,), (y,))[1],
+        [(4, 8), (4, 8)],
+    ),
+    "a gradient inside": (gradient_inside, [(4, 8), (4, 8)]),
+    "a diagonal below torch's, changed": (lambda x: below(diagonal_set, x), [(4, 4)]),
+    "a trace": (lambda x, y: torch.trace(x @ y) * x, [(4, 8), (8, 4)]),
+    "turned by right angles": (
+        lambda x: torch.cat([torch.rot90(x, 1, (0, 1)), torch.rot90(x, 3), x.rot90(2, (0, 1)), x.rot90(4)], 1),
+        [(4, 4)],
+    ),
+    "rows put where a mask says": (
+        lambda x, y: x.masked_scatter((WEIGHTS[:4] > 0.8)[:, None].expand_as(x), y.exp()),
+        [(4, 8), (4, 8)],
+    ),
+    "rows put where a value says": (
+        lambda x, y: x.masked_scatter((x.detach()[..., :1] > 0).expand(4, 8, 4), y * 2),
+        [(4, 8, 4), (4, 8, 4)],
+    ),
+    "entries put where a mask says": (
+        lambda x, y: torch.masked_scatter(x, x.detach().sin() > 0, y) * y + x.masked_scatter(WEIGHTS > 1, y),
+        [(4, 8), (4, 8)],
+    ),
+    "searched": (
+        lambda x, y: torch.searchsorted(y.sort(-1)[0].detach(), x) * x + torch.bucketize(x, WEIGHTS, right=True) * y,
+        [(4, 8), (4, 8)],
+    ),
     "attention of many heads": (
         lambda x, w, b, v, c: functional.multi_head_attention_forward(
             x, x, x, 8, 2, w, b, None, None, False, 0.0, v, c, need_weights=False
@@ -576,7 +634,7 @@ def asked_for(x: Tensor) -> Tensor:
 GATHERED = frozenset(
     ("rows where a condition is true", "places where a condition is true", "embedding of bounded norm",
      "rows by a mask", "softmax of a number", "einsum of a diagonal",
-     "a transform of complex numbers", "a diagonal changed in place", "rows of noise")
+     "a transform of complex numbers", "rows of noise")
 )  # fmt: skip
 """Those that are in part computed whole by every process."""
 

@@ -26,8 +26,7 @@ def test_function(four, tiny, plan, name):
 
 
 LOST = {
-    "several results": ("Halves", "it has several results"),
-    "one after the other": ("Exp", "it is given what another one has returned"),
+    "unread": ("Kept", "it is given what another one has returned, and does not read it"),
     "changed": ("Exp", "its argument is changed in place before its result is read"),
     "reentrant": ("CheckpointFunction", "it brings weights gradients that it is not given"),
 }

@@ -23,6 +23,7 @@ from shardplan.torch.parameters.distribution import distribute, place_constants
 from shardplan.torch.parameters.naming import name_parameters, without_constants
 from shardplan.torch.process_groups import ProcessGroups
 from shardplan.torch.propagation.engine import Engine
+from shardplan.torch.saved_tensors import saving
 
 _ATTRIBUTE = "_shardplan"
 
@@ -82,7 +83,7 @@ class AppliedPlan:
         self.execution.order.begin(kind, has_backward=grads)
         self.execution.begin(kind)
         self._hooks = contextlib.ExitStack()
-        self._hooks.enter_context(torch.autograd.graph.saved_tensors_hooks(self.execution.pack, self.execution.unpack))
+        self._hooks.enter_context(saving(self.execution.pack, self.execution.unpack))
         if not self.is_compiled:
             self._hooks.enter_context(torch.compiler.set_stance("force_eager"))  # blocks may have been compiled
 
@@ -91,6 +92,7 @@ class AppliedPlan:
         if self._hooks is not None:
             self._hooks.close()
         self._hooks, self.engine.is_running = None, False
+        self.engine.returned.clear()
         self.execution.end()
 
 

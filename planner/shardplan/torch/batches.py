@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any
 
 import torch
@@ -17,10 +17,12 @@ from shardplan.runtime.shards import Piece, shard_of
 from shardplan.torch.collectives.steps import shard_of_whole
 from shardplan.torch.placements import wrap
 from shardplan.torch.process_groups import ProcessGroups
+from shardplan.torch.with_loss import INPUT
 
 
 def inputs(plan: Plan, mesh: DeviceMesh, batch: Mapping[str, Tensor], *, local: bool = False) -> dict[str, DTensor]:
-    """The tensors of `batch` (name of the plan's input -> tensor) as DTensors in the layouts of the plan.
+    """The tensors of `batch` (argument of the model, as the plan calls it -> tensor) as DTensors in the layouts of the
+    plan, under the same names.
 
     `local=False`: every process has the whole batch and keeps its part. `local=True`: every process has read only its
     part (see `part_of`). Nothing is sent. DTensors stay as they are.
@@ -28,7 +30,8 @@ def inputs(plan: Plan, mesh: DeviceMesh, batch: Mapping[str, Tensor], *, local: 
     Raises `ShardplanError`: `unknown-input`, `missing-input`, `wrong-shape`.
     """
     groups = ProcessGroups(plan, mesh)
-    known = {tensor.name: tensor for tensor in plan.tensors if tensor.role == "input"}
+    planned = {tensor.name: tensor for tensor in plan.tensors if tensor.role == "input"}
+    known = {_asked_for(name, planned, batch): tensor for name, tensor in planned.items()}
     faults = [
         error("unknown-input", f"the plan has no input '{name}'", hint=did_you_mean(name, known) or _listed(known))
         for name in batch
@@ -41,6 +44,12 @@ def inputs(plan: Plan, mesh: DeviceMesh, batch: Mapping[str, Tensor], *, local: 
     if faults:
         raise ShardplanError(*faults)
     return {name: _distributed(known[name], tensor, groups, local=local) for name, tensor in batch.items()}
+
+
+def _asked_for(name: str, planned: Container[str], batch: Container[str]) -> str:
+    """What a batch calls an input: without the `input.` of arguments that are called as a tensor of the model is."""
+    short = name.removeprefix(INPUT)
+    return short if short in batch and short not in planned and name not in batch else name
 
 
 def part_of(plan: Plan, name: str, rank: int) -> tuple[Piece, ...]:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.distributions import Distribution
 from torch.nn import functional
+
+from shardplan.torch.eager.aliases import in_memory
 
 _BAG, _DISTANCES = functional.embedding_bag, torch.cdist
 _ATTENTION = functional.scaled_dot_product_attention
@@ -210,6 +212,36 @@ def correlation(input: Tensor) -> Tensor:  # noqa: A002 - as torch
     return (made / spread.unsqueeze(1) / spread.unsqueeze(0)).clamp(-1, 1)
 
 
+def trace(input: Tensor) -> Tensor:  # noqa: A002 - as torch
+    """The sum of a diagonal."""
+    return input.diagonal().sum()
+
+
+def masked_scatter(input: Tensor, mask: Tensor, source: Tensor) -> Tensor:  # noqa: A002 - as torch
+    """Entries of `source`, one after the other, where a mask says: looked up by how many places come before. Of a mask
+    that was expanded along the last dim, as features of images are put among words, whole rows."""
+    width = input.shape[-1] if input.dim() else 1
+    by_row = mask.shape == input.shape and input.dim() > 1 and in_memory(mask).stride()[-1] == 0
+    if by_row and source.numel() % width == 0:
+        mask, rows = mask[..., :1], source.reshape(-1, width)
+    else:
+        shape = torch.broadcast_shapes(input.shape, mask.shape)
+        mask, rows = mask.expand(shape), source.reshape(-1)
+    before = mask.reshape(-1).cumsum(0) - 1
+    picked = rows[before.clamp(min=0)].reshape(input.shape if by_row else mask.shape)
+    return torch.where(mask, picked, input)
+
+
+def turned(input: Tensor, k: int = 1, dims: Sequence[int] = (0, 1)) -> Tensor:  # noqa: A002 - as torch
+    """`torch.rot90`: flips and a transposition."""
+    one, other = dims
+    quarters = k % 4
+    if quarters == 2:
+        return input.flip(one, other)
+    made = input.flip(other) if quarters == 1 else input.flip(one) if quarters else input.clone()
+    return made.transpose(one, other) if quarters else made
+
+
 def plain_form(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[..., Any] | None:
     """The simpler function for a call of `func`, if there is one."""
     if func is _ATTENTION:
@@ -221,7 +253,7 @@ def plain_form(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> C
     if func is _GAUSSIAN:
         return gaussian_nll_loss
     if func is not _BAG:
-        return None
+        return _OF_TENSORS.get(func)
     bound = _SIGNATURE.bind(*args, **kwargs)
     bound.apply_defaults()
     if _is_even(*(bound.arguments[name] for name in _TELLING)):
@@ -230,6 +262,11 @@ def plain_form(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> C
     return segments if is_plain and bound.arguments["offsets"] is not None else None
 
 
+_OF_TENSORS: Mapping[Any, Callable[..., Tensor]] = {
+    **dict.fromkeys((torch.trace, Tensor.trace), trace),
+    **dict.fromkeys((torch.rot90, Tensor.rot90), turned),
+    **dict.fromkeys((torch.masked_scatter, Tensor.masked_scatter), masked_scatter),
+}
 _SIGNATURE = inspect.signature(embedding_bag)
 _ENTROPY_SIGNATURE = inspect.signature(_CROSS_ENTROPY)
 _TELLING = ("input", "offsets", "max_norm", "scale_grad_by_freq", "sparse", "padding_idx")

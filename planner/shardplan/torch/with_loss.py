@@ -11,6 +11,8 @@ from torch import nn
 from shardplan.errors import ShardplanError, error
 
 _PREFIX = "model."
+INPUT = "input."
+"""What plans have before the name of an argument that is also the name of a tensor of the model."""
 
 
 class WithLoss(nn.Module):  # type: ignore[misc]

@@ -44,6 +44,8 @@ def gathered(graph: Graph, equation: Any, inputs: Sequence[str]) -> str:
 
     Raises `NotImplementedError` where parts of rows are taken by number.
     """
+    if equation.invars[1].aval.dtype.kind == "u":  # ONNX has signed numbers alone
+        inputs = [inputs[0], graph.add("Cast", [inputs[1]], to=graph.INT64)]
     look = _lookup(graph, equation, inputs[1])
     columns = len(equation.params["dimension_numbers"].start_index_map)
     single = [dim for dim in look.kept if dim in look.indexed]  # taken one by one, and kept with size 1
@@ -55,7 +57,8 @@ def gathered(graph: Graph, equation: Any, inputs: Sequence[str]) -> str:
         look = _Lookup(look.operand, look.rows, look.paired, look.indexed, kept, offsets)
     if list(look.kept) != look.rest:
         raise NotImplementedError("parts of rows by number")
-    if len(look.indexed) == 1 and not look.rest and sorted(look.paired.values()) == list(look.paired.values()):
+    in_order = sorted(look.paired.values()) == list(look.paired.values())
+    if len(look.indexed) == 1 and not look.rest and in_order and _is_along(look):
         made = _along(graph, look, inputs, columns)
     elif len(look.indexed) == 1 and not look.paired:
         made = _taken(graph, look, inputs, columns)
@@ -119,18 +122,23 @@ def _taken(graph: Graph, look: _Lookup, inputs: Sequence[str], columns: int) -> 
     return _placed(graph, made, look, [*range(axis), *range(axis + rows, axis + rows + len(look.rest) - axis)], axis)
 
 
+def _is_along(look: _Lookup) -> bool:
+    """Whether numbers have the dims of the operand, with or without the one that they point into, in its order."""
+    (axis,) = look.indexed
+    others = [size for dim, size in enumerate(look.operand) if dim != axis]
+    is_long = len(look.rows) == len(look.operand)
+    return list(look.rows) == others or (is_long and [n for dim, n in enumerate(look.rows) if dim != axis] == others)
+
+
 def _along(graph: Graph, look: _Lookup, inputs: Sequence[str], columns: int) -> str:
     """Elements by number: the dims of the numbers are those of the operand that they share, then one more or none."""
     ((axis, column),) = look.indexed.items()
     flat = _column(graph, inputs[1], column, columns, look.rows)
-    rank = len(look.operand)
     others = [size for dim, size in enumerate(look.operand) if dim != axis]
     if list(look.rows) == others:  # one number for each row
         one = [1 if dim == axis else size for dim, size in enumerate(look.operand)]
         made = graph.add("GatherElements", [inputs[0], graph.add("Reshape", [flat, graph.ints(*one)])], axis=axis)
         return str(graph.add("Reshape", [made, graph.ints(*look.rows)]))
-    if len(look.rows) != rank or [size for dim, size in enumerate(look.rows) if dim != axis] != others:
-        raise NotImplementedError("elements by number in another order of dims")
     return str(graph.add("GatherElements", [inputs[0], flat], axis=axis))
 
 

@@ -86,7 +86,7 @@ def _written(graph: Graph, equation: Any, inputs: list[str], step: Step) -> list
     if name == "scan":
         return _scan(graph, equation, inputs, step)
     if name == "cond":
-        return _chosen(graph, inputs[0], equation.params["branches"], inputs[1:])
+        return _branch(graph, equation.params["branches"], inputs, step)
     if name == "while":
         return _one_turn(graph, equation, inputs, step)
     if name == "optimization_barrier":
@@ -155,6 +155,18 @@ def _scan(graph: Graph, equation: Any, inputs: list[str], step: Step) -> list[st
     )  # fmt: skip
     step.loop = graph.nodes[-1].name
     return [found] if carried + stacked == 1 else list(found)
+
+
+def _branch(graph: Graph, branches: Sequence[Any], inputs: list[str], step: Step) -> list[str]:
+    """The branch of a number that is known, as that of the platform is; else all."""
+    which = graph.value(inputs[0])
+    if which is None and len(branches) > 1:
+        return _chosen(graph, inputs[0], branches, inputs[1:])
+    inner = branches[0 if which is None else min(max(int(which), 0), len(branches) - 1)]
+    outer, graph.steps = graph.steps, step.inner
+    made = write(graph, inner.jaxpr, [graph.constant(const) for const in inner.consts], inputs[1:])
+    graph.steps = outer
+    return made
 
 
 def _chosen(graph: Graph, which: str, branches: Sequence[Any], inputs: Sequence[str], first: int = 0) -> list[str]:

@@ -12,6 +12,9 @@ from shardplan.jax.planning.convolutions import convolution, window
 from shardplan.jax.planning.draws import DRAWS
 from shardplan.jax.planning.gathers import SCATTERS, gathered, scattered, updated
 from shardplan.jax.planning.graph import Graph, Row, onnx_type
+from shardplan.jax.planning.matrices import MATRICES
+from shardplan.jax.planning.running import RUNNING
+from shardplan.jax.planning.special import SPECIAL
 
 
 def _same(kind: str) -> Row:
@@ -195,14 +198,18 @@ def _selected(graph: Graph, equation: Any, inputs: Sequence[str]) -> str:
 
 
 def _sorted(graph: Graph, equation: Any, inputs: Sequence[str]) -> list[str]:
-    """By the first operand, which all others follow."""
-    if equation.params["num_keys"] != 1:
-        raise NotImplementedError("by several keys")
-    dim, shape = equation.params["dimension"], equation.invars[0].aval.shape
-    values, places = graph.add(
-        "TopK", [inputs[0], graph.ints(shape[dim])], results=2, axis=dim, largest=0, sorted=1
-    )  # fmt: skip
-    return [values, *(graph.add("GatherElements", [each, places], axis=dim) for each in inputs[1:])]
+    """By the first operands, which all others follow: by the last of them first, for entries that are equal stay in
+    their order."""
+    dim, shape, made = equation.params["dimension"], equation.invars[0].aval.shape, list(inputs)
+    for key in reversed(range(equation.params["num_keys"])):
+        values, places = graph.add(
+            "TopK", [made[key], graph.ints(shape[dim])], results=2, axis=dim, largest=0, sorted=1
+        )  # fmt: skip
+        made = [
+            values if number == key else graph.add("GatherElements", [each, places], axis=dim)
+            for number, each in enumerate(made)
+        ]
+    return made
 
 
 def _clamped(graph: Graph, _: Any, inputs: Sequence[str]) -> str:
@@ -257,7 +264,8 @@ ROWS: Mapping[str, Row] = {
     "logistic": _same("Sigmoid"), "sqrt": _same("Sqrt"), "rsqrt": _chain("Sqrt", "Reciprocal"), "abs": _same("Abs"),
     "sign": _same("Sign"), "floor": _same("Floor"), "ceil": _same("Ceil"), "round": _same("Round"),
     "sin": _same("Sin"), "cos": _same("Cos"), "tan": _same("Tan"), "sinh": _same("Sinh"), "cosh": _same("Cosh"),
-    "asin": _same("Asin"), "acos": _same("Acos"), "atan": _same("Atan"),
+    "asinh": _same("Asinh"), "acosh": _same("Acosh"),
+    "atanh": _same("Atanh"), "asin": _same("Asin"), "acos": _same("Acos"), "atan": _same("Atan"),
     "square": lambda g, _, i: g.add("Mul", [i[0], i[0]]),
     "log1p": lambda g, e, i: g.add("Log", [g.add("Add", [i[0], g.constant(_like(e, 1))])]),
     "expm1": lambda g, e, i: g.add("Sub", [g.add("Exp", i), g.constant(_like(e, 1))]),
@@ -265,7 +273,8 @@ ROWS: Mapping[str, Row] = {
     "erfc": lambda g, e, i: g.add("Sub", [g.constant(_like(e, 1)), g.add("Erf", i)]),
     "integer_pow": _integer_pow,
     "and": _logic("And"), "or": _logic("Or"), "xor": _logic("Xor"), "not": _logic("Not"),
-    "eq": _same("Equal"), "ne": _chain("Equal", "Not"), "lt": _same("Less"), "le": _same("LessOrEqual"),
+    "eq": _same("Equal"), "ne": _chain("Equal", "Not"), "lt": _same("Less"), "lt_to": _same("Less"),
+    "le_to": _same("LessOrEqual"), "le": _same("LessOrEqual"),
     "gt": _same("Greater"), "ge": _same("GreaterOrEqual"), "is_finite": _chain("IsInf", "Not"),
     "select_n": _selected, "clamp": _clamped,
     **dict.fromkeys(
@@ -277,12 +286,13 @@ ROWS: Mapping[str, Row] = {
     "slice": _slice, "dynamic_slice": _dynamic_slice, "rev": _reversed, "concatenate": _concatenated,
     "split": _split, "stack": _stacked, "pad": _padded,
     "tile": lambda g, e, i: g.add("Tile", [i[0], g.ints(*e.params["reps"])]),
+    "platform_index": lambda g, e, _: g.constant(np.zeros((), e.outvars[0].aval.dtype)),  # branches differ in kernels
     "iota": _iota, "gather": gathered, "dynamic_update_slice": updated,
     **dict.fromkeys(SCATTERS, scattered), "top_k": _top, "sort": _sorted, "cumsum": _cumulative,
     "reduce_sum": _reduce("ReduceSum"), "reduce_max": _reduce("ReduceMax"), "reduce_min": _reduce("ReduceMin"),
     "reduce_prod": _reduce("ReduceProd"), "reduce_or": _of_booleans("ReduceMax"),
     "reduce_and": _of_booleans("ReduceMin"), "argmax": _extreme("ArgMax"), "argmin": _extreme("ArgMin"),
-    **DRAWS, "dot_general": _product, "conv_general_dilated": convolution,
+    **DRAWS, **MATRICES, **RUNNING, **SPECIAL, "dot_general": _product, "conv_general_dilated": convolution,
     "reduce_window_max": window("MaxPool"), "reduce_window_sum": window("AveragePool"),
 }  # fmt: skip
 """Rows by the name of the primitive."""

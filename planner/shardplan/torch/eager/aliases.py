@@ -53,22 +53,26 @@ def note_views(made: Any, base: Any, func: Callable[..., Any], rest: Sequence[An
 
 def is_contiguous(planned: Any) -> bool:
     """Whether a tensor of the program has its entries in their order in memory."""
-    return bool(_in_memory(planned).is_contiguous())
+    return bool(in_memory(planned).is_contiguous())
 
 
 def shares(view: View) -> bool:
     """Whether a view is one in the program, where it may have had to be a copy (`reshape`, of what is transposed)."""
-    base = _in_memory(view.base)
+    base = in_memory(view.base)
     return bool(view.of(base).untyped_storage()._cdata == base.untyped_storage()._cdata)  # noqa: SLF001 - no public name
 
 
-def _in_memory(planned: Any) -> Tensor:
-    """A tensor without entries that lies in memory as the program's does. What is no view is taken to be contiguous."""
+def in_memory(planned: Any) -> Tensor:
+    """A tensor without entries that lies in memory as the program's does; what is not planned as it is. What is no view
+    is taken to be contiguous."""
+    if not hasattr(planned, "view_of"):
+        plain: Tensor = planned
+        return plain
     view = planned.view_of
     if view is None:
         held = planned.value
         return torch.empty(held.shape, dtype=held.dtype, device="meta")
-    made: Tensor = view.of(_in_memory(view.base))
+    made: Tensor = view.of(in_memory(view.base))
     return made
 
 
@@ -76,7 +80,7 @@ def written_through(view: View, value: Value, made: Value, engine: Engine) -> Va
     """What the base of a view is, whose value is `value`, when the view has become `made`. Both are gathered for it."""
     whole = engine.convert(value, engine.constant(value.local, value.shape).layout)
     local = torch.empty_strided(
-        value.shape, _in_memory(view.base).stride(), dtype=value.dtype, device=value.local.device
+        value.shape, in_memory(view.base).stride(), dtype=value.dtype, device=value.local.device
     )
     local.copy_(whole.local)
     view.of(local).copy_(engine.convert(made, engine.constant(made.local, made.shape).layout).local)

@@ -30,12 +30,14 @@ Wrap = Callable[[Value, Engine], Any]
 @dataclass(frozen=True)
 class _Applied:
     """A function that has run: `node` is its context; `inputs`: those that take a gradient, by position; `output`: what
-    it has returned, in the layout in which its gradient comes back."""
+    it has returned, its result `number`, in the layout in which its gradient comes back. Each of several results is
+    another of these: `backward` is linear, and gradients of all add up."""
 
     node: Any
     engine: Engine
     inputs: Sequence[tuple[int, Value]]
     output: Value
+    number: int
     wrap: Wrap
 
     def gradients(self, local: Tensor) -> list[Tensor | None]:
@@ -46,9 +48,18 @@ class _Applied:
         given = Value(local, output.layout.gradient, output.shape, local.dtype, False, key, lineage=told)
         context = _Context(self.node)
         with engine.beside_plan():
-            made = self.node._forward_cls.backward(context, self.wrap(given, engine))  # noqa: SLF001 - as torch does
+            results = [
+                self.wrap(given, engine) if number == self.number else self._nothing(of)
+                for number, of in enumerate(self.node._input_metadata)  # noqa: SLF001 - there is no public name
+            ]
+            made = self.node._forward_cls.backward(context, *results)  # noqa: SLF001 - as torch does
             found = made if isinstance(made, tuple) else (made,)
             return [self._local(found[position], value) for position, value in self.inputs]
+
+    def _nothing(self, of: Any) -> Any:
+        """The gradient of a result that this one is not of: zeros."""
+        zeros = torch.zeros(tuple(of.shape), dtype=of.dtype, device=self.output.local.device)
+        return self.wrap(self.engine.constant(zeros, zeros.shape), self.engine)
 
     def _local(self, gradient: Any, of: Value) -> Tensor | None:
         if gradient is None:
@@ -81,15 +92,16 @@ class _Run(torch.autograd.Function):  # type: ignore[misc]
         return None, *ctx.applied.gradients(gradient)
 
 
-def with_gradient(value: Value, node: Any, engine: Engine, wrap: Wrap) -> Value:
-    """What a function of the program has returned, `value`, with its gradient. `node`: what torch says it was made by.
+def with_gradient(value: Value, node: Any, number: int, engine: Engine, wrap: Wrap) -> Value:
+    """What a function of the program has returned, `value`, with its gradient. `node`: what torch says it was made by,
+    as the result `number`.
 
-    Raises `ShardplanError` (`lost-gradient`) for reentrant checkpoints, functions of several results or of another's
-    result, and arguments that have been changed since.
+    Raises `ShardplanError` (`lost-gradient`) for reentrant checkpoints, what another function has returned and this one
+    has not read, and arguments that have been changed since.
     """
     inputs = _inputs(node, engine)
     layout = _layout(value.layout, [of.layout for _, of in inputs])
-    applied = _Applied(node, engine, inputs, replace(value, layout=layout), wrap)
+    applied = _Applied(node, engine, inputs, replace(value, layout=layout), number, wrap)
     with torch.enable_grad():
         local = _Run.apply(applied, *(of.local for _, of in inputs))
     return replace(value, local=local, layout=layout, grad=True, forms={})
@@ -99,15 +111,20 @@ def _inputs(node: Any, engine: Engine) -> list[tuple[int, Value]]:
     """The inputs that take a gradient, by position, as the function has read them."""
     if getattr(node, "_forward_cls", None) is BackwardHookFunction:
         raise ShardplanError(_HOOKED)
-    takers = [edge for edge, _ in node.next_functions if edge is not None]
+    takers = [edge for edge in node.next_functions if edge[0] is not None]
     if getattr(node, "_forward_cls", None) in (None, CheckpointFunction):
         raise ShardplanError(_lost(node, "it brings weights gradients that it is not given"))
-    if len(node._input_metadata) != 1:  # noqa: SLF001 - there is no public name
-        raise ShardplanError(_lost(node, "it has several results"))
-    if not all(hasattr(edge, "variable") for edge in takers):
-        raise ShardplanError(_lost(node, "it is given what another one has returned"))
     places = [position for position, needed in enumerate(node.needs_input_grad) if needed]
-    return [(position, _read(edge.variable, node, engine)) for position, edge in zip(places, takers, strict=True)]
+    return [(position, _given(edge, node, engine)) for position, edge in zip(places, takers, strict=True)]
+
+
+def _given(edge: tuple[Any, int], node: Any, engine: Engine) -> Value:
+    if hasattr(edge[0], "variable"):
+        return _read(edge[0].variable, node, engine)
+    if edge not in engine.returned:
+        raise ShardplanError(_lost(node, "it is given what another one has returned, and does not read it"))
+    value, version = engine.returned[edge]
+    return _unchanged(value, version, node)
 
 
 _HOOKED = error(
@@ -121,7 +138,11 @@ def _read(variable: Tensor, node: Any, engine: Engine) -> Value:
     if not hasattr(variable, "seen"):
         return engine.constant(variable, variable.shape)
     value: Value = variable.value
-    value, version = variable.seen or (value, value.local._version)  # noqa: SLF001 - as autograd does
+    kept, version = variable.seen or (value, value.local._version)  # noqa: SLF001 - as autograd does
+    return _unchanged(kept, version, node)
+
+
+def _unchanged(value: Value, version: int, node: Any) -> Value:
     if version != value.local._version:  # noqa: SLF001
         raise ShardplanError(_lost(node, "its argument is changed in place before its result is read"))
     return value

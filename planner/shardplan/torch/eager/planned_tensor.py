@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.utils.checkpoint
 from torch import Tensor
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.distributed.tensor import DTensor
 
 from shardplan.errors import ShardplanError, error
@@ -91,11 +92,17 @@ class Planned(Tensor):  # type: ignore[misc]
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = in_torch_names(func, kwargs) if kwargs else {}
+        if _transforms() and not _is_transformed((args, kwargs)) and getattr(func, "__name__", "") not in _DUALS:
+            with temporarily_clear_interpreter_stack():  # the same for all that is mapped or differentiated
+                return cls.__torch_function__(func, types, args, kwargs)
+        return cls._called(func, args, in_torch_names(func, kwargs) if kwargs else {})
+
+    @classmethod
+    def _called(cls, func: Any, args: Any, kwargs: Any) -> Any:
         name = getattr(func, "__name__", "")
         if name == "__get__" or (name == "__set__" and func.__self__ in _SET):
             return _attribute(func, args)
-        if name in _PLAIN or (_transforms() and _is_transformed((args, kwargs))):
+        if name in _PLAIN or _transforms():
             with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 - as torch's own subclasses do
                 return func(*args, **kwargs)
         if func is torch.ops.aten.detach.default or (name == "detach" and _asks_a_checkpoint()):
@@ -125,9 +132,12 @@ class Planned(Tensor):  # type: ignore[misc]
         with torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), hidden):  # noqa: SLF001
             named = {key: _value(argument) for key, argument in (kwargs or {}).items()}
             made = apply(engine, func, [_value(argument) for argument in args], named)
-        if in_place(func):
-            return _changed(args[0], made, engine, func, args[1:], kwargs)
-        return _wrap(made, engine, is_leaf=False)
+            if in_place(func):
+                return _changed(args[0], made, engine, func, args[1:], kwargs)
+        wrapped = _wrap(made, engine, is_leaf=False)
+        if args and isinstance(args[0], Planned) and is_view(func, args[1:]):
+            note_views(wrapped, args[0], func, args[1:], kwargs or {})
+        return wrapped
 
     def __repr__(self, *, tensor_contents: object = None) -> str:
         return f"Planned(shape={self.value.shape}, layout={self.value.layout.placements})"
@@ -137,6 +147,8 @@ _PLAIN = frozenset(
     ("size", "dim", "__len__", "numel", "nelement", "ndimension", "is_floating_point", "is_complex", "get_device",
      "__repr__", "__hash__", "is_contiguous", "stride", "element_size", "data_ptr", "__format__", "is_nonzero_shape")
 )  # fmt: skip
+_DUALS = frozenset(("_make_dual", "_unpack_dual"))
+"""Functions that bring a tensor into a transform, or out of it (`torch.func.jvp`)."""
 _INNER_BACKWARD = error(
     "lost-gradient",
     "a program calls backward on a value inside a model under a plan, as reversible layers do",
@@ -315,7 +327,7 @@ def _with_weights(argument: Any, engine: Engine) -> Any:
 def _asks_a_checkpoint() -> bool:
     """Whether torch's checkpoints call: the outer of two keeps what the inner one needs, and autograd gives it its
     gradient again."""
-    return bool(sys._getframe(2).f_globals.get("__name__") == _CHECKPOINT)  # noqa: SLF001 - it has no name of its own
+    return bool(sys._getframe(3).f_globals.get("__name__") == _CHECKPOINT)  # noqa: SLF001 - it has no name of its own
 
 
 def _transforms() -> bool:
@@ -342,10 +354,15 @@ def value_of(planned: Planned) -> Value:
     with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 - as torch's own subclasses do
         made_by = planned.grad_fn
     if hasattr(made_by, "_forward_cls") and not planned.has_gradient_node and not planned.engine.is_beside_plan:
-        planned.value = with_gradient(planned.value, made_by, planned.engine, Planned.of)
+        with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001
+            number = planned.output_nr
+        planned.value = with_gradient(planned.value, made_by, number, planned.engine, Planned.of)
         planned.has_gradient_node = True
     if planned.value.grad and not torch.is_grad_enabled():
         planned.seen = planned.value, planned.value.local._version  # noqa: SLF001 - as autograd does
+        if planned.has_gradient_node:
+            with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001
+                planned.engine.returned[made_by, planned.output_nr] = planned.seen
     return planned.value
 
 

@@ -46,6 +46,8 @@ class _Move(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, None, None, None]:
+        if torch.is_grad_enabled() and gradient.requires_grad:
+            return _Back.apply(gradient, ctx.route, ctx.context, ctx.label), None, None, None, None
         route, total = ctx.route, gradient
         if route.accumulates:
             total = ctx.context.accumulator.accumulate(route, gradient, is_last=ctx.is_last)
@@ -58,6 +60,45 @@ class _Move(torch.autograd.Function):  # type: ignore[misc]
         else:
             (made,) = executor.run([total], moves, label, is_backward=True)
         return made, None, None, None, None
+
+
+class _Back(torch.autograd.Function):  # type: ignore[misc]
+    """The way back of a move, where a program differentiates a gradient. A move is linear, and its gradient is the move
+    of the dual layouts: so the gradient of that is the move again."""
+
+    @staticmethod
+    def forward(ctx: Any, gradient: Tensor, route: Route, context: Context, label: Label) -> Tensor:
+        ctx.route, ctx.context, ctx.label = route, context, label
+        told = label.of("the gradient of")
+        (made,) = context.executor.run([gradient], [route.backward_steps], told, is_backward=True)
+        return made if made is not gradient else gradient.view_as(gradient)
+
+    @staticmethod
+    def backward(ctx: Any, twice: Tensor) -> tuple[Tensor, None, None, None]:
+        return (
+            _Again.apply(twice, ctx.route, ctx.context, _twice(ctx.label)),
+            None,
+            None,
+            None,
+        )
+
+
+class _Again(torch.autograd.Function):  # type: ignore[misc]
+    """A move in backward, of what has been differentiated twice."""
+
+    @staticmethod
+    def forward(ctx: Any, twice: Tensor, route: Route, context: Context, label: Label) -> Tensor:
+        ctx.route, ctx.context, ctx.label = route, context, label
+        (made,) = context.executor.run([twice], [route.forward_steps], label, is_backward=True)
+        return made if made is not twice else twice.view_as(twice)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        return _Back.apply(gradient, ctx.route, ctx.context, ctx.label), None, None, None
+
+
+def _twice(label: Label) -> Label:
+    return label.of("the gradient of the gradient of")
 
 
 def move(local: Tensor, route: Route, context: Context, label: Label, flights: Flights | None = None) -> Tensor:

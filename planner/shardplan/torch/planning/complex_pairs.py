@@ -78,6 +78,9 @@ class _OnPairs(fx.Interpreter):  # type: ignore[misc]
 def _on_pairs(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     name = name_of(func)
     form = _MADE.get(name)
+    dtype = kwargs.get("dtype")
+    if name in _NEW and (dtype.is_complex if dtype is not None else any(isinstance(each, complex) for each in args)):
+        form = functools.partial(_new, func)
     if form is None and _has_pairs((args, kwargs)):
         form = _FORMS.get(name) or (functools.partial(_each, func) if name in _EACH else None)
     elif form is None and name in _ARITHMETIC and any(isinstance(each, complex) for each in args):
@@ -126,7 +129,7 @@ _EACH = frozenset(
      "index", "index_select", "gather", "take_along_dim", "cat", "stack", "split", "split_with_sizes", "chunk",
      "unbind", "clone", "contiguous", "alias", "detach", "detach_", "neg", "sum", "mean", "cumsum", "roll", "flip",
      "diagonal", "slice_scatter", "select_scatter", "index_put", "index_add", "scatter", "scatter_add", "tril", "triu",
-     "zeros_like", "empty_like", "lift_fresh_copy", "constant_pad_nd", "pad", "resolve_neg")
+     "zeros_like", "empty_like", "new_zeros", "new_empty", "lift_fresh_copy", "constant_pad_nd", "pad", "resolve_neg")
 )  # fmt: skip
 """What is done to both parts alike."""
 
@@ -240,6 +243,18 @@ def _chosen(condition: Tensor, one: Any, other: Any) -> Pair:
     return Pair(torch.where(condition, a, c), torch.where(condition, *(nothing if x is None else x for x in (b, d))))
 
 
+def _copied(into: Any, source: Any, non_blocking: bool = False) -> Any:
+    """What is written over `into`, in its shape; a real tensor takes the real part."""
+    del non_blocking
+    real, imag = _parts(source)
+    if not isinstance(into, Pair):
+        return torch.ops.aten.copy(into, real)
+    return Pair(
+        torch.ops.aten.copy(into.real, real),
+        torch.zeros_like(into.imag) if imag is None else torch.ops.aten.copy(into.imag, imag),
+    )
+
+
 def _filled(pair: Pair, mask: Tensor, value: Any) -> Pair:
     real, imag = _parts(value)
     return Pair(pair.real.masked_fill(mask, real), pair.imag.masked_fill(mask, 0 if imag is None else imag))
@@ -277,6 +292,19 @@ def _norm(pair: Pair, *args: Any, **kwargs: Any) -> Tensor:
 
 def _ones_like(pair: Pair, **_: Any) -> Pair:
     return Pair(torch.ones_like(pair.real), torch.zeros_like(pair.imag))
+
+
+def _new(func: OpOverload, *args: Any, dtype: torch.dtype | None = None, **kwargs: Any) -> Pair:
+    """A constant of a complex type: torch's exporter gives it the shape of a real one."""
+    real = dtype.to_real() if dtype is not None else torch.get_default_dtype()
+    parts = [[getattr(each, part) if isinstance(each, complex) else each for each in args] for part in _PARTS]
+    one = func(*parts[0], dtype=real, **kwargs)
+    is_filled = any(isinstance(each, complex) for each in args)
+    return Pair(one, func(*parts[1], dtype=real, **kwargs) if is_filled else torch.zeros_like(one))
+
+
+_PARTS = ("real", "imag")
+_NEW = frozenset(("zeros", "ones", "full", "empty"))
 
 
 def _product_of(function: Callable[..., Tensor]) -> Callable[..., Any]:
@@ -317,6 +345,7 @@ _FORMS: Mapping[str, Callable[..., Any]] = {
     "reciprocal": lambda pair: _divided(Pair(torch.ones_like(pair.real), torch.zeros_like(pair.imag)), pair),
     "where": _chosen,
     "masked_fill": _filled,
+    "copy": _copied,
     "einsum": _einsum,
     "linear": _linear,
     **dict.fromkeys(("addmm", "baddbmm"), _sum_of_product),

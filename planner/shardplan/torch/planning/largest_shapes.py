@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from shardplan.torch.plain_forms import masked_scatter
 from shardplan.torch.planning.packed_sequences import PackedSequences, is_projected, projected
 
 _MOST = 256
@@ -188,6 +189,14 @@ def _counts(input: Tensor, weights: Tensor | None = None, minlength: int = 0) ->
     return same.sum(0) if weights is None else (same * weights.unsqueeze(-1)).sum(0)
 
 
+def _clamped(input: Tensor, *given: Any, **named: Any) -> Tensor:  # noqa: A002 - as torch
+    """With numbers of the tensor's kind for bounds: torch's exporter cannot write a whole one beside another."""
+    is_float = input.is_floating_point()
+    own = [float(each) if is_float and type(each) is int else each for each in given]
+    more = {key: float(each) if is_float and type(each) is int else each for key, each in named.items()}
+    return torch.clamp(input, *own, **more)
+
+
 def _first(func: Callable[..., Any]) -> Callable[..., Any]:
     """The first result of a function, without a look whether a matrix can be decomposed: a graph has no numbers."""
     return lambda *args, **kwargs: func(*args, **kwargs)[0]
@@ -202,6 +211,8 @@ _FORMS: Mapping[Any, Callable[..., Any]] = {
     Tensor.__getitem__: _item,
     Tensor.__setitem__: _set_item,
     **dict.fromkeys((torch.bincount, Tensor.bincount), _counts),
+    **dict.fromkeys((torch.clamp, Tensor.clamp, torch.clip, Tensor.clip), _clamped),
+    **dict.fromkeys((torch.masked_scatter, Tensor.masked_scatter), masked_scatter),
     torch.masked_select: _masked_select,
     Tensor.masked_select: _masked_select,
 }

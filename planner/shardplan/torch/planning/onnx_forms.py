@@ -31,10 +31,13 @@ def onnx_forms() -> dict[Callable[..., Any], Callable[..., Any]]:
         aten.kthvalue.default: lambda self, k, dim=-1, keepdim=False: _ranked(op, self, k, dim, keepdim),
         aten.median.dim: lambda self, dim, keepdim=False: _median(op, self, dim, keepdim),
         aten.median.default: functools.partial(_middle, op),
+        aten.nanmedian.dim: lambda self, dim, keepdim=False: _median(op, self, dim, keepdim),
+        aten.nanmedian.default: functools.partial(_middle, op),  # what is not a number is not known to a plan
+        aten.mode.default: lambda self, dim=-1, keepdim=False: _mode(op, self, dim, keepdim),
         aten.diagonal_scatter.default: lambda self, src, offset=0, dim1=0, dim2=1: _with_diagonal(
             op, self, src, offset, (dim1, dim2)
         ),
-        aten.index_put.default: functools.partial(_with_items, op),
+        **dict.fromkeys((aten.index_put.default, aten._unsafe_index_put.default), functools.partial(_with_items, op)),  # noqa: SLF001
         aten.logcumsumexp.default: _running(op, lambda one, other: _log_of_sum(op, one, other)),
     }
 
@@ -57,12 +60,21 @@ def _with_items(op: Any, value: Any, indices: Any, items: Any, accumulate: bool 
     shape = [int(size) for size in items.shape]
     more = 0 if mask is None else len(value.shape) - len(mask.shape)
     if mask is None or mask.dtype != _BOOL or (len(shape) > more and any(size != 1 for size in shape)):
-        return aten_index_put(value, indices, items, accumulate)
+        return aten_index_put(value, [_as_index(op, each) for each in indices], items, accumulate)
     if len(shape) > more:
         items = op.Reshape(items, op.Constant(value_ints=[1] * max(1, len(value.shape))))
     axes = list(range(len(mask.shape), len(value.shape)))
     chosen = op.Unsqueeze(mask, op.Constant(value_ints=axes)) if axes else mask
     return op.Where(chosen, op.Add(value, items) if accumulate else items, value)
+
+
+def _as_index(op: Any, numbers: Any) -> Any:
+    """A mask, or numbers of the one type that ONNX takes; the exporter knows the shapes of its own values alone."""
+    if numbers is None or numbers.dtype in (_BOOL, _INT64):
+        return numbers
+    made = op.Cast(numbers, to=_INT64)
+    made.shape = numbers.shape
+    return made
 
 
 def _running(op: Any, combine: Callable[[Any, Any], Any]) -> Callable[..., Any]:
@@ -118,6 +130,25 @@ def _ranked(op: Any, value: Any, rank: int, dim: int, keepdim: bool) -> tuple[An
     last, axes = op.Constant(value_int=rank - 1), op.Constant(value_ints=[axis])
     found, place = (op.Gather(each, last, axis=axis) for each in (values, places))
     return (op.Unsqueeze(found, axes), op.Unsqueeze(place, axes)) if keepdim else (found, place)
+
+
+def _mode(op: Any, value: Any, dim: int, keepdim: bool) -> tuple[Any, Any]:
+    """The least of the entries that are there most often, and where the last of them stands."""
+    axis, size = _axis(value, dim)
+    rank = len(value.shape)
+    last = [*(each for each in range(rank) if each != axis), axis]
+    rows, end = op.Transpose(value, perm=last), op.Constant(value_ints=[-1])
+    same = op.Equal(op.Unsqueeze(rows, end), op.Unsqueeze(rows, op.Constant(value_ints=[-2])))
+    counts = op.ReduceSum(op.Cast(same, to=_INT64), end, keepdims=0)
+    most = op.Equal(counts, op.ReduceMax(counts, end, keepdims=1))
+    found = op.ReduceMin(op.Where(most, rows, op.ReduceMax(rows, end, keepdims=1)), end, keepdims=1)
+    numbers = op.Constant(value_ints=list(range(size)))
+    none = op.Constant(value_int=-1)
+    place = op.ReduceMax(op.Where(op.Equal(rows, found), numbers, none), end, keepdims=1)
+    if not keepdim:
+        return op.Squeeze(found, end), op.Squeeze(place, end)
+    back = [last.index(each) for each in range(rank)]
+    return op.Transpose(found, perm=back), op.Transpose(place, perm=back)
 
 
 def _with_diagonal(op: Any, value: Any, source: Any, offset: int, dims: tuple[int, int]) -> Any:

@@ -22,12 +22,13 @@ from torch.utils import _pytree as pytree
 from shardplan.errors import ShardplanError, error
 from shardplan.torch.exported.program import with_fake_parameters, without_looking_into_masks
 from shardplan.torch.plain_forms import in_plain_forms
+from shardplan.torch.planning.below_autograd import below_autograd, ending_transforms
 from shardplan.torch.planning.complex_pairs import in_pairs
 from shardplan.torch.planning.largest_shapes import LargestShapes
 from shardplan.torch.planning.onnx_forms import onnx_forms
-from shardplan.torch.planning.refusals import is_of_complex_numbers, is_of_data, refusal
+from shardplan.torch.planning.refusals import is_of_complex_numbers, is_of_data, is_of_tracing, refusal
 from shardplan.torch.planning.reserved_names import renamed, reserved_names, restore
-from shardplan.torch.with_loss import WithLoss, argument_names
+from shardplan.torch.with_loss import INPUT, WithLoss, argument_names
 
 _WEIGHTS = "weights"
 """The file in which the weights would be; it is never opened."""
@@ -88,14 +89,27 @@ def _exported(model: nn.Module, args: Any, kwargs: Any, names: list[str], shapes
 
 
 def _in_real_numbers(model: nn.Module, args: Any, kwargs: Any, names: list[str]) -> Any:
-    """By torch's exporter; what it cannot write for complex numbers, once more with pairs of real ones."""
+    """As `_traced`; what torch's exporter cannot write for complex numbers, once more with pairs of real ones."""
     try:
-        return _by_torch(model, args, kwargs, names)
+        return _traced(model, args, kwargs, names)
     except Exception as problem:
         if not is_of_complex_numbers(problem):
             raise
     program = torch.export.export(model, args, kwargs, strict=False)
     return _by_torch(in_pairs(program), args, kwargs, names)
+
+
+def _traced(model: nn.Module, args: Any, kwargs: Any, names: list[str]) -> Any:
+    """By torch's exporter; what it cannot trace, once more as it comes below autograd."""
+    try:
+        with ending_transforms():
+            return _by_torch(model, args, kwargs, names)
+    except Exception as problem:
+        if not is_of_tracing(problem) or is_of_data(problem) or is_of_complex_numbers(problem):
+            raise
+        with contextlib.suppress(Exception), ending_transforms():  # the first problem says more of the program
+            return _by_torch(below_autograd(model, args, kwargs), args, kwargs, names)
+        raise
 
 
 def _by_torch(model: nn.Module, args: Any, kwargs: Any, names: list[str]) -> Any:
@@ -120,14 +134,19 @@ def _check_packages() -> None:
 
 
 def _input_names(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[str]:
-    """What the tensors among the arguments are called: as the arguments that they are, or are in."""
+    """What the tensors among the arguments are called: as the arguments that they are, or are in; behind `input.` where
+    a tensor of the module, or another argument, is called so."""
     pairs = [*zip(argument_names(model, args, kwargs), args, strict=True), *kwargs.items()]
-    return [
-        "_".join([name, *(_step(each) for each in path)])
-        for name, value in pairs
-        for path, leaf in pytree.tree_flatten_with_path(value)[0]
-        if isinstance(leaf, Tensor)
-    ]
+    found, taken = list[str](), set(_owned(model.model if isinstance(model, WithLoss) else model))
+    for name, value in pairs:
+        for path, leaf in pytree.tree_flatten_with_path(value)[0]:
+            if isinstance(leaf, Tensor):
+                called = "_".join([name, *(_step(each) for each in path)])
+                while called in taken:
+                    called = f"{INPUT}{called}"
+                found.append(called)
+                taken.add(called)
+    return found
 
 
 def _step(key: Any) -> str:

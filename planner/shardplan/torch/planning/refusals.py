@@ -14,7 +14,7 @@ _STATIC = (
 )
 _STATIC += f"products {_DENSE}"
 _DATA = r"data-dependent|GuardOnDataDependent|Could not guard on|[uU]nbacked"
-_COMPLEX = r"complex-valued|[cC]omplex(64|128|Float|Double)"
+_COMPLEX = r"complex-valued|complex dtype|[cC]omplex(64|128|Float|Double)"
 _CAUSES: tuple[tuple[str, str, str], ...] = (
     (
         _DATA,
@@ -75,6 +75,14 @@ def is_of_complex_numbers(problem: BaseException) -> bool:
 def is_of_data(problem: BaseException) -> bool:
     """Whether a module could not be exported because a shape or a branch depends on data."""
     return any(re.search(_DATA, f"{type(each).__name__} {each}") for each in _chain(problem))
+
+
+def is_of_tracing(problem: BaseException) -> bool:
+    """Whether torch could not write a module as a graph of its own, which is before ONNX has to do with it, or has
+    written operators of backward into it."""
+    found = (_OPERATOR.search(str(each)) for each in _chain(problem))
+    is_backward = any(operator is not None and "_backward" in operator[1] for operator in found)
+    return is_backward or any(type(each).__name__ == "TorchExportError" for each in _chain(problem))
 
 
 def _chain(problem: BaseException | None) -> Iterator[BaseException]:

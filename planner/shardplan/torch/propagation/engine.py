@@ -83,7 +83,9 @@ class Engine:
 
     `is_running`: whether a forward pass is under way; `takes_gradients`: whether it, or the last one, does; `weight_of`
     gives what stands for a weight while the model runs, for the tensor in which it is stored, or None. Of the operation
-    under way: `_operation`, the lineage of its results, and `_moves`, how many moves it has made.
+    under way: `_operation`, the lineage of its results, and `_moves`, how many moves it has made. `returned`: what
+    functions of the program have returned and others have read in this pass, and its version then, by node of autograd
+    and number of the result.
     """
 
     def __init__(
@@ -99,6 +101,7 @@ class Engine:
         self.is_beside_plan = False
         self.is_running = self.takes_gradients = False
         self.weight_of: Callable[[Any], Any] = lambda _: None
+        self.returned: dict[tuple[Any, int], tuple[Value, int]] = {}
         self._operation: Lineage | None = None
         self._moves = 0
 

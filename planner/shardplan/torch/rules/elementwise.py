@@ -37,7 +37,9 @@ OTHERS = frozenset(
      "_prelu_kernel", "celu", "selu", "hardshrink", "softshrink", "threshold", "logit", "log2", "log10", "exp2",
      "sinh", "cosh", "asin", "acos", "atan", "asinh", "acosh", "atanh", "erfinv", "lgamma", "digamma", "trunc", "frac",
      "sinc", "logaddexp2", "fmax", "fmin", "float_power", "heaviside", "signbit", "isposinf", "isneginf",
-     "bitwise_xor")
+     "bitwise_xor", "tanh_backward", "sigmoid_backward", "silu_backward", "gelu_backward", "softplus_backward",
+     "threshold_backward", "leaky_relu_backward", "elu_backward", "hardtanh_backward", "hardswish_backward",
+     "hardsigmoid_backward", "log_sigmoid_backward", "mish_backward")
 )  # fmt: skip
 GUARDS = frozenset(("isnan", "isinf", "isfinite", "nan_to_num"))
 """What only asks whether a value is a number leaves it what it is: exporters guard a softmax so."""

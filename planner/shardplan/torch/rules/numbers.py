@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -24,3 +25,11 @@ def contains(engine: Engine, op: Op) -> bool:
     same = unknown(elementwise(engine, Op("eq", torch.eq, list(op.args[:2]))))
     count = over_parts(engine, reduction(engine, Op("sum", torch.sum, [same])))
     return bool(count.local > 0)
+
+
+def alike(engine: Engine, op: Op) -> bool:
+    """Whether two tensors have the same shape, or as many elements: of values that is known (`torch.func.jvp` asks)."""
+    one, other = (as_value(engine, each) for each in op.args)
+    if op.name == "is_same_size":
+        return one.shape == other.shape
+    return math.prod(one.shape) == math.prod(other.shape)

@@ -195,3 +195,21 @@ def stack(engine: Engine, op: Op) -> Value:
     dim = int(op.kwargs.get("dim", op.args[1] if len(op.args) > 1 else 0)) % (values[0].rank + 1)
     parts = [reshape(engine, Op("unsqueeze", torch.unsqueeze, [value, dim])) for value in values]
     return cat(engine, Op("cat", torch.cat, [parts, dim]))
+
+
+def diagonal(engine: Engine, op: Op) -> Value:
+    """Entries of two dims with equal numbers, as the last dim; the two are whole."""
+    names = ("input", "offset", "dim1", "dim2")
+    given = {"offset": 0, "dim1": 0, "dim2": 1, **dict(zip(names, op.args, strict=False)), **op.kwargs}
+    value = as_value(engine, given["input"])
+    offset, first, second = int(given["offset"]), int(given["dim1"]) % value.rank, int(given["dim2"]) % value.rank
+    dims: Dims = tuple((f"x{dim}",) for dim in range(value.rank))
+    shape = tuple(torch.empty(value.shape, device="meta").diagonal(offset, first, second).shape)
+    result = (*(each for dim, each in enumerate(dims) if dim not in {first, second}), ("new",))
+    sizes = {f"x{dim}": size for dim, size in enumerate(value.shape)} | {"new": shape[-1]}
+    call = Call(
+        [value], [dims], [result], [shape], [Key(engine.graph.signatures.nonlinear([value.key.signature]), shape)],
+        sizes, lambda locals_, _: locals_[0].diagonal(offset, first, second),
+        frozenset((f"x{first}", f"x{second}", "new")), (frozenset({0}),),
+    )  # fmt: skip
+    return engine.run(call)[0]

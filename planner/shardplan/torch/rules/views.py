@@ -170,8 +170,9 @@ def _order(func: Any, rank: int, args: Sequence[Any], kwargs: Mapping[str, Any])
 
 
 def expand(engine: Engine, op: Op) -> Value:
-    """Dims of size 1 repeated without copying."""
-    value = op.args[0]
+    """Dims of size 1 repeated without copying, also of a constant to the shape of a value."""
+    given = op.args[0]
+    value = given if isinstance(given, Value) else engine.constant(given, given.shape)
     rest = [torch.empty(a.shape, device="meta") if isinstance(a, Value) else a for a in op.args[1:]]
     shape = tuple(op.func(torch.empty(value.shape, device="meta"), *rest, **op.kwargs).shape)
     offset = len(shape) - value.rank

@@ -1,0 +1,49 @@
+"""Products of groups of rows, and decompositions of matrices, in ONNX.
+
+ONNX has no operators for decompositions: they are planned by what they cost, products of their sizes, which have their
+operands and shapes and not their values. No plan needs those.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from shardplan.jax.planning.graph import Graph, Row
+
+
+def _grouped(graph: Graph, equation: Any, inputs: Sequence[str]) -> str:
+    """Rows in groups, each times the matrix of its group: matrices are looked up for every row. Raises
+    `NotImplementedError` for groups of what is summed over, and for batches."""
+    rows, weights = (variable.aval.shape for variable in equation.invars[:2])
+    dims = equation.params["ragged_dot_dimension_numbers"]
+    (left, right), batches = dims.dot_dimension_numbers
+    plain = list(left) == [1] and list(right) == [1] and not any(map(len, batches))
+    if not plain or list(dims.lhs_ragged_dimensions) != [0] or list(dims.rhs_group_dimensions) != [0]:
+        raise NotImplementedError("groups of other dims than rows")
+    ends = graph.add("CumSum", [graph.add("Cast", [inputs[2]], to=graph.INT64), graph.ints0(0)])
+    numbers = graph.constant(np.arange(rows[0]).reshape(-1, 1))
+    passed = graph.add("GreaterOrEqual", [numbers, graph.add("Reshape", [ends, graph.ints(1, weights[0])])])
+    group = graph.add("ReduceSum", [graph.add("Cast", [passed], to=graph.INT64), graph.ints(1)], keepdims=0)
+    own = graph.add("Gather", [inputs[1], graph.add("Min", [group, graph.ints0(weights[0] - 1)])], axis=0)
+    made = graph.add("MatMul", [graph.add("Reshape", [inputs[0], graph.ints(rows[0], 1, rows[1])]), own])
+    return str(graph.add("Reshape", [made, graph.ints(*equation.outvars[0].aval.shape)]))
+
+
+def _squared(graph: Graph, _: Any, inputs: Sequence[str]) -> str:
+    made = graph.add("Add", [graph.add("MatMul", [inputs[0], inputs[0]]), inputs[0]])
+    return str(graph.add("Trilu", [made], upper=0))
+
+
+def _substituted(graph: Graph, equation: Any, inputs: Sequence[str]) -> str:
+    return str(graph.add("MatMul", inputs if equation.params["left_side"] else inputs[::-1]))
+
+
+MATRICES: Mapping[str, Row] = {
+    "ragged_dot_general": _grouped,
+    "cholesky": _squared,
+    "triangular_solve": _substituted,
+}
+"""Rows by the name of the primitive."""

@@ -1,0 +1,37 @@
+"""Autograd saves tensors in the form that the plan saves them in."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, autograd
+
+
+@contextlib.contextmanager
+def saving(pack: Callable[[Tensor], Any], unpack: Callable[[Any], Tensor]) -> Iterator[None]:
+    """Within the context autograd saves `pack(tensor)`. Transforms of `torch.func` (`grad`, `vjp`, `jvp`) refuse to run
+    where tensors are saved so: while one is under way they are saved as they are."""
+    refuse = autograd.graph.disable_saved_tensors_hooks
+
+    @contextlib.contextmanager
+    def suspended(message: str) -> Iterator[None]:
+        top = torch._C._autograd._top_saved_tensors_default_hooks(True)  # noqa: SLF001 - there is no public way
+        is_ours = top is not None and top[0] == pack
+        if is_ours:
+            torch._C._autograd._pop_saved_tensors_default_hooks()  # noqa: SLF001
+        try:
+            with refuse(message):
+                yield
+        finally:
+            if is_ours:
+                torch._C._autograd._push_saved_tensors_default_hooks(pack, unpack)  # noqa: SLF001
+
+    autograd.graph.disable_saved_tensors_hooks = suspended
+    try:
+        with autograd.graph.saved_tensors_hooks(pack, unpack):
+            yield
+    finally:
+        autograd.graph.disable_saved_tensors_hooks = refuse
