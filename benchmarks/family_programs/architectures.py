@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as f
 
+from family_programs.batches import labelled, labelled_rows, sequences, words
+
 
 class Straight(torch.autograd.Function):
     """Rounds; gradients pass where inputs are inside of a range."""
@@ -292,35 +294,19 @@ class Kept(nn.Module):
         return f.cross_entropy(self.out(y.mean(1)), labels)
 
 
-def _seq(goal: int = 16) -> tuple[Tensor, Tensor]:
-    return torch.randn(4, 8, 16), torch.randn(4, 8, goal)
-
-
-def _cls() -> tuple[Tensor, Tensor]:
-    return torch.randn(4, 8, 16), torch.randint(4, (4,))
-
-
-def _ids() -> tuple[Tensor, Tensor]:
-    return torch.randint(32, (4, 8)), torch.randint(32, (4, 8))
-
-
-def _flat() -> tuple[Tensor, Tensor]:
-    return torch.randn(8, 16), torch.randint(4, (8,))
-
-
 ARCHITECTURES = {
-    "quantised": lambda: (Quantised(), _flat()),
-    "cells": lambda: (Cells(), _ids()),
+    "quantised": lambda: (Quantised(), labelled_rows()),
+    "cells": lambda: (Cells(), words()),
     "edges": lambda: (
         Graph(),
         (torch.randn(16, 8), torch.randint(16, (2, 32)), torch.randn(32, 4), torch.randint(4, (16,))),
     ),
-    "mixed numbers": lambda: (Mixed(), _cls()),
-    "conformer": lambda: (Conformer(), _seq(8)),
+    "mixed numbers": lambda: (Mixed(), labelled()),
+    "conformer": lambda: (Conformer(), sequences(8)),
     "fields": lambda: (Physics(), (torch.randn(16, 2), torch.randn(16))),
     "adversary": lambda: (Adversary(), (torch.randn(4, 8), torch.randn(4, 3, 4, 4))),
-    "capsules": lambda: (Capsules(), _flat()),
-    "linear attention": lambda: (Linear2(), _ids()),
+    "capsules": lambda: (Capsules(), labelled_rows()),
+    "linear attention": lambda: (Linear2(), words()),
     "masked patches": lambda: (Tokens(), (torch.randn(4, 3, 16, 16), torch.rand(4, 16))),
-    "kept results": lambda: (Kept(), _cls()),
+    "kept results": lambda: (Kept(), labelled()),
 }

@@ -12,6 +12,8 @@ from torch.nn.utils import parametrize
 from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 from torch.utils.checkpoint import checkpoint
 
+from family_programs.batches import labelled, rows, sequences, words
+
 
 class Gcn(nn.Module):
     """Symmetric normalisation by degrees, scatter-adds, mean pooling by segment."""
@@ -288,22 +290,6 @@ class Vae(nn.Module):
         )
 
 
-def _seq() -> tuple[Tensor, Tensor]:
-    return torch.randn(4, 8, 16), torch.randn(4, 8, 16)
-
-
-def _rows() -> tuple[Tensor, Tensor]:
-    return torch.randn(8, 16), torch.randn(8, 16)
-
-
-def _txt() -> tuple[Tensor, Tensor]:
-    return torch.randint(32, (4, 8)), torch.randint(32, (4, 8))
-
-
-def _cls(classes: int = 4) -> tuple[Tensor, Tensor]:
-    return torch.randn(4, 8, 16), torch.randint(classes, (4,))
-
-
 CONSTRUCTS = {
     "graph convolution": lambda: (
         Gcn(),
@@ -315,16 +301,16 @@ CONSTRUCTS = {
             torch.randint(4, (4,)),
         ),
     ),
-    "own swish": lambda: (OwnSwish(), _rows()),
-    "own product": lambda: (OwnLinear(), _seq()),
-    "einsum": lambda: (Einsum(), _seq()),
-    "tied slices": lambda: (Tied(), _txt()),
-    "norms of weights": lambda: (Norms(), _seq()),
-    "hooks of weight norm": lambda: (OldNorm(), _rows()),
-    "nested checkpoints": lambda: (Nested(), _rows()),
-    "read without gradients": lambda: (Frozen(), _rows()),
-    "spectral norm": lambda: (Spectral(), _seq()),
+    "own swish": lambda: (OwnSwish(), rows()),
+    "own product": lambda: (OwnLinear(), sequences()),
+    "einsum": lambda: (Einsum(), sequences()),
+    "tied slices": lambda: (Tied(), words()),
+    "norms of weights": lambda: (Norms(), sequences()),
+    "hooks of weight norm": lambda: (OldNorm(), rows()),
+    "nested checkpoints": lambda: (Nested(), rows()),
+    "read without gradients": lambda: (Frozen(), rows()),
+    "spectral norm": lambda: (Spectral(), sequences()),
     "views in place": lambda: (Views(), (torch.randn(4, 16, 16), torch.randn(4, 16, 16))),
-    "rotary by hand": lambda: (Rotary(), _cls(8)),
+    "rotary by hand": lambda: (Rotary(), labelled(classes=8)),
     "code book": lambda: (Vae(), (torch.randn(4, 3, 8, 8), torch.randn(4, 16))),
 }

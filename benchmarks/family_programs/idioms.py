@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as f
 
+from family_programs.batches import labelled, labelled_rows, words
+
 
 class MetaLlama(nn.Module):
     """Meta's Llama: positions as complex numbers in an attribute, heads repeated, a gated net, tied embeddings."""
@@ -357,32 +359,20 @@ class Rearranged(nn.Module):
         return f.l1_loss(x + torch.roll(self.proj(y), (2, 2), (2, 3)), goal)
 
 
-def _cls() -> tuple[Tensor, Tensor]:
-    return torch.randn(4, 8, 16), torch.randint(4, (4,))
-
-
-def _ids() -> tuple[Tensor, Tensor]:
-    return torch.randint(32, (4, 8)), torch.randint(32, (4, 8))
-
-
-def _flat() -> tuple[Tensor, Tensor]:
-    return torch.randn(8, 16), torch.randint(4, (8,))
-
-
 IDIOMS = {
-    "meta's llama": lambda: (MetaLlama(), _ids()),
+    "meta's llama": lambda: (MetaLlama(), words()),
     "spectral mixing": lambda: (SpectralMixing(), (torch.randn(4, 8, 8, 4), torch.randn(4, 8, 8, 4))),
     "complex recurrence": lambda: (ComplexNet(), (torch.randn(4, 8, 8), torch.randn(4, 8, 4))),
     "contractions": lambda: (Contractions(), (torch.randn(8, 16), torch.randn(8, 4))),
-    "picks": lambda: (Picks(), _cls()),
-    "branches": lambda: (Branches(), _cls()),
-    "sandwich": lambda: (Sandwich(), _cls()),
+    "picks": lambda: (Picks(), labelled()),
+    "branches": lambda: (Branches(), labelled()),
+    "sandwich": lambda: (Sandwich(), labelled()),
     "volumes": lambda: (Volumes(), (torch.randn(4, 2, 4, 8, 8), torch.randint(4, (4,)))),
     "warped": lambda: (Warped(), (torch.randn(4, 3, 8, 8), torch.randn(4, 3, 8, 8))),
     "detections": lambda: (Detections(), (torch.randn(4, 8, 16), torch.randint(8, (4, 8)))),
     "towers": lambda: (Towers(), (torch.randn(8, 16), torch.randn(8, 16))),
-    "routed": lambda: (Routed(), _cls()),
-    "scans": lambda: (Scans(), _cls()),
-    "transformed": lambda: (Transformed(), _flat()),
+    "routed": lambda: (Routed(), labelled()),
+    "scans": lambda: (Scans(), labelled()),
+    "transformed": lambda: (Transformed(), labelled_rows()),
     "rearranged": lambda: (Rearranged(), (torch.randn(4, 8, 8, 8), torch.randn(4, 8, 8, 8))),
 }

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as f
 
+from family_programs.batches import labelled, marked_words
+
 
 class Merged(nn.Module):
     """Tokens merged in pairs that are most alike (ToMe): a match of two sets, sorted, averaged where they belong."""
@@ -156,17 +158,9 @@ class Classes(nn.Module):
         return -picked.mean() + f.kl_div(f.log_softmax(self.table(h), -1), soft.roll(1, -1), reduction="batchmean")
 
 
-def _ids(classes: int = 32, batch: int = 4, length: int = 8) -> tuple[Tensor, Tensor]:
-    return torch.randint(1, classes, (batch, length)), torch.randint(classes, (batch, length))
-
-
-def _labelled(width: int = 16, classes: int = 4) -> tuple[Tensor, Tensor]:
-    return torch.randn(4, 8, width), torch.randint(classes, (4,))
-
-
 LENGTHS: dict[str, Callable[[], tuple[nn.Module, tuple[Tensor, ...]]]] = {
-    "merged tokens": lambda: (Merged(), _labelled(8)),
-    "hashes": lambda: (Hashes(), _ids()),
+    "merged tokens": lambda: (Merged(), labelled(8)),
+    "hashes": lambda: (Hashes(), marked_words()),
     "packed lstm": lambda: (
         Packed(),
         (torch.randint(1, 16, (4, 8)), torch.tensor([8, 5, 3, 7]), torch.randint(4, (4,))),

@@ -6,6 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as f
 
+from family_programs.batches import labelled, rows, sequences
+
 
 class Contrastive(nn.Module):
     """NT-Xent with a learned temperature and momentum buffer queue."""
@@ -273,33 +275,21 @@ class Linformer(nn.Module):
         return f.cross_entropy(self.head((x + y).mean(1)), labels)
 
 
-def _seq() -> tuple[Tensor, Tensor]:
-    return torch.randn(4, 8, 16), torch.randn(4, 8, 16)
-
-
-def _rows() -> tuple[Tensor, Tensor]:
-    return torch.randn(8, 16), torch.randn(8, 16)
-
-
-def _cls(classes: int = 4) -> tuple[Tensor, Tensor]:
-    return torch.randn(4, 8, 16), torch.randint(classes, (4,))
-
-
 RARITIES = {
-    "queue": lambda: (Contrastive(), _rows()),
+    "queue": lambda: (Contrastive(), rows()),
     "crf": lambda: (Crf(), (torch.randint(32, (4, 6)), torch.randint(4, (4, 6)))),
-    "masked experts": lambda: (TopK(), _seq()),
+    "masked experts": lambda: (TopK(), sequences()),
     "unet 3d": lambda: (UNet3(), (torch.randn(2, 1, 8, 8, 8), torch.randint(2, (2, 8, 8, 8)))),
     "fold": lambda: (Fold(), (torch.randn(4, 3, 8, 8), torch.randn(4, 4, 4, 4))),
     "fft state space": lambda: (S4(), (torch.randn(4, 16, 4), torch.randn(4, 16, 4))),
-    "scans": lambda: (Scan(), _cls()),
+    "scans": lambda: (Scan(), labelled()),
     "hypernetwork": lambda: (Hyper(), (torch.randn(4, 3, 8, 8), torch.randn(4, 8), torch.randint(4, (4,)))),
-    "weight penalty": lambda: (Adversarial(), _rows()),
-    "teacher": lambda: (Ema(), _rows()),
+    "weight penalty": lambda: (Adversarial(), rows()),
+    "teacher": lambda: (Ema(), rows()),
     "bilinear": lambda: (
         Bilin(),
         (torch.randint(32, (8, 4)), torch.randint(32, (8, 4)), torch.randint(2, (8,)).float() * 2 - 1),
     ),
     "branches": lambda: (Parallel(), (torch.randn(8, 16), torch.randint(4, (8,)))),
-    "linear attention": lambda: (Linformer(), _cls()),
+    "linear attention": lambda: (Linformer(), labelled()),
 }

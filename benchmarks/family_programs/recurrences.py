@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as f
 
+from family_programs.batches import labelled, marked_words
+
 
 class TimeMix(nn.Module):
     """As RWKV 7: tokens mixed with the last one by `lerp`, a state of rank-one updates in a loop, a group norm."""
@@ -269,24 +271,16 @@ class LogScan(nn.Module):
         return f.l1_loss(self.out(y.transpose(1, 2).reshape(b, t, 16)), goal)
 
 
-def _ids(classes: int = 32, batch: int = 4, length: int = 8) -> tuple[Tensor, Tensor]:
-    return torch.randint(1, classes, (batch, length)), torch.randint(classes, (batch, length))
-
-
-def _labelled(width: int = 16, classes: int = 4) -> tuple[Tensor, Tensor]:
-    return torch.randn(4, 8, width), torch.randint(classes, (4,))
-
-
 RECURRENCES: dict[str, Callable[[], tuple[nn.Module, tuple[Tensor, ...]]]] = {
-    "time mix": lambda: (TimeMix(), _ids()),
+    "time mix": lambda: (TimeMix(), marked_words()),
     "delta rule": lambda: (Delta(), (torch.randn(4, 8, 8), torch.randn(4, 8, 8))),
     "rotations": lambda: (
         Rotations(),
         (torch.randn(4, 8, 16), torch.arange(8).repeat(4, 1), torch.randint(4, (4,))),
     ),
-    "sinks": lambda: (Sinks(), _labelled()),
-    "latents": lambda: (Latents(), _labelled()),
-    "gated forms": lambda: (GatedForms(), _labelled()),
+    "sinks": lambda: (Sinks(), labelled()),
+    "latents": lambda: (Latents(), labelled()),
+    "gated forms": lambda: (GatedForms(), labelled()),
     "depths": lambda: (Depths(), (torch.randn(4, 8, 16), torch.randint(8, (4, 8)))),
     "product keys": lambda: (ProductKeys(), (torch.randn(8, 16), torch.randint(4, (8,)))),
     "log scan": lambda: (LogScan(), (torch.randn(4, 8, 8), torch.randn(4, 8, 8))),
