@@ -285,8 +285,7 @@ def _add_nodes(built: CostGraph) -> None:
     for index, (operator, space) in enumerate(zip(built.model.operators, built.operators, strict=True)):
         for name in operator.inputs:
             add_tensor(name)
-        is_of_weights = built.flow.weightlike.issuperset(filter(None, operator.outputs))
-        position = ANYWHERE if is_of_weights else index
+        position = ANYWHERE if built.flow.is_of_weights(operator) else index
         graph.add_node(("operator", operator.name), priced=space.priced, space=space, position=position)
         for name in operator.outputs:
             add_tensor(name)

@@ -45,6 +45,10 @@ class Flow:
     windows: Mapping[int, tuple[int, int]] = field(default_factory=dict)
     turns: tuple[int, ...] = ()
 
+    def is_of_weights(self, operator: Operator) -> bool:
+        """Whether an operator reads weights and constants, or what was made of them, alone."""
+        return self.weightlike.issuperset(filter(None, operator.outputs))
+
     def first_turn(self, name: str) -> int:
         """The operator in whose turn a value is read first."""
         return min((self.turns[index] for index, _ in self.readers.get(name, ())), default=self._maker(name))

@@ -69,7 +69,7 @@ def _readers_of_weights(built: CostGraph) -> list[int]:
     found = []
     for index, operator in enumerate(built.model.operators):
         size = max((sizes.get(name, 0) for name in operator.inputs), default=0)
-        if built.flow.weightlike.issuperset(filter(None, operator.outputs)):
+        if built.flow.is_of_weights(operator):
             sizes |= dict.fromkeys(operator.outputs, size)
         elif size > least:
             found.append(index)

@@ -30,7 +30,7 @@ class Candidate:
 
     def keeps(self, limit_bytes: int) -> bool:
         """Whether the plan keeps a limit on memory."""
-        return self.priced.memory.total <= limit_bytes
+        return self.holds_bytes <= limit_bytes
 
     @property
     def holds_bytes(self) -> int:
