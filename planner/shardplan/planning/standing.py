@@ -43,24 +43,28 @@ OnProgress = Callable[[Standing], None]
 
 @dataclass
 class Turn:
-    """Tells of one search after another, `count` in all, how far each is and the how manieth it is."""
+    """Tells of one search after another, `count` in all, how far each is and the how manieth it is. `known`: the best
+    of those that have ended, where all look for the same thing; `some`: this one only looks among some plans."""
 
     on_progress: OnProgress | None
     count: int
     number: int = 0
     name: str = ""
+    known: float = math.inf
+    some: bool = False
 
-    def next(self, name: str) -> None:
+    def next(self, name: str, *, some: bool = False) -> None:
         """The next one begins."""
-        self.number, self.name = self.number + 1, name
+        self.number, self.name, self.some = self.number + 1, name, some
         self.tell(Standing(math.inf, -math.inf))
 
     def tell(self, standing: Standing) -> None:
         """How far it is."""
         if self.on_progress is not None:
             doing = f"{self.name} ({self.number} of {self.count})"
-            done = self.number - 1
-            self.on_progress(replace(standing, effort=0.0, doing=doing, done=done, left=self.count - done))
+            done, best = self.number - 1, min(standing.best, self.known)
+            bound = -math.inf if self.some else min(standing.bound, best)
+            self.on_progress(Standing(best, bound, doing=doing, done=done, left=self.count - done))
 
 
 @dataclass
@@ -79,7 +83,7 @@ class Watch:
 
         def update(progress: Progress) -> None:
             steps = [candidate.step_s * PS_PER_S for candidate in search.known.values()]
-            best = min(steps, default=progress.best)
+            best = min(steps, default=math.inf)
             bound = self.bound if math.isfinite(self.bound) else progress.bound
             spent, most = search.spent, most_solved(question, search.instance.options)
             solved = min(progress.solved, most - 1)

@@ -14,6 +14,7 @@ from shardplan.planning import Planner
 from shardplan.planning.recipes import recipes_for
 from shardplan.planning.reduction import Restrict
 from shardplan.planning.standing import OnProgress, Turn
+from shardplan.units import PS_PER_NS
 
 BEST = "best"
 
@@ -42,8 +43,10 @@ def compare_recipes(
     roomy = Planner(model, cluster, replace(options, memory_limit_bytes=UNLIMITED_BYTES), turn.tell, reasons=False)
     found = []
     for name, recipe in contest:
-        turn.next(name)
-        found.append(_contend(name, recipe, planner, roomy))
+        turn.next(name, some=recipe is not None)
+        found.append(contender := _contend(name, recipe, planner, roomy))
+        if contender.plan is not None and contender.fits:
+            turn.known = min(turn.known, contender.plan.summary.step_ns * PS_PER_NS)
     return tuple(found)
 
 
