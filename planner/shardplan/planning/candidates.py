@@ -23,7 +23,6 @@ from shardplan.planning.rematerialisation import FLAGS, flags
 from shardplan.planning.search import Found, NoBetterError, NoPlanError, Questions, Search
 from shardplan.schedule.objective import Linear, Objective, Weights, plain_sum
 from shardplan.solve import Plane
-from shardplan.solve.linear_functions import Functions
 from shardplan.solve.search.mixing import mixed_with
 from shardplan.units import PS_PER_S
 
@@ -305,9 +304,9 @@ def holding_less(search: Search, found: Found) -> Questions[Found]:
         return found
     less = int(LESS * found.candidate.holds_bytes)
     question = replace(_question(found, None), equal_layers=True, limit_bytes=less, averages=AVERAGES["quick"])
-    known = len(search.known)
+    met = search.met
     found, _ = yield from _with(search, found, question, proves=False)
-    if len(search.known) > known:
+    if search.met > met:
         found = yield from crossed(search, found)
     return found
 
@@ -328,7 +327,7 @@ def under_less_memory(search: Search, found: Found) -> Questions[Found]:
 
 
 def crossed(search: Search, found: Found) -> Questions[Found]:
-    """Crossings of the best plans with all that were laid out: one in the first layers, the other in the rest."""
+    """Crossings of the best plans with all that were met: one in the first layers, the other in the rest."""
     yield from ()
     candidate, whole = found.candidate, found.whole
     if whole is None or candidate.layouts.built is not whole.built:
@@ -336,8 +335,9 @@ def crossed(search: Search, found: Found) -> Questions[Found]:
     plans = [one for one in search.known.values() if one.layouts.built is whole.built and one is not candidate]
     ranked = [candidate, *sorted(plans, key=lambda one: one.step_s)]
     below = candidate.step_s * PS_PER_S  # what its sums say is a lower bound on the schedule of each
-    choices = list(dict.fromkeys(tuple(one.priced.choice.values()) for one in ranked))
-    assignments = mixed_with(Functions.of(whole.problem), PARENTS, choices, CROSSED, below)
+    others = (choices for choices, layouts in search.hopeless.items() if layouts.built is whole.built)
+    choices = list(dict.fromkeys((*(tuple(one.priced.choice.values()) for one in ranked), *others)))
+    assignments = mixed_with(whole.functions, PARENTS, choices, CROSSED, below)
     return found.better(search.judged([(candidate.layouts, one) for one in assignments]), search.limit_bytes)
 
 
@@ -368,7 +368,10 @@ def _with(search: Search, found: Found, question: Question, *, proves: bool = Tr
     bound_s = solution.bound / PS_PER_S
     if solution.choices is None or (proves and bound_s >= found.candidate.step_s):
         return found, math.inf
-    return found.better(search.judged(answer.candidates), limit), bound_s
+    hopeless = found.hopeless(answer.candidates, limit)
+    search.hopeless.update(hopeless)
+    hopeful = [one for one in answer.candidates if one[1] not in hopeless]
+    return found.better(search.judged(hopeful), limit), bound_s
 
 
 def of_linear(search: Search, linear: Linear) -> Questions[Answer]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -14,6 +15,7 @@ from shardplan.graph.memory import Memory
 from shardplan.graph.problem import edge_order, node_order
 from shardplan.graph.remat import Recompute
 from shardplan.solve import Problem
+from shardplan.solve.linear_functions import Functions
 from shardplan.solve.problem import Costs, Edge
 
 Data = TypeVar("Data")
@@ -34,6 +36,11 @@ class Layouts:
     memory: Memory
     problem: Problem
     penalties: Mapping[Node, Costs]
+
+    @cached_property
+    def functions(self) -> Functions:
+        """What the problem's costs are as functions of many assignments."""
+        return Functions.of(self.problem)
 
     def having(self, problem: Problem) -> Layouts:
         """The same with another problem of the same choices."""

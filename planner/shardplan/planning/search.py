@@ -18,6 +18,8 @@ from shardplan.planning.judge import Candidate, Known, judged
 from shardplan.planning.reduction import Layouts
 from shardplan.schedule.objective import Linear, Objective, Weights, at_multipliers
 from shardplan.solve import Plane
+from shardplan.solve.linear_functions import Choices
+from shardplan.units import PS_PER_S
 
 T = TypeVar("T")
 Questions: TypeAlias = Generator[Question, Answer, T]
@@ -80,6 +82,16 @@ class Found:
         """Whether the layouts are given: no node has a second choice."""
         return all(np.isfinite(cost).sum() <= 1 for cost in self.candidate.layouts.problem.costs)
 
+    def hopeless(self, assignments: Sequence[Assigned], limit_bytes: int) -> dict[Choices, Layouts]:
+        """Those whose schedules are no shorter than the best: their sums, which bound these, say so."""
+        whole = self.whole
+        if whole is None or not self.candidate.keeps(limit_bytes):
+            return {}
+        alike = [choices for layouts, choices in assignments if layouts.built is whole.built]
+        costs = whole.functions.costs(np.array(alike)) if alike else []
+        below = self.candidate.step_s * PS_PER_S
+        return {choices: whole for choices, cost in zip(alike, costs, strict=True) if cost >= below}
+
     def proven_by(self, other: Found) -> Found:
         """The same plan with the better one of two proofs; `other` is of a question that allows as much or more."""
         if other.bound_s <= self.bound_s:
@@ -119,6 +131,9 @@ class Search:
     roomy: bool = False
     known: Known = field(default_factory=dict)
     """Plans that were laid out already."""
+    hopeless: dict[Choices, Layouts] = field(default_factory=dict)
+    """Assignments that were not, as their sums say that their schedules are longer than the best: parts of them may do
+    in others."""
     spent: Spent = field(default_factory=Spent)
 
     @classmethod
@@ -130,7 +145,12 @@ class Search:
 
     def without_limit(self) -> Search:
         """The same search as if there were no limit on memory; the plans that it lays out are its own."""
-        return replace(self, roomy=True, known={})
+        return replace(self, roomy=True, known={}, hopeless={})
+
+    @property
+    def met(self) -> int:
+        """How many assignments it has met."""
+        return len(self.known) + len(self.hopeless)
 
     @property
     def limit_bytes(self) -> int:

@@ -18,6 +18,7 @@ and nothing runs at full speed twice on one link. `shardplan.schedule.objective`
 from __future__ import annotations
 
 from bisect import insort
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -114,8 +115,9 @@ class _Running:
 
 
 class _Device:
-    """`left`: seconds of what was issued and has not ended; `queue`: that by precedence; `bounds`: levels that bound
-    some of it; `uses`: what collectives take, by their levels."""
+    """`left`: seconds of what was issued and has not ended; `queue`: what of that waits for no other, by precedence;
+    `after`: what waits for the end of a collective; `bounds`: how much in the queue each level bounds; `uses`: what
+    collectives take, by their levels."""
 
     def __init__(self, program: Sequence[Item], kappa: float, links: LinkLevels) -> None:
         self.program, self.kappa = program, max(1.0, kappa)
@@ -123,9 +125,11 @@ class _Device:
         self.now = 0.0
         self.waited = 0.0
         self.spans: list[Span] = []
-        self.bounds: set[str] = set()
+        self.bounds: Counter[str] = Counter()
         self.left: dict[int, float] = {}
         self.queue: list[tuple[bool, int]] = []
+        self.after: dict[int, list[int]] = {}
+        self.missing: dict[int, int] = {}
         self.issued: dict[int, int] = {}
         self.started: dict[int, float] = {}
         self.exposed: dict[int, float] = {}
@@ -148,9 +152,17 @@ class _Device:
             self.spans.append(Span(index, self.now, self.now))
             return
         self.left[index] = item.seconds
-        insort(self.queue, (item.deferred, index))
         self.exposed[index] = 0.0
-        self.bounds.add(self.uses[item.levels].bound)
+        before = {self.issued[number] for number in item.after if self.issued.get(number, -1) in self.left}
+        self.missing[index] = len(before)
+        for other in before:
+            self.after.setdefault(other, []).append(index)
+        if not before:
+            self._queue(index, item)
+
+    def _queue(self, index: int, item: Item) -> None:
+        insort(self.queue, (item.deferred, index))
+        self.bounds[self.uses[item.levels].bound] += 1
 
     def _wait(self, item: Item) -> None:
         if item.number not in self.issued:
@@ -172,7 +184,7 @@ class _Device:
         """Compute or communicate to the end of the item."""
         start, left = self.now, item.seconds
         use = self.uses.get(item.levels) if item.action == "blocking" else None
-        while left > 0.0:
+        while left > 0.0 and self.queue:
             running = _Running()
             if use is not None:
                 running.take(use)
@@ -182,23 +194,21 @@ class _Device:
             step = min([until_done, *(self.left[number] / speed for number, speed in active)])
             left = 0.0 if step >= until_done else left - step / slower
             self._advance(active, step)
+        self.now += max(0.0, left)
         exposed = self.now - start if item.action == "blocking" else 0.0
         self.spans.append(Span(index, start, self.now, exposed))
 
     def _active(self, running: _Running) -> list[tuple[int, float]]:
         """What was issued and runs now beside what has begun, by precedence, with the speed of each."""
-        found = []
+        found, free = [], len(self.bounds.keys() - running.owners)
         for _, index in self.queue:
-            if self.bounds <= running.owners:
+            if not free:
                 break
             use = self.uses[self.program[index].levels]
-            if not self._depends(index) and running.take(use):
+            if running.take(use):
                 found.append((index, use))
+                free -= 1
         return [(index, running.speed(use)) for index, use in found]
-
-    def _depends(self, index: int) -> bool:
-        """Whether an issued collective waits for the end of another one."""
-        return any(self.issued.get(number, -1) in self.left for number in self.program[index].after)
 
     def _advance(self, active: Sequence[tuple[int, float]], step: float) -> None:
         for index, _ in active:
@@ -207,6 +217,19 @@ class _Device:
         for index, speed in active:
             self.left[index] -= step * speed
             if self.left[index] <= 1e-15:
-                del self.left[index]
-                self.queue.remove((self.program[index].deferred, index))
-                self.spans.append(Span(index, self.started[index], self.now, self.exposed.pop(index)))
+                self._end(index)
+
+    def _end(self, index: int) -> None:
+        """A collective has ended: what waited for it alone may run."""
+        item = self.program[index]
+        del self.left[index]
+        self.queue.remove((item.deferred, index))
+        bound = self.uses[item.levels].bound
+        self.bounds[bound] -= 1
+        if not self.bounds[bound]:
+            del self.bounds[bound]
+        self.spans.append(Span(index, self.started[index], self.now, self.exposed.pop(index)))
+        for other in self.after.pop(index, ()):
+            self.missing[other] -= 1
+            if not self.missing[other]:
+                self._queue(other, self.program[other])

@@ -69,6 +69,14 @@ class Functions:
             np.array([edge.v for edge in problem.edges], dtype=np.int64),
         )
 
+    def costs(self, choices: Indices) -> Values:
+        """Of the problem, maxima included, by assignment; `inf` where that is not allowed. `choices`: assignments x
+        nodes."""
+        most = np.zeros((max(self.groups, default=-1) + 1, len(choices)))
+        for group, one in zip(self.groups, self.sums, strict=True):
+            np.maximum(most[group], self.total(one, choices), out=most[group])
+        return np.asarray(self.total(self.base, choices) + most.sum(axis=0))
+
     def total(self, function: LinearFunction, choices: Indices) -> Values:
         """By assignment; `choices`: assignments x nodes."""
         edges = function.of_edges(choices[:, self.u], choices[:, self.v])
