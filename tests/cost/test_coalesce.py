@@ -17,7 +17,7 @@ from shardplan.layout.layout import Layout
 from shardplan.layout.placement import P, R, S
 from shardplan.plan.bucketing import UNNUMBERED, BucketPrices, in_buckets
 from shardplan.plan.buckets import buckets_of, held_bytes
-from shardplan.plan.step_moves import StepParts
+from shardplan.plan.step_moves import StepMoves, StepParts
 from shardplan.plan.types import CollectiveStep, Move, OperatorDecision
 
 BUCKET = 25e6
@@ -107,7 +107,7 @@ def test_buckets_take_what_their_collectives_take_and_never_less_than_is_charged
     targets = Layout.of(R, R), Layout.of(S(0), S(0))
     moves = [gradient(prices, number, size, targets[scattered]) for number, (size, scattered) in enumerate(sizes)]
     buckets_are = BucketPrices(prices.mesh, prices.seconds, BUCKET, ["up", "net"], full)
-    found = in_buckets(parts_of(moves, compute_ns), buckets_are, lambda _: "float")
+    found = in_buckets(StepMoves(parts_of(moves, compute_ns)), buckets_are, lambda _: "float").parts.moves
     assert [(move.tensor, move.target) for move in found] == [(move.tensor, move.target) for move in moves]
     buckets = buckets_of(found)
     assert list(buckets) == list(range(len(buckets)))

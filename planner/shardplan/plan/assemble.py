@@ -28,8 +28,8 @@ from shardplan.plan.bucketing import BucketPrices, in_buckets
 from shardplan.plan.emit import Emitter
 from shardplan.plan.in_flight import in_flight_bytes
 from shardplan.plan.phases import EAGER, FARTHER, HOLDING_LESS, Policy
-from shardplan.plan.step import StepSchedule, schedule_step, serial_schedule
-from shardplan.plan.step_moves import StepParts, block_starts
+from shardplan.plan.step import StepSchedule, schedule_moves, serial_schedule
+from shardplan.plan.step_moves import StepMoves, StepParts, block_starts
 from shardplan.plan.types import Memory, Move, OperatorDecision, Plan, Summary, TensorDecision
 from shardplan.solve.problem import Costs
 from shardplan.units import NS_PER_S, PS_PER_S
@@ -106,15 +106,17 @@ def price(
     penalty_s = sum(float(cost[choice[node]]) for node, cost in (penalties or {}).items()) / PS_PER_S
     charged = step_parts(built, operators, Emitter(built, choice).moves(), optimizer_ns)
     mismatch = _mismatch(built, choice, charged)
-    parts = _in_buckets(built, charged)
-    scheduled, peak = _scheduled(built, memory, parts, held, limit_bytes, below_s - penalty_s)
-    return Priced(built, choice, operators, tuple(parts.moves), optimizer_ns, scheduled, peak, penalty_s, mismatch)
+    moves = _in_buckets(built, charged)
+    scheduled, peak = _scheduled(built, memory, moves, held, limit_bytes, below_s - penalty_s)
+    return Priced(
+        built, choice, operators, tuple(moves.parts.moves), optimizer_ns, scheduled, peak, penalty_s, mismatch
+    )
 
 
-def _in_buckets(built: CostGraph, charged: StepParts, *, full: bool = False) -> StepParts:
+def _in_buckets(built: CostGraph, charged: StepParts, *, full: bool = False) -> StepMoves:
     levels = [level.name for level in built.cluster.levels]
     prices = BucketPrices(built.cluster.mesh, built.prices.seconds, built.prices.bucket_bytes, levels, full)
-    return replace(charged, moves=in_buckets(charged, prices, lambda name: built.model.tensor(name).dtype))
+    return in_buckets(StepMoves(charged), prices, lambda name: built.model.tensor(name).dtype)
 
 
 def in_best_buckets(priced: Priced, memory: MemoryRows, limit_bytes: int) -> Priced:
@@ -123,11 +125,11 @@ def in_best_buckets(priced: Priced, memory: MemoryRows, limit_bytes: int) -> Pri
     built, choice = priced.built, priced.choice
     if any(move.bucket is not None for move in priced.moves):
         charged = step_parts(built, priced.operators, Emitter(built, choice).moves(), priced.optimizer_ns)
-        parts = _in_buckets(built, charged, full=True)
+        moves = _in_buckets(built, charged, full=True)
         held = held_bytes(memory.holdings, memory.moments, choice)
-        scheduled, peak = _scheduled(built, memory, parts, held, limit_bytes)
+        scheduled, peak = _scheduled(built, memory, moves, held, limit_bytes)
         if peak.total <= max(limit_bytes, priced.memory.total) and scheduled.seconds < priced.step_s:
-            priced = replace(priced, moves=tuple(parts.moves), scheduled=scheduled, memory=peak)
+            priced = replace(priced, moves=tuple(moves.parts.moves), scheduled=scheduled, memory=peak)
     return replace(priced, moves=priced.scheduled.marked(priced.moves))
 
 
@@ -180,7 +182,7 @@ def step_parts(
 def _scheduled(
     built: CostGraph,
     memory: MemoryRows,
-    parts: StepParts,
+    moves: StepMoves,
     held: NDArray[np.int64],
     limit_bytes: int,
     below_s: float = math.inf,
@@ -191,12 +193,12 @@ def _scheduled(
     below `below_s`.
     """
     if not built.options.cost_model.is_ours:
-        return serial_schedule(parts), peak_of(held)
+        return serial_schedule(moves.parts), peak_of(held)
 
     def under(policy: Policy) -> tuple[StepSchedule, Memory]:
-        scheduled = schedule_step(parts, policy, built.cluster.overlap.kappa)
+        scheduled = schedule_moves(moves, policy, built.cluster.overlap.kappa)
         more = held.copy()
-        more[_TEMPORARIES] += in_flight_bytes(built, parts, scheduled, memory)
+        more[_TEMPORARIES] += in_flight_bytes(built, moves.parts, scheduled, memory)
         return scheduled, peak_of(more)
 
     best, peak = under(EAGER)

@@ -6,21 +6,21 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from shardplan.plan.forward_phase import Prefetch
-from shardplan.plan.phases import Numbers, Phase, PhaseName, PhaseWriter
+from shardplan.plan.phases import Numbers, Phase, PhaseName, PhaseWriter, Policy
 from shardplan.plan.step_moves import StepMoves
 from shardplan.plan.types import OperatorDecision
 
 
-def backward(step: StepMoves, name: PhaseName, count: int) -> Phase:
+def backward(step: StepMoves, policy: Policy, name: PhaseName, count: int) -> Phase:
     """The backward pass of one microbatch; the `last backward` also moves what moves once a step."""
-    return _Backward(step, last=name == "last backward").run().phase(name, count)
+    return _Backward(step, policy, last=name == "last backward").run().phase(name, count)
 
 
 class _Backward:
     """Operators in reverse: recomputation right before, re-gathered weights, and moves of gradients."""
 
-    def __init__(self, step: StepMoves, *, last: bool) -> None:
-        self.step, self.last = step, last
+    def __init__(self, step: StepMoves, policy: Policy, *, last: bool) -> None:
+        self.step, self.policy, self.last = step, policy, last
         self.parts, self.writer = step.parts, PhaseWriter()
         self.missing = {name: len(readers) for name, readers in step.readers.items()}
         self.fetch = Prefetch(step, self.writer, step.regather, {})
@@ -31,7 +31,7 @@ class _Backward:
         self.put_off: list[int] = []
 
     def run(self) -> PhaseWriter:
-        ahead = self.step.ahead(self.step.turns[::-1])
+        ahead = self.step.ahead(self.step.turns[::-1], self.policy.distance)
         for index in range(len(self.parts.operators) - 1, -1, -1):
             for other in ahead.get(index, ()):
                 for twice in self.step.recomputed.get(self.parts.operators[other].name, ()):
@@ -126,7 +126,7 @@ class _Backward:
                     numbers = moves.own.get(key, ()) if key[1] else moves.shared.get(tensor, ())
                     for number in numbers:
                         if self.parts.moves[number].kind == "blocking":
-                            self.writer.block(self.step.scaled(number, self.step.times(number)), index)
+                            self.writer.block(self.step.units(number, self.step.times(number)), index)
 
     def _gradient(self, numbers: Sequence[int], index: int) -> None:
         for number in numbers:
@@ -135,11 +135,11 @@ class _Backward:
             if once and not self.last:
                 continue
             times = 1.0 if once else move.count / self.parts.microbatches
-            if move.kind == "blocking" or not self.step.policy.deferred:
-                self.writer.block(self.step.scaled(number, times), index)
+            if move.kind == "blocking" or not self.policy.deferred:
+                self.writer.block(self.step.units(number, times), index)
             elif move.bucket is None:
                 self.reduced[move.tensor] = self.writer.issue(
-                    self.step.scaled(number, times), index, self.reduced[move.tensor], deferred=True
+                    self.step.units(number, times), index, self.reduced[move.tensor], deferred=True
                 )
             else:
                 self._in_bucket(move.bucket, index)

@@ -112,25 +112,26 @@ class Queue:
         return seconds
 
 
-def in_buckets(parts: StepParts, prices: BucketPrices, dtype: Callable[[str], str]) -> tuple[Move, ...]:
+def in_buckets(step: StepMoves, prices: BucketPrices, dtype: Callable[[str], str]) -> StepMoves:
     """The moves of a step, those that are `UNNUMBERED` in buckets, with their shares of what these take.
 
     `dtype(tensor)`: what a tensor consists of.
     """
+    parts = step.parts
     groups: dict[tuple[Hashable, ...], list[int]] = defaultdict(list)
     for number, move in enumerate(parts.moves):
         if move.bucket in _TO_BUCKET:
             groups[_group(move, dtype)].append(number)
     moves, count = list(parts.moves), 0
     for phase in sorted({parts.moves[rows[0]].phase for rows in groups.values()}):
-        clock = _Clock(parts, update=phase == "update")
+        clock = _Clock(step, update=phase == "update")
         own = [_Group.of(parts, rows, prices) for rows in groups.values() if parts.moves[rows[0]].phase == phase]
         for bucket in _buckets(own, prices, clock):
             held = sum(held_bytes(parts.moves[number], prices.mesh) for number in bucket)
             for number in bucket:
                 moves[number] = replace(_timed(moves[number], prices, float(held)), bucket=count)
             count += 1
-    return tuple(moves)
+    return step.having(tuple(moves))
 
 
 def _group(move: Move, dtype: Callable[[str], str]) -> tuple[Hashable, ...]:
@@ -309,12 +310,12 @@ class _Clock:
     """When gradients of weights are there in the last backward; or for new weights, which `is_reversed`, how long
     before the end of the first forward they are read."""
 
-    def __init__(self, parts: StepParts, *, update: bool) -> None:
-        alone = replace(parts, moves=[move for move in parts.moves if move.bucket not in _TO_BUCKET])
-        step = StepMoves(alone, EAGER)
+    def __init__(self, step: StepMoves, *, update: bool) -> None:
+        parts, alone = step.parts, step.without(_TO_BUCKET)
         self.is_reversed = update
         self._moves = parts.moves
-        self._phase = forward(step, "first forward", 1) if update else backward(step, "last backward", 1)
+        first, last = partial(forward, name="first forward"), partial(backward, name="last backward")
+        self._phase = (first if update else last)(alone, EAGER, count=1)
         self._count = len(parts.operators)
         self._number = {operator.name: index for index, operator in enumerate(parts.operators)}
         self._first: Mapping[str, int] = {

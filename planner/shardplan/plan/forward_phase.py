@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 
-from shardplan.plan.phases import Numbers, Phase, PhaseName, PhaseWriter
+from shardplan.plan.phases import Numbers, Phase, PhaseName, PhaseWriter, Policy
 from shardplan.plan.step_moves import Moves, StepMoves
 from shardplan.plan.types import OperatorDecision
 
 
-def forward(step: StepMoves, name: PhaseName, count: int) -> Phase:
+def forward(step: StepMoves, policy: Policy, name: PhaseName, count: int) -> Phase:
     """The forward pass of one microbatch; the `first forward` brings new weights to where they are kept."""
     writer = PhaseWriter()
     updated = _updates(step, writer) if name == "first forward" else {}
     fetch = Prefetch(step, writer, step.bring, updated)
-    ahead = step.ahead(step.turns)
+    ahead = step.ahead(step.turns, policy.distance)
     available = set(filter(step.is_at_hand, step.readers))
     waiting: dict[str, list[int]] = defaultdict(list)
     """By tensor that is not made yet, whose turn has come but for that."""
@@ -30,12 +30,12 @@ def forward(step: StepMoves, name: PhaseName, count: int) -> Phase:
         for tensor in step.reads[index]:
             for number in (*fetch.first_blocking(tensor), *step.bring.own.get((tensor, operator.name), ())):
                 if step.parts.moves[number].kind == "blocking":
-                    writer.block(step.scaled(number, step.times(number)), index)
+                    writer.block(step.units(number, step.times(number)), index)
         writer.compute(operator.name, _forward_ns(step, operator), index)
         writer.block(step.inner(operator, operator.inner_forward_ns), index)
         for tensor in filter(None, operator.outputs):
             for number in step.bring.shared.get(tensor, ()):
-                writer.block(step.scaled(number, step.times(number, operator)), index)
+                writer.block(step.units(number, step.times(number, operator)), index)
             available.add(tensor)
             freed += waiting.pop(tensor, ())
     return writer.phase(name, count)
@@ -43,7 +43,7 @@ def forward(step: StepMoves, name: PhaseName, count: int) -> Phase:
 
 def _updates(step: StepMoves, writer: PhaseWriter) -> dict[str, Numbers]:
     """Moves of updated weights to where they are kept, in the order in which the weights are read."""
-    updates = {move.tensor: n for n, move in enumerate(step.parts.moves) if move.phase == "update"}
+    updates = step.updates
     issued: dict[str, Numbers] = {}
     sent: dict[int, Numbers] = {}
     for operator in step.parts.operators:
@@ -113,7 +113,7 @@ class Prefetch:
         for number in numbers:
             move = self.step.parts.moves[number]
             if move.kind != "blocking" and move.phase != "update":
-                after = self.writer.issue(self.step.scaled(number, self.step.times(number)), at, after)
+                after = self.writer.issue(self.step.units(number, self.step.times(number)), at, after)
         return after
 
     def first_blocking(self, tensor: str) -> Sequence[int]:

@@ -100,20 +100,20 @@ def _share(move: Move, exposed: float, whole: float) -> float:
     return round(max(0.0, 1.0 - exposed / whole), 3)
 
 
-def phases_of(parts: StepParts, policy: Policy = EAGER) -> tuple[Phase, ...]:
+def phases_of(moves: StepMoves, policy: Policy) -> tuple[Phase, ...]:
     """The phases of a step in the order in which they first run."""
-    moves = StepMoves(parts, policy)
+    parts = moves.parts
     micro = parts.microbatches
     phases: list[Phase] = []
-    if any(move.phase == "update" for move in parts.moves):
-        phases.append(forward(moves, "first forward", 1))
+    if moves.updates:
+        phases.append(forward(moves, policy, "first forward", 1))
         micro -= 1
     if micro:
-        phases.append(forward(moves, "forward", micro))
+        phases.append(forward(moves, policy, "forward", micro))
     if parts.training:
         if parts.microbatches > 1:
-            phases.append(backward(moves, "backward", parts.microbatches - 1))
-        phases.append(backward(moves, "last backward", 1))
+            phases.append(backward(moves, policy, "backward", parts.microbatches - 1))
+        phases.append(backward(moves, policy, "last backward", 1))
         phases.append(_update(parts))
     return tuple(phases)
 
@@ -127,12 +127,17 @@ def _update(parts: StepParts) -> Phase:
 
 def schedule_step(parts: StepParts, policy: Policy = EAGER, kappa: float = 1.0) -> StepSchedule:
     """The schedule of a step; equal phases are simulated once."""
-    phases = phases_of(parts, policy)
+    return schedule_moves(StepMoves(parts), policy, kappa)
+
+
+def schedule_moves(moves: StepMoves, policy: Policy, kappa: float) -> StepSchedule:
+    """The same of moves that have been looked up before."""
+    parts, phases = moves.parts, phases_of(moves, policy)
     return StepSchedule(parts, policy, phases, tuple(simulate(phase.program, kappa, parts.levels) for phase in phases))
 
 
 def serial_schedule(parts: StepParts) -> StepSchedule:
     """As if nothing ran beside anything else, for prices that know no overlap: every collective is waited for."""
     blocking = tuple(replace(move, kind="blocking", bucket=None) for move in parts.moves)
-    phases = phases_of(replace(parts, moves=blocking), EAGER)
+    phases = phases_of(StepMoves(replace(parts, moves=blocking)), EAGER)
     return StepSchedule(parts, EAGER, phases, tuple(simulate(phase.program) for phase in phases))

@@ -5,9 +5,10 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from copy import copy
+from dataclasses import dataclass, field, replace
 
-from shardplan.plan.phases import Policy, Unit
+from shardplan.plan.phases import Unit
 from shardplan.plan.types import Move, OperatorDecision
 from shardplan.schedule.links import WHOLE, LinkLevels
 
@@ -51,6 +52,14 @@ def _of_weights(parts: StepParts) -> frozenset[int]:
     return frozenset(found)
 
 
+def _by_bucket(moves: Sequence[Move]) -> Mapping[int, Sequence[int]]:
+    found: dict[int, list[int]] = defaultdict(list)
+    for number, move in enumerate(moves):
+        if move.bucket is not None:
+            found[move.bucket].append(number)
+    return found
+
+
 def _is_free(operator: OperatorDecision) -> bool:
     return not (operator.compute_ns or operator.inner_ns or operator.again)
 
@@ -65,13 +74,25 @@ class Moves:
     def put(self, number: int, move: Move) -> None:
         (self.own[move.tensor, move.reader] if move.reader else self.shared[move.tensor]).append(number)
 
+    def having(self, left: Sequence[bool]) -> Moves:
+        """Those of the moves that are left."""
+
+        def some(numbers: Sequence[int]) -> list[int]:
+            return [number for number in numbers if left[number]]
+
+        return Moves(
+            {name: some(numbers) for name, numbers in self.shared.items()},
+            {key: some(numbers) for key, numbers in self.own.items()},
+        )
+
 
 class StepMoves:
     """The moves of a step by tensor and reader: values brought to their readers, gathered again in backward, and
-    moves of gradients; and when weights are gathered under a policy."""
+    moves of gradients; `updates`: of new weights to where they are kept."""
 
-    def __init__(self, parts: StepParts, policy: Policy) -> None:
-        self.parts, self.policy = parts, policy
+    def __init__(self, parts: StepParts) -> None:
+        self.parts = parts
+        self.updates = {move.tensor: number for number, move in enumerate(parts.moves) if move.phase == "update"}
         self.bring, self.regather, self.back = Moves(), Moves(), Moves()
         for number, move in enumerate(parts.moves):
             kind = self.back if move.phase == "backward" else self.bring
@@ -100,19 +121,34 @@ class StepMoves:
         for index, operator in enumerate(parts.operators):
             if operator.again:
                 self.recomputed[operator.again].append(index)
-        self.buckets: dict[int, list[int]] = defaultdict(list)
-        for number, move in enumerate(parts.moves):
-            if move.bucket is not None:
-                self.buckets[move.bucket].append(number)
+        self.buckets = _by_bucket(parts.moves)
+        self._units: dict[tuple[int, float], list[Unit]] = {}
+
+    def having(self, moves: Sequence[Move]) -> StepMoves:
+        """The same moves with other times and in other buckets."""
+        found = copy(self)
+        found.parts, found.buckets, found._units = replace(self.parts, moves=moves), _by_bucket(moves), {}
+        return found
+
+    def without(self, buckets: Collection[int]) -> StepMoves:
+        """The same step as if nothing were sent in these buckets."""
+        found = copy(self)
+        left = [move.bucket not in buckets for move in self.parts.moves]
+        found.updates = {name: number for name, number in self.updates.items() if left[number]}
+        found.bring, found.regather, found.back = (each.having(left) for each in (self.bring, self.regather, self.back))
+        return found
 
     def is_at_hand(self, tensor: str) -> bool:
         """Whether a value is there when a phase begins: what no operator makes, or a view of that makes."""
         return tensor not in self.makers or self.makers[tensor] in self.views
 
-    def units(self, number: int) -> list[Unit]:
-        """The collectives of a move, once."""
-        move = self.parts.moves[number]
-        return [self._unit(move, step, (number,)) for step in range(len(move.steps))]
+    def units(self, number: int, times: float = 1.0) -> list[Unit]:
+        """The collectives of a move, so many times each."""
+        if (number, times) not in self._units:
+            move = self.parts.moves[number]
+            once = [self._unit(move, step, (number,)) for step in range(len(move.steps))]
+            self._units[number, times] = [Unit(u.name, u.seconds * times, u.levels, u.moves) for u in once]
+        return self._units[number, times]
 
     def _unit(self, move: Move, step: int, numbers: tuple[int, ...]) -> Unit:
         one = move.steps[step]
@@ -138,15 +174,10 @@ class StepMoves:
     def runs_twice(operator: OperatorDecision, each: float) -> bool:
         return each == 2 and bool(operator.again)
 
-    def scaled(self, number: int, times: float) -> list[Unit]:
-        if times == 1:
-            return self.units(number)
-        return [Unit(u.name, u.seconds * times, u.levels, u.moves) for u in self.units(number)]
-
-    def ahead(self, order: Sequence[int]) -> Mapping[int, Sequence[int]]:
+    def ahead(self, order: Sequence[int], distance: int | None) -> Mapping[int, Sequence[int]]:
         """For operators at which something is to be issued: whose operands, in the order of need. `order`: that of
-        their turns."""
-        distance, block = self.policy.distance, self.block
+        their turns; `distance`: as `Policy` has it."""
+        block = self.block
         if distance is None:
             return {index: (index,) for index in order}
         found: dict[int, list[int]] = defaultdict(list)

@@ -88,7 +88,9 @@ class Found:
         if whole is None or not self.candidate.keeps(limit_bytes):
             return {}
         alike = [choices for layouts, choices in assignments if layouts.built is whole.built]
-        costs = whole.functions.costs(np.array(alike)) if alike else []
+        if not alike:
+            return {}
+        costs = whole.functions.costs(np.array(alike))
         below = self.candidate.step_s * PS_PER_S
         return {choices: whole for choices, cost in zip(alike, costs, strict=True) if cost >= below}
 
