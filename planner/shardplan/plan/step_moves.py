@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from copy import copy
 from dataclasses import dataclass, field, replace
 
 from shardplan.plan.phases import Unit
@@ -35,9 +35,9 @@ class StepParts:
 def block_starts(operators: int, copies: Collection[Sequence[int]]) -> tuple[int, ...]:
     """Where blocks begin: each copy of a repeated block is one, and what lies before, between and behind."""
     starts = {0}
-    for copy in copies:
-        if copy:
-            starts |= {min(copy), max(copy) + 1}
+    for one in copies:
+        if one:
+            starts |= {min(one), max(one) + 1}
     return tuple(sorted(start for start in starts if start < max(operators, 1)))
 
 
@@ -122,17 +122,18 @@ class StepMoves:
             if operator.again:
                 self.recomputed[operator.again].append(index)
         self.buckets = _by_bucket(parts.moves)
-        self._units: dict[tuple[int, float], list[Unit]] = {}
+        self.made: dict[tuple[int, float], list[Unit]] = {}
+        """By move and times, its collectives, made once."""
 
     def having(self, moves: Sequence[Move]) -> StepMoves:
         """The same moves with other times and in other buckets."""
-        found = copy(self)
-        found.parts, found.buckets, found._units = replace(self.parts, moves=moves), _by_bucket(moves), {}
+        found = copy.copy(self)
+        found.parts, found.buckets, found.made = replace(self.parts, moves=moves), _by_bucket(moves), {}
         return found
 
     def without(self, buckets: Collection[int]) -> StepMoves:
         """The same step as if nothing were sent in these buckets."""
-        found = copy(self)
+        found = copy.copy(self)
         left = [move.bucket not in buckets for move in self.parts.moves]
         found.updates = {name: number for name, number in self.updates.items() if left[number]}
         found.bring, found.regather, found.back = (each.having(left) for each in (self.bring, self.regather, self.back))
@@ -144,11 +145,11 @@ class StepMoves:
 
     def units(self, number: int, times: float = 1.0) -> list[Unit]:
         """The collectives of a move, so many times each."""
-        if (number, times) not in self._units:
+        if (number, times) not in self.made:
             move = self.parts.moves[number]
             once = [self._unit(move, step, (number,)) for step in range(len(move.steps))]
-            self._units[number, times] = [Unit(u.name, u.seconds * times, u.levels, u.moves) for u in once]
-        return self._units[number, times]
+            self.made[number, times] = [Unit(u.name, u.seconds * times, u.levels, u.moves) for u in once]
+        return self.made[number, times]
 
     def _unit(self, move: Move, step: int, numbers: tuple[int, ...]) -> Unit:
         one = move.steps[step]
