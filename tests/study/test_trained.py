@@ -301,3 +301,18 @@ def test_what_a_configuration_fixes_is_found_once_for_a_graph(monkeypatch):
     assert asked
     assert len(asked) == len(set(asked))
     assert priced(cluster_with(), pp=2, dp=2).plan.pipeline
+
+
+@pytest.mark.parametrize("ways", [2, 4])
+def test_context_parallel_ranks_have_equal_shares_of_a_causal_sequence(ways):
+    """Trainers give each of them a piece from the front and one from the back; a plan of ours cuts runs, of which the
+    last has most to do."""
+    model = "transformer:style=llama,layers=2,hidden=256,heads=1,vocab=64,seq=16384"
+    rows = {"global_batch": ways, "micro_batch": 1, "cluster": cluster_with()}
+    whole = shardplan.price(model, dp=ways, **rows).plan
+    cut = shardplan.price(model, cp=ways, **rows).plan
+    attention = [
+        sum(each.compute_ns for each in plan.operators if each.op_type == "Attention") for plan in (whole, cut)
+    ]
+    assert all("s" in each.split for each in cut.operators if each.op_type == "Attention")
+    assert attention[1] == pytest.approx(attention[0], rel=0.05)

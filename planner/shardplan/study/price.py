@@ -139,7 +139,11 @@ def price(
     part = Submesh(make_cluster(profile, mesh_text(axes, profile)))
     limit = cluster.device.usable_bytes if options.memory_limit_bytes is None else options.memory_limit_bytes
     inside = parallelism.within_a_step
-    options = replace(options, shard_optimizer=inside.zero == 1, effort="quick", prefetch_blocks=TRAINERS_PREFETCH)
+    options = replace(
+        options, shard_optimizer=inside.zero == 1, effort="quick", prefetch_blocks=TRAINERS_PREFETCH,
+        # torch's context_parallel, Megatron-Core and Transformer Engine deal out a causal sequence from both ends
+        dealt_sequence=parallelism.context > 1,
+    )  # fmt: skip
     fixed = restriction(inside, axes, hidden_of(model))
     flat = [place for place, axis in enumerate(axes) if axis.kind in FLAT] if inside.zero == 1 else []
     if parallelism.pipeline == 1:
