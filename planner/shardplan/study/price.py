@@ -16,7 +16,7 @@ from shardplan.cluster.profile import load_profile
 from shardplan.cluster.types import Cluster
 from shardplan.errors import InfeasibleError, ShardplanError
 from shardplan.graph.options import TRAINERS_PREFETCH, UNLIMITED_BYTES, PlanOptions, Remat
-from shardplan.graph.precision import PrecisionName, narrow_weights
+from shardplan.graph.precision import Narrow, PrecisionName, narrow_tensors
 from shardplan.layout.layout import Layout
 from shardplan.model.types import Model
 from shardplan.models import is_config
@@ -178,7 +178,8 @@ def _fastest(
         return as_run(found, cluster, recomputed=options.remat == "full", loss=loss, sharded=sharded, narrow=narrow)
 
     saved = "" if sharded else options.precision  # torchao's products keep their operands as they are
-    narrow = narrow_weights(model, model_rules(model), "fp8") if sharded and options.precision == "fp8" else ()
+    in_8_bits = sharded and options.precision == "fp8"
+    narrow = narrow_tensors(model, model_rules(model), "fp8") if in_8_bits else Narrow()
     plan = under(UNLIMITED_BYTES)
     if plan.summary.memory.total <= limit:
         return plan
