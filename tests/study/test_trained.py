@@ -8,7 +8,10 @@ import shardplan
 from shardplan.cluster.mesh import cluster_digest, make_cluster
 from shardplan.cluster.profile import load_profile, profile_from_text
 from shardplan.errors import ShardplanError
+from shardplan.graph.precision import Narrow, narrow_tensors
 from shardplan.planning import parallelism
+from shardplan.rules import model_rules
+from shardplan.study.instance import load_model
 from shardplan.study.pieces import layers_of
 from shardplan.study.trained import as_run, as_trained, exchanging_beside
 
@@ -164,6 +167,30 @@ def test_fsdp_gathers_weights_of_fp8_products_in_8_bits():
     assert exposed["fp8"] < 0.9 * exposed["mxfp8"]
 
 
+def test_tensor_parallelism_of_fsdp_gathers_fp8_operands_in_8_bits():
+    """Gathers before products and of the gradients of their results; sums stay in 16 bits, and so does Megatron's."""
+    model = "transformer:style=llama,layers=2,hidden=1024,heads=8,ffn=4096,vocab=1024,seq=512"
+
+    def exposed(zero, precision):
+        asked = {"dp": 2, "tp": 4, "zero": zero, "sequence_parallel": True, "global_batch": 16}
+        return shardplan.price(model, cluster="h100-dgx", precision=precision, **asked).spent.exposed_ns
+
+    fsdp, megatron = (exposed(zero, "fp8") / exposed(zero, "mxfp8") for zero in (3, 1))
+    assert megatron == pytest.approx(1, rel=0.02)
+    assert 0.6 < fsdp < 0.85
+
+
+def test_what_others_read_too_is_gathered_in_16_bits():
+    description = "transformer:style=bert,layers=2,hidden=1024,heads=8,ffn=4096,vocab=1024,seq=512"
+    model = load_model(description, {"batch": 2})
+    found = narrow_tensors(model, model_rules(model), "fp8")
+    readers = {name: {each.op_type for each in model.operators if name in each.inputs} for name in found.read}
+    assert {"bert.encoder.layer.0.intermediate.Gelu", "bert.encoder.layer.1.output.dense.weight"} <= found.read
+    assert all(kinds == {"MatMul"} for kinds in readers.values())
+    assert all(name.endswith(".MatMul") for name in found.made)
+    assert narrow_tensors(model, model_rules(model), "") == Narrow()
+
+
 @pytest.mark.parametrize(("layers", "pieces"), [(61, 16), (94, 32), (30, 8), (7, 4), (36, 4), (62, 12), (5, 5)])
 def test_layers_are_dealt_out_so_that_none_is_left(layers, pieces):
     found = layers_of(layers, pieces)
@@ -301,3 +328,18 @@ def test_what_a_configuration_fixes_is_found_once_for_a_graph(monkeypatch):
     assert asked
     assert len(asked) == len(set(asked))
     assert priced(cluster_with(), pp=2, dp=2).plan.pipeline
+
+
+@pytest.mark.parametrize("ways", [2, 4])
+def test_context_parallel_ranks_have_equal_shares_of_a_causal_sequence(ways):
+    """Trainers give each of them a piece from the front and one from the back; a plan of ours cuts runs, of which the
+    last has most to do."""
+    model = "transformer:style=llama,layers=2,hidden=256,heads=1,vocab=64,seq=16384"
+    rows = {"global_batch": ways, "micro_batch": 1, "cluster": cluster_with()}
+    whole = shardplan.price(model, dp=ways, **rows).plan
+    cut = shardplan.price(model, cp=ways, **rows).plan
+    attention = [
+        sum(each.compute_ns for each in plan.operators if each.op_type == "Attention") for plan in (whole, cut)
+    ]
+    assert all("s" in each.split for each in cut.operators if each.op_type == "Attention")
+    assert attention[1] == pytest.approx(attention[0], rel=0.05)

@@ -179,7 +179,7 @@ class OperatorPricer:
                 space, pair = spaces[position], states[position]
                 if space is not None and pair is not None:
                     moved += kernel.passes * space.state_bytes[pair[0]]
-        busiest = 2 - 1 / strategies.splits_of(rule.triangular)
+        busiest = 1.0 if self.options.dealt_sequence else 2 - 1 / strategies.splits_of(rule.triangular)
         local_flops = busiest * kernel.flops / (strategies.work * micro)
         cut = micro if _rows_hold_batch(strategies) else 1
         roles = _roles(rule, kernel.product[2])

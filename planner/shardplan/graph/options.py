@@ -35,7 +35,9 @@ class PlanOptions:
     `effort`: where many plans are made to be compared, quick ones do: fewer candidates, bounds a little lower;
     exhaustive ones end when the search has nothing more to try, thorough ones after so much work at most that
     somebody can wait for it. `precision`: of the products with weights (`shardplan.graph.precision`), empty for the
-    type that the graph says. `prefetch_blocks`: weights are gathered so many blocks ahead at most."""
+    type that the graph says. `prefetch_blocks`: weights are gathered so many blocks ahead at most. `dealt_sequence`: of
+    a sequence that is cut every device has a piece from the front and one from the back, so that all have as much to do
+    where the work grows along it."""
 
     mode: Mode = "training"
     optimizer: str = "adam-mixed"
@@ -57,6 +59,7 @@ class PlanOptions:
     target: str = ""
     precision: PrecisionName = ""
     prefetch_blocks: int = 8
+    dealt_sequence: bool = False
 
     @property
     def training(self) -> bool:

@@ -66,8 +66,22 @@ def narrowed(model: Model, rules: Sequence[Rule], precision: str) -> Mapping[int
     return found
 
 
-def narrow_weights(model: Model, rules: Sequence[Rule], precision: str) -> frozenset[str]:
-    """The weights that products in the type of `precision` read: what an FSDP that knows the type gathers in it."""
+@dataclass(frozen=True, slots=True)
+class Narrow:
+    """Tensors that trainers gather in 8 bits: those that products in a narrow type, and nothing else, `read`; and those
+    that such products `make`, whose gradients they read."""
+
+    read: frozenset[str] = frozenset()
+    made: frozenset[str] = frozenset()
+
+
+def narrow_tensors(model: Model, rules: Sequence[Rule], precision: str) -> Narrow:
+    """What is read and made by products in the type of `precision` alone. Weights count as read whoever else reads
+    them."""
+    products = narrowed(model, rules, precision)
     weights = {parameter.tensor for parameter in model.parameters}
-    read = (name for index in narrowed(model, rules, precision) for name in model.operators[index].inputs)
-    return frozenset(name for name in read if name in weights)
+    others = (operator for index, operator in enumerate(model.operators) if index not in products)
+    wide = {name for operator in others for name in operator.inputs} - weights
+    read = {name for index in products for name in model.operators[index].inputs if name}
+    made = {name for index in products for name in model.operators[index].outputs if name}
+    return Narrow(frozenset(read - wide), frozenset(made))

@@ -16,7 +16,7 @@ from shardplan.cluster.profile import load_profile
 from shardplan.cluster.types import Cluster
 from shardplan.errors import InfeasibleError, ShardplanError
 from shardplan.graph.options import TRAINERS_PREFETCH, UNLIMITED_BYTES, PlanOptions, Remat
-from shardplan.graph.precision import PrecisionName, narrow_weights
+from shardplan.graph.precision import Narrow, PrecisionName, narrow_tensors
 from shardplan.layout.layout import Layout
 from shardplan.model.types import Model
 from shardplan.models import is_config
@@ -139,7 +139,11 @@ def price(
     part = Submesh(make_cluster(profile, mesh_text(axes, profile)))
     limit = cluster.device.usable_bytes if options.memory_limit_bytes is None else options.memory_limit_bytes
     inside = parallelism.within_a_step
-    options = replace(options, shard_optimizer=inside.zero == 1, effort="quick", prefetch_blocks=TRAINERS_PREFETCH)
+    options = replace(
+        options, shard_optimizer=inside.zero == 1, effort="quick", prefetch_blocks=TRAINERS_PREFETCH,
+        # torch's context_parallel, Megatron-Core and Transformer Engine deal out a causal sequence from both ends
+        dealt_sequence=parallelism.context > 1,
+    )  # fmt: skip
     fixed = restriction(inside, axes, hidden_of(model))
     flat = [place for place, axis in enumerate(axes) if axis.kind in FLAT] if inside.zero == 1 else []
     if parallelism.pipeline == 1:
@@ -174,7 +178,8 @@ def _fastest(
         return as_run(found, cluster, recomputed=options.remat == "full", loss=loss, sharded=sharded, narrow=narrow)
 
     saved = "" if sharded else options.precision  # torchao's products keep their operands as they are
-    narrow = narrow_weights(model, model_rules(model), "fp8") if sharded and options.precision == "fp8" else ()
+    in_8_bits = sharded and options.precision == "fp8"
+    narrow = narrow_tensors(model, model_rules(model), "fp8") if in_8_bits else Narrow()
     plan = under(UNLIMITED_BYTES)
     if plan.summary.memory.total <= limit:
         return plan

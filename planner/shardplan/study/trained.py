@@ -21,12 +21,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
 from shardplan.cluster.mesh import cluster_from_resolved
 from shardplan.cluster.types import Cluster, Training
+from shardplan.graph.precision import Narrow
 from shardplan.pipeline.p2p import Transfers
 from shardplan.pipeline.result import PipelineResult
 from shardplan.pipeline.schedule import Schedule
@@ -45,6 +46,7 @@ _LOSS_PARALLEL = 4.0
 beside log-probabilities, gradient and their sum, 16 in fp32 in place of 12 (`distributed/tensor/parallel/loss.py`)."""
 _EXCHANGE = "all-to-all"
 """What experts' tokens are sent by."""
+_NOTHING = Narrow()
 
 
 def as_trained(cluster: Cluster, *, sharded: bool = False) -> Cluster:
@@ -84,19 +86,19 @@ def as_run(
     recomputed: bool = False,
     loss: bool = True,
     sharded: bool = False,
-    narrow: Collection[str] = (),
+    narrow: Narrow = _NOTHING,
 ) -> Plan:
     """`plan` with the step that a trainer takes for it on `cluster`: `communication_ns` is what it waits for links, and
     what is left of `step_ns` beside that and `compute_ns` what it waits for the host. Memory is the plan's.
 
     `recomputed`: all of forward runs again in backward; `loss`: the model ends in this plan, which is that of all or of
     a stage of a pipeline; `sharded`: parameters are (FSDP), whose gradients every trainer scatters beside backward;
-    `narrow`: weights that are gathered in 8 bits instead of 16.
+    `narrow`: what is gathered in 8 bits instead of 16.
     """
     training = cluster.training
     if training == Training() or "cost_model" in plan.model:
         return plan
-    plan = replace(plan, moves=tuple(_in_8_bits(move) if move.tensor in narrow else move for move in plan.moves))
+    plan = replace(plan, moves=tuple(_in_8_bits(move, narrow) for move in plan.moves))
     waits = [not (training.reduces_beside or sharded) and _is_reduction(move) for move in plan.moves]
     late_ns, summary = _reduced_late(itertools.compress(plan.moves, waits), cluster), plan.summary
     beside = tuple(move for move, late in zip(plan.moves, waits, strict=True) if not late)
@@ -173,11 +175,18 @@ def _in_partial_groups(move: Move, cluster: Cluster) -> bool:
     return outside and 1 < math.prod(ways) < machine
 
 
-def _in_8_bits(move: Move) -> Move:
-    """A weight that is cast before it is gathered, and gathered in half the time; gradients are as they were."""
-    if move.kind != "prefetched":
+def _in_8_bits(move: Move, narrow: Narrow) -> Move:
+    """A move whose gathers take half the time where what they gather is cast before: weights and activations that
+    narrow products read, in forward and again in backward, and gradients of what these make. What is summed up stays as
+    it is."""
+    is_gradient = move.phase == "backward" and not move.regather
+    if move.kind == "deferred" or move.tensor not in (narrow.made if is_gradient else narrow.read):
         return move
-    return replace(move, steps=tuple(replace(step, time_ns=step.time_ns // 2) for step in move.steps))
+    steps = [
+        replace(step, time_ns=step.time_ns // 2) if step.collective.kind == "all_gather" else step
+        for step in move.steps
+    ]
+    return replace(move, steps=tuple(steps))
 
 
 def _is_reduction(move: Move) -> bool:
