@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from types import MethodType
@@ -205,7 +204,7 @@ def run_eagerly(model: nn.Module, enter: Callable[..., Any], leave: Callable[...
     """Call `enter` before and `leave` after `model` runs, outside of `torch.compile`, which can trace neither
     collectives nor planned tensors."""
     forward = model.forward
-    if inspect.ismethod(forward) and forward.__self__ is model:  # a copy of the model is to run itself
+    if id(getattr(forward, "__self__", None)) == id(model):  # a copy of the model is to run itself
         model.forward = MethodType(torch.compiler.disable(forward.__func__), model)
     else:
         model.forward = torch.compiler.disable(forward)
