@@ -7,14 +7,15 @@ import logging
 import re
 import traceback
 import warnings
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Iterator
 from typing import Any
 
 import torch
-from family_programs import PROGRAMS
+from family_programs import LOOPS, PROGRAMS
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 
 import shardplan.torch
 from shardplan.errors import ShardplanError
@@ -70,19 +71,11 @@ def _errors(name: str, plan: Plan, mode: str, strict: bool, dtype: torch.dtype) 
     else:
         shardplan.torch.parallelize(model, plan, mesh, **given)
     known = {name for name, _ in [*reference.named_parameters(), *reference.named_buffers()]}
-    optimizers = [torch.optim.SGD(each.parameters(), RATE, momentum=0.9) for each in (model, reference, another)]
     all_three, single = (model, reference, another), SinglePrecision()
     found = dict.fromkeys(("loss", "gradients", "parameters", "buffers", "evaluation", "own"), 0.0)
-    for step in range(2):
-        losses = [_called(each, batch, step, single if each is another else None) for each in all_three]
-        for optimizer, loss in zip(optimizers, losses, strict=True):
-            optimizer.zero_grad()
-            loss.backward()
-        seen = {"loss": _loss_apart(losses[0], losses[1]), "own": _loss_apart(losses[2], losses[1])}
+    for seen in _looped(name, all_three, batch, single) if name in LOOPS else _stepped(all_three, batch, single):
         seen["gradients"] = _apart(*(_of(each, known, gradients=True) for each in (model, reference)))
         seen["own"] = max(seen["own"], _apart(*(_of(each, known, gradients=True) for each in (another, reference))))
-        for optimizer in optimizers:
-            optimizer.step()
         seen["parameters"] = _apart(*(_of(each, known) for each in (model, reference)))
         seen["buffers"] = _buffers_apart(model, reference, known, missing=mode == "exported")
         found = {key: max(value, seen.get(key, 0.0)) for key, value in found.items()}
@@ -90,6 +83,30 @@ def _errors(name: str, plan: Plan, mode: str, strict: bool, dtype: torch.dtype) 
         seen = _evaluated(all_three, batch, known)
         found = {key: max(value, seen.get(key, 0.0)) for key, value in found.items()}
     return {**found, "single": float(single.seen)}
+
+
+def _stepped(models: tuple[nn.Module, ...], batch: tuple[Tensor, ...], single: Any) -> Iterator[dict[str, float]]:
+    """Two steps of three models; how far losses are apart after each. `single`: what the last one runs under."""
+    optimizers = [torch.optim.SGD(each.parameters(), RATE, momentum=0.9) for each in models]
+    for step in range(2):
+        losses = [_called(each, batch, step, single if each is models[2] else None) for each in models]
+        for optimizer, loss in zip(optimizers, losses, strict=True):
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        yield {"loss": _loss_apart(losses[0], losses[1]), "own": _loss_apart(losses[2], losses[1])}
+
+
+def _looped(
+    name: str, models: tuple[nn.Module, ...], batch: tuple[Tensor, ...], single: Any
+) -> Iterator[dict[str, float]]:
+    """The same of a loop of the program's own."""
+    results = []
+    for each in models:
+        torch.manual_seed(0)
+        with single if each is models[2] else contextlib.nullcontext():
+            results.append(_together((str(number), one) for number, one in enumerate(LOOPS[name][1](each, batch))))
+    yield {"loss": _apart(results[0], results[1]), "own": _apart(results[2], results[1])}
 
 
 def _called(model: nn.Module, batch: tuple[Tensor, ...], seed: int, under: Any = None) -> Any:
@@ -109,8 +126,9 @@ def _evaluated(models: tuple[nn.Module, ...], batch: tuple[Tensor, ...], known: 
     return {"evaluation": _loss_apart(model, reference), "own": _loss_apart(another, reference), "buffers": buffers}
 
 
-def _loss_apart(one: Tensor, other: Tensor) -> float:
-    return _apart(_together([("", one)]), _together([("", other)]))
+def _loss_apart(one: Any, other: Any) -> float:
+    """How far results are apart: of a tensor, or of all in a structure."""
+    return _apart(*(_together((str(at), leaf) for at, leaf in enumerate(tree_leaves(each))) for each in (one, other)))
 
 
 def _buffers_apart(one: nn.Module, other: nn.Module, known: Container[str], *, missing: bool = False) -> float:

@@ -11,7 +11,9 @@ from family_programs.idioms import IDIOMS
 from family_programs.implicit import IMPLICIT
 from family_programs.lengths import LENGTHS
 from family_programs.libraries import LIBRARIES as MODELS
+from family_programs.loops import LOOPS
 from family_programs.mathematics import MATHEMATICS
+from family_programs.objectives import OBJECTIVES
 from family_programs.odd import ODD
 from family_programs.point_sets import POINT_SETS
 from family_programs.practices import PRACTICES
@@ -27,6 +29,7 @@ from family_programs.tensor_forms import TENSOR_FORMS
 from family_programs.text import TEXT
 from family_programs.vision import VISION
 from family_programs.vision_libraries import VISION_LIBRARIES
+from family_programs.weights import WEIGHTS
 
 OWN = {
     **VISION,
@@ -54,8 +57,11 @@ OWN = {
     **SIGNALS,
     **STACKS,
     **STRUCTURES,
+    **WEIGHTS,
+    **OBJECTIVES,
+    **{name: make for name, (make, _) in LOOPS.items()},
 }
 LIBRARIES = {**VISION_LIBRARIES, **MODELS}
 PROGRAMS = {**OWN, **LIBRARIES}
 
-__all__ = ["LIBRARIES", "OWN", "PROGRAMS"]
+__all__ = ["LIBRARIES", "LOOPS", "OWN", "PROGRAMS"]

@@ -308,7 +308,7 @@ def refused(tiny: Tiny, plan: Plan, what: str) -> str:
             case "twice":
                 shardplan.torch.parallelize(shardplan.torch.parallelize(model, plan, mesh), plan, mesh)
             case "batch":
-                shardplan.torch.parallelize(model, plan, mesh)(ids[:2])
+                shardplan.torch.parallelize(model, plan, mesh)(ids[:, :8])
             case "whole batch":
                 shardplan.torch.parallelize(model, plan, mesh)(ids)
             case "targets":

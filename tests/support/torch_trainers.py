@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -56,13 +57,31 @@ def optimizers(tiny: Tiny, plan: Plan) -> dict[str, str]:
     return found
 
 
+def other_shapes(tiny: Tiny, plan: Plan) -> tuple[float, list[str]]:
+    """The largest error of logits of half of every sequence, and of more rows than the plan is for, where it need not
+    be kept to; what is said where it is, of half of every sequence, and of half of the rows."""
+    model, strict, reference = (torch_twins.twin(tiny, fused=True) for _ in range(3))
+    shardplan.torch.parallelize(model, plan, mesh_of(plan), strict=False)
+    shardplan.torch.parallelize(strict, plan, mesh_of(plan))
+    ids, error, said = torch.tensor(tiny.inputs["input_ids"]), 0.0, []
+    for batch in (ids, ids[:, :8], torch.cat([ids, ids]), ids[:1], ids):
+        error = max(error, (_whole(model(batch)) - reference(batch)).abs().max().item())
+    for batch, name in ((ids[:, :8], "half"), (ids[:2], "fewer rows")):
+        try:
+            strict(batch)
+            said.append(name)
+        except ShardplanError as problem:
+            said.append(problem.diagnostics[0].code)
+    return error, said
+
+
 def _told(model: nn.Module, ids: Tensor, kind: str, steps: int) -> list[float]:
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3, eps=1e-4, fused=kind == "fused optimizer")
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=1, enabled=kind in {"scaler", "overflow"})
     found = []
     for step in range(steps):
         for number in range(2 if kind == "accumulation" else 1):
-            batch = ids.roll(number + step, 0)
+            batch = ids.roll(number + step, 0)[: 2 if kind == "fewer rows" and step else None]
             with torch.autocast("cpu", torch.bfloat16) if kind == "autocast" else contextlib.nullcontext():
                 loss = _loss(model(batch), batch)
             loss = loss * float("inf") if kind == "overflow" and not step else loss
@@ -76,7 +95,23 @@ def _told(model: nn.Module, ids: Tensor, kind: str, steps: int) -> list[float]:
         scaler.update()
         found.append(scaler.get_scale())
         optimizer.zero_grad()
+        found += _beside(model, ids, kind)
     return found
+
+
+def _beside(model: nn.Module, ids: Tensor, kind: str) -> list[float]:
+    """What loops do between steps: evaluate in inference mode, and a copy with other weights, which leaves the model
+    as it is."""
+    if kind == "inference mode":
+        with torch.inference_mode():
+            return [_loss(model(ids), ids).item()]
+    if kind != "copy":
+        return []
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.mul_(0.5)
+        return [_loss(other(ids), ids).item(), _loss(model(ids), ids).item()]
 
 
 def _loss(logits: Tensor, ids: Tensor) -> Tensor:

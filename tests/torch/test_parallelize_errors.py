@@ -13,7 +13,7 @@ TEXTS = {
     "missing": "error[missing-parameter]: the plan names a parameter that the model does not have",
     "shape": "error[wrong-shape]: 'lm_head.weight' has shape [7, 32], the plan has [96, 32]",
     "twice": "error[already-parallel]: a plan has been applied to this model already",
-    "batch": "error[wrong-shape]: input 'input_ids' has shape [2, 16], the plan is for [4, 16]",
+    "batch": "error[wrong-shape]: input 'input_ids' has shape [4, 8], the plan is for [4, 16]",
     "inputs": "error[unknown-input]: the plan has no input 'input_idz'",
     "another model": "error[unrealised-move]",
     "unknown operation": "error[unknown-operation]: operations without a rule were run whole on every process: "

@@ -18,7 +18,9 @@ from shardplan.constraints.parse import parse_constraints
 from shardplan.planning import PlanOptions, plan_model
 
 MEGATRON, SEQUENCE = "Megatron by hand", "Megatron + sequence by hand"
-KINDS = ("plain", "clipping", "accumulation", "fused optimizer", "scaler", "overflow")
+KINDS = (
+    "plain", "clipping", "accumulation", "fused optimizer", "scaler", "overflow", "inference mode", "copy",
+)  # fmt: skip
 PLANS = (("gpt packed", SEQUENCE), ("llama tied", "ZeRO-3"))
 TINIES = {
     "gpt": tiny_gpt,
@@ -46,8 +48,9 @@ def plan_of(name, recipe, mesh="2x2"):
     return plan_model(model_of(name), cluster_of(mesh), PlanOptions(constraints=constraints))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("name", "recipe"), PLANS)
+@pytest.mark.parametrize(
+    ("name", "recipe", "kind"), [*((*plan, kind) for plan in PLANS for kind in KINDS), (*PLANS[0], "fewer rows")]
+)
 def test_loops_train_as_in_one_process(four, name, recipe, kind):
     for told, weights in four.run("torch_trainers", "loop", tiny_of(name), plan_of(name, recipe), kind):
         assert told < 1e-5
@@ -84,6 +87,13 @@ def test_a_rank_reads_its_rows_and_all_read_the_batch(four, seed):
         assert length == len(batches) == 3
         assert torch.equal(torch.cat(batches), wanted[: 3 * batch])
         assert len(read) == 3 * batch // ways
+
+
+def test_inputs_of_other_shapes_run_where_more_may_be_sent(four):
+    plan = plan_of("gpt packed", SEQUENCE)
+    for error, kinds in four.run("torch_trainers", "other_shapes", tiny_of("gpt packed"), plan):
+        assert error < 1e-5
+        assert kinds == ["wrong-shape", "fewer rows"]
 
 
 REFUSED = "error[refused-optimizer] torch.optim.{} cannot run under a plan"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from types import MethodType
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from shardplan.runtime.issue_order import issue_order
 from shardplan.runtime.names import Named, Rename
 from shardplan.torch.execution import LocalExecution
 from shardplan.torch.gradients.bucketing import BucketedWeights, Buckets
-from shardplan.torch.microbatch_plan import one_microbatch
+from shardplan.torch.microbatch_plan import one_microbatch, with_rows
 from shardplan.torch.optimizers import watch_optimizers
 from shardplan.torch.parameters.distribution import distribute, place_constants
 from shardplan.torch.parameters.naming import name_parameters, without_constants
@@ -26,15 +27,17 @@ from shardplan.torch.propagation.engine import Engine
 from shardplan.torch.saved_tensors import saving
 
 _ATTRIBUTE = "_shardplan"
+Shapes = tuple[tuple[str, tuple[int, ...]], ...]
+"""Of inputs, by the plan's names."""
 
 
 class AppliedPlan:
     """What `parallelize` leaves behind at `model._shardplan`. `received_dims`: as in `batch_dims`.
 
-    `named`: the parameters of the model that the plan has. Of the forward pass under way: `depth`, how often the model
-    is entered; `weights`; `planned`, planned tensors of parameters by the plan's names. `checked`: whether a forward
-    pass has been compared with the plan; `gathered`: operations of which it has been said that every process computes
-    them whole.
+    `named`: the parameters of the model that the plan has. Of the forward pass under way: `engine`, and `shapes`, those
+    of the inputs that it is for; `depth`, how often the model is entered; `weights`; `planned`, planned tensors of
+    parameters by the plan's names. `checked`: whether a forward pass has been compared with the plan; `gathered`:
+    operations of which it has been said that every process computes them whole.
     """
 
     def __init__(
@@ -50,10 +53,12 @@ class AppliedPlan:
         self.plan, self.groups, self.strict = plan, groups, strict
         self.named, constants = without_constants(model, named)
         self.execution = LocalExecution(groups, plan.axis_links, issue_order(plan))
-        micro = one_microbatch(plan, received_dims)
-        self.buckets = Buckets.of(micro)
-        self.engine = Engine(self.buckets.without_bucketed_moves(micro), groups, self.execution, constants)
-        self.inputs = [tensor for tensor in micro.tensors if tensor.role == "input"]
+        self._micro = one_microbatch(plan, received_dims)
+        self.buckets = Buckets.of(self._micro)
+        self._constants = constants
+        self.inputs = [tensor for tensor in self._micro.tensors if tensor.role == "input"]
+        self._engines: dict[Shapes, Engine] = {self.planned_shapes: self._engine_of(self._micro)}
+        self.engine, self.shapes = self._engines[self.planned_shapes], self.planned_shapes
         self.depth = 0
         self.weights: BucketedWeights | None = None
         self.planned: dict[str, Any] = {}
@@ -62,6 +67,35 @@ class AppliedPlan:
         self.is_compiled = False
         self._hooks: contextlib.ExitStack | None = None
         watch_optimizers(groups.device_mesh)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> AppliedPlan:
+        """A copy of a model is under the same plan."""
+        return self
+
+    @property
+    def planned_shapes(self) -> Shapes:
+        """The shapes of the plan's inputs, of one microbatch."""
+        return tuple((tensor.name, tensor.shape) for tensor in self.inputs)
+
+    def take(self, shapes: Mapping[str, tuple[int, ...]]) -> bool:
+        """Inputs come with these shapes, by the plan's names: let `engine` be one for them. Whether they are the
+        plan's, or these with fewer rows, which no more memory is taken for; else values that depend on them need not
+        be values of the plan."""
+        self.shapes = tuple((name, shapes.get(name, shape)) for name, shape in self.planned_shapes)
+        planned = dict(self.planned_shapes)
+        changed = {name: shape for name, shape in self.shapes if shape != planned[name]}
+        if self.shapes not in self._engines:
+            has_rows = all(shape[1:] == planned[name][1:] and shape[:1] > (0,) for name, shape in changed.items())
+            found = with_rows(self._micro, {name: shape[0] for name, shape in changed.items()}) if has_rows else None
+            base = self._engines[self.planned_shapes]
+            self._engines[self.shapes] = base if found is None else self._engine_of(found)
+            self._engines[self.shapes].weight_of = base.weight_of
+        self.engine = self._engines[self.shapes]
+        is_sized = not changed or self.engine is not self._engines[self.planned_shapes]
+        return is_sized and all(shape[0] <= planned[name][0] for name, shape in changed.items())
+
+    def _engine_of(self, plan: Plan) -> Engine:
+        return Engine(self.buckets.without_bucketed_moves(plan), self.groups, self.execution, self._constants)
 
     @property
     def sent_plan(self) -> Plan:
@@ -79,7 +113,7 @@ class AppliedPlan:
         is. Passes that issue the same moves are of one kind."""
         grads, accumulator = self.trains and torch.is_grad_enabled(), self.execution.accumulator
         self.engine.is_running, self.engine.takes_gradients = True, grads
-        kind = (model.training, grads, accumulator.is_first, accumulator.is_last)
+        kind = (model.training, grads, accumulator.is_first, accumulator.is_last, self.shapes)
         self.execution.order.begin(kind, has_backward=grads)
         self.execution.begin(kind)
         self._hooks = contextlib.ExitStack()
@@ -169,6 +203,10 @@ def run_graph_under(
 def run_eagerly(model: nn.Module, enter: Callable[..., Any], leave: Callable[..., Any]) -> None:
     """Call `enter` before and `leave` after `model` runs, outside of `torch.compile`, which can trace neither
     collectives nor planned tensors."""
-    model.forward = torch.compiler.disable(model.forward)
+    forward = model.forward
+    if id(getattr(forward, "__self__", None)) == id(model):  # a copy of the model is to run itself
+        model.forward = MethodType(torch.compiler.disable(forward.__func__), model)
+    else:
+        model.forward = torch.compiler.disable(forward)
     model.register_forward_pre_hook(torch.compiler.disable(enter), with_kwargs=True, prepend=True)
     model.register_forward_hook(torch.compiler.disable(leave), always_call=True)

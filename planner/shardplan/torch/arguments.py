@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from shardplan.errors import Diagnostic, ShardplanError, did_you_mean, error
 from shardplan.layout.layout import Layout
+from shardplan.layout.legal import is_legal
 from shardplan.plan.types import TensorDecision
 from shardplan.torch.applied_plan import AppliedPlan
 from shardplan.torch.microbatch_plan import microbatches_of
@@ -37,14 +38,13 @@ def match_inputs(names: Sequence[str], inputs: Sequence[TensorDecision]) -> dict
 
 
 def input_value(applied: AppliedPlan, decision: TensorDecision, tensor: Tensor) -> Value:
-    """An argument, whole on every process or a DTensor, in the layout that the plan keeps the input in.
+    """An argument, whole on every process or a DTensor, in the layout that the plan keeps the input in, if one of its
+    shape can be in it.
 
-    Raises `ShardplanError`: `wrong-shape`, `unknown-placement`.
+    Raises `ShardplanError`: `unknown-placement`.
     """
     engine, mesh = applied.engine, applied.groups.mesh
     shape = tuple(tensor.shape)
-    if shape != decision.shape:
-        raise ShardplanError(_wrong_shape(decision, shape, microbatches_of(applied.plan)))
     local, layout = tensor, Layout.replicated(len(mesh))
     if isinstance(tensor, DTensor):
         found = to_layout(tensor.placements, mesh, shape)
@@ -57,14 +57,33 @@ def input_value(applied: AppliedPlan, decision: TensorDecision, tensor: Tensor) 
         local = local.to(applied.groups.device)
     key = Key(engine.graph.signatures.leaf("input", decision.name), shape)
     value = engine.result(local, layout, shape, key)
+    if not engine.knows(key) and is_legal(decision.layout.forward, mesh, shape):
+        value = engine.convert(value, decision.layout, inner=True)
     value.lineage = leaf("input", decision.name)
     return value
+
+
+def check_shapes(applied: AppliedPlan, shapes: Mapping[str, tuple[int, ...]], *, strict: bool) -> None:
+    """Let a plan be one for inputs of these shapes, by its names (see `AppliedPlan.take`). Others than the plan's, but
+    for the number of rows, pass where more may be sent than it says.
+
+    Raises `ShardplanError` (`wrong-shape`).
+    """
+    if not applied.take(shapes) and strict:
+        found = next(each for each in applied.inputs if shapes.get(each.name, each.shape) != each.shape)
+        refuse_shape(applied, found, shapes[found.name])
+
+
+def refuse_shape(applied: AppliedPlan, decision: TensorDecision, shape: tuple[int, ...]) -> None:
+    """Raises `ShardplanError` (`wrong-shape`) for an input of another shape than the plan's."""
+    if shape != decision.shape:
+        raise ShardplanError(_wrong_shape(decision, shape, microbatches_of(applied.plan)))
 
 
 def _wrong_shape(decision: TensorDecision, shape: tuple[int, ...], micro: int) -> Diagnostic:
     whose = "the plan is for" if micro == 1 else f"each of the plan's {micro} microbatches has"
     summary = f"input '{decision.name}' has shape {list(shape)}, {whose} {list(decision.shape)}"
-    hint = "solve again for this shape, or pad the batch to the plan's"
+    hint = "solve again for this shape, pad the batch to the plan's, or let more be sent: strict=False"
     if micro > 1:
         hint = "cut the batch of a step: for part in shardplan.torch.microbatches(model, batch)"
     return error("wrong-shape", summary, hint=hint)

@@ -1,13 +1,15 @@
-"""The plan of one microbatch: a plan with the shapes that its tensors have in one microbatch.
+"""The plan of one microbatch, or of a batch with fewer rows: a plan with the shapes that its tensors have then.
 
 A plan has the batch of a whole step. With several microbatches every dim whose major factor is the batch is shorter by
-their number; which dims these are follows from the equations of the operators.
+their number; which dims these are follows from the equations of the operators. The last batch of an epoch is shorter,
+too, by any number of rows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from fractions import Fraction
 from typing import cast
 
 from shardplan.errors import Diagnostic, ShardplanError, error
@@ -41,6 +43,26 @@ def one_microbatch(plan: Plan, received_dims: Mapping[str, int] | None = None) -
     return replace(plan, tensors=tuple(replace(tensor, shape=shapes[tensor.name]) for tensor in plan.tensors))
 
 
+def with_rows(plan: Plan, rows: Mapping[str, int]) -> Plan | None:
+    """The plan with the shapes that its values have when inputs come with other numbers of `rows`, by their names; None
+    where these are not all so many times as many, or cannot be sharded as the plan says. Inputs that are not named have
+    no rows, and stay as they are."""
+    shapes = {tensor.name: tensor.shape for tensor in plan.tensors}
+    ratios = {Fraction(count, shapes[name][0]) for name, count in rows.items()}
+    if len(ratios) != 1:
+        return None
+    (ratio,) = ratios
+    dims = rules.batch_dims(_wired(plan), shapes, dict.fromkeys(rows, 0), _fixed(plan))
+    for name, dim in dims.items():
+        size = shapes[name][dim] * ratio
+        if size.denominator != 1:
+            return None
+        shapes[name] = (*shapes[name][:dim], int(size), *shapes[name][dim + 1 :])
+    if _too_small(plan, {name: shapes[name] for name in dims}):
+        return None
+    return replace(plan, tensors=tuple(replace(tensor, shape=shapes[tensor.name]) for tensor in plan.tensors))
+
+
 def batch_dims(plan: Plan, received_dims: Mapping[str, int] | None = None) -> dict[str, int]:
     """Value -> the dim whose major factor is the batch, for those that have one.
 
@@ -49,20 +71,31 @@ def batch_dims(plan: Plan, received_dims: Mapping[str, int] | None = None) -> di
     """
     given = received_dims or {}
     shapes = {tensor.name: tensor.shape for tensor in plan.tensors}
-    fixed = {tensor.name for tensor in plan.tensors if tensor.role == "parameter"}
     inputs = {tensor.name: given.get(tensor.name, 0) for tensor in plan.tensors if tensor.role == "input"}
-    operators = [Wired(operator.equation, operator.inputs, operator.outputs) for operator in plan.operators]
-    return rules.batch_dims(operators, shapes, inputs, fixed)
+    return rules.batch_dims(_wired(plan), shapes, inputs, _fixed(plan))
+
+
+def _wired(plan: Plan) -> list[Wired]:
+    return [Wired(operator.equation, operator.inputs, operator.outputs) for operator in plan.operators]
+
+
+def _fixed(plan: Plan) -> set[str]:
+    return {tensor.name for tensor in plan.tensors if tensor.role == "parameter"}
 
 
 def _check(plan: Plan, shapes: Mapping[str, tuple[int, ...]], micro: int) -> None:
-    wrong = [
+    wrong = _too_small(plan, shapes)
+    if wrong:
+        raise ShardplanError(_small(wrong, micro))
+
+
+def _too_small(plan: Plan, shapes: Mapping[str, tuple[int, ...]]) -> list[str]:
+    """The values of these shapes that the plan cannot shard so."""
+    return [
         f"{name} {list(shapes[name])} as {to_text(layout, plan.mesh)}"
         for name, layout in dict.fromkeys(_layouts(plan))
         if name in shapes and not is_legal(layout, plan.mesh, shapes[name])
     ]
-    if wrong:
-        raise ShardplanError(_small(wrong, micro))
 
 
 def _small(wrong: Sequence[str], micro: int) -> Diagnostic:

@@ -49,6 +49,10 @@ class ProcessGroups:
         self.coordinates = coordinates_of(plan.mesh, self.rank)
         self._groups: dict[tuple[str, tuple[int, ...]], tuple[ProcessGroup, tuple[int, ...]]] = {}
 
+    def __deepcopy__(self, memo: dict[int, object]) -> ProcessGroups:
+        """A copy of what communicates in these groups does so, too."""
+        return self
+
     @classmethod
     def elsewhere(cls, plan: Plan, device_mesh: DeviceMesh) -> ProcessGroups:
         """Rank 0 of a mesh that this process need not be in: to compute layouts there, not to communicate.

@@ -84,7 +84,9 @@ class OrderCheck:
         self._contents.clear()
 
     def content(self, tensor: Tensor) -> float:
-        """`content_of` a constant, computed once a pass."""
+        """`content_of` a constant, computed once a pass; each time in inference mode, which notes no changes."""
+        if tensor.is_inference():
+            return content_of(tensor)
         found = self._contents.get(id(tensor))
         if found is None or found[1] != tensor._version:  # noqa: SLF001 - as autograd does
             found = self._contents[id(tensor)] = tensor, tensor._version, content_of(tensor)  # noqa: SLF001

@@ -132,6 +132,7 @@ class ModuleHooks:
         stored = store[attribute]
         if isinstance(stored, DTensor):
             store[attribute] = planned = self._planned(name, [stored])
+            planned._is_param = not is_buffer  # noqa: SLF001 - by this torch knows a parameter, as `get_parameter` asks
             given = planned.value.local if is_buffer else None
             self._replaced.append(_Replaced(module, store, attribute, name, stored, given, is_buffer))
 

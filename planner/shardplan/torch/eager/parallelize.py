@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from shardplan.plan.types import Plan, TensorDecision
 from shardplan.runtime.names import Rename
 from shardplan.torch.applied_plan import AppliedPlan, attach, prepare, run_eagerly
-from shardplan.torch.arguments import input_value, match_inputs, output_tensor
+from shardplan.torch.arguments import check_shapes, input_value, match_inputs, output_tensor
 from shardplan.torch.eager.module_hooks import ModuleHooks, release_buffers
 from shardplan.torch.eager.planned_tensor import Planned, value_of
 from shardplan.torch.gradients.bucketing import BucketedWeights
@@ -66,11 +66,14 @@ def _enter(applied: AppliedPlan) -> Callable[..., Any]:
         applied.depth += 1
         if applied.depth > 1:
             return None
+        partner = _inputs_among(module, applied, args, kwargs)
+        shapes = {decision.name: tuple(tensor.shape) for decision, tensor in partner.values()}
+        check_shapes(applied, shapes, strict=applied.strict)
         applied.engine.record = Record()
         shards = local_weights(module, applied.named, applied.groups, trains=applied.trains)
         applied.begin_forward(module)
         applied.weights = BucketedWeights(applied.engine, applied.buckets, shards)
-        return _planned_arguments(module, applied, args, kwargs)
+        return _planned_arguments(module, applied, args, kwargs, partner)
 
     return enter
 
@@ -99,17 +102,30 @@ def _leave(applied: AppliedPlan) -> Callable[..., Any]:
     return leave
 
 
-def _planned_arguments(
+def _inputs_among(
     model: nn.Module, applied: AppliedPlan, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[Any, Any]:
-    """Tensors among the arguments as planned tensors, matched with the plan's inputs by `match_inputs`."""
+) -> dict[str, tuple[TensorDecision, Tensor]]:
+    """By their names the tensors among the arguments, with the plan's inputs that `match_inputs` finds for them."""
+    given = {name: value for name, value in _named(model, args, kwargs) if isinstance(value, Tensor)}
+    return {name: (decision, given[name]) for name, decision in match_inputs([*given], applied.inputs).items()}
+
+
+def _named(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, Any]]:
     names = [*argument_names(model, args, kwargs), *kwargs]
-    values = [*args, *kwargs.values()]
-    tensors = [name for name, value in zip(names, values, strict=True) if isinstance(value, Tensor)]
-    partner = match_inputs(tensors, applied.inputs)
+    return list(zip(names, [*args, *kwargs.values()], strict=True))
+
+
+def _planned_arguments(
+    model: nn.Module,
+    applied: AppliedPlan,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    partner: Mapping[str, tuple[TensorDecision, Tensor]],
+) -> tuple[Any, Any]:
+    """The arguments, with planned tensors in place of those that are inputs of the plan."""
     made = [
-        _planned_input(applied, partner[name], value) if name in partner else value
-        for name, value in zip(names, values, strict=True)
+        _planned_input(applied, *partner[name]) if name in partner else value
+        for name, value in _named(model, args, kwargs)
     ]
     return tuple(made[: len(args)]), dict(zip(kwargs, made[len(args) :], strict=True))
 

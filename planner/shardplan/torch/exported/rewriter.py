@@ -19,7 +19,7 @@ from shardplan.layout.layout import Layout
 from shardplan.plan.types import TensorDecision
 from shardplan.runtime.names import Named
 from shardplan.torch.applied_plan import AppliedPlan
-from shardplan.torch.arguments import input_value, match_inputs, output_tensor
+from shardplan.torch.arguments import input_value, match_inputs, output_tensor, refuse_shape
 from shardplan.torch.exported.program import argument_names, changes_view, input_specs, user_outputs
 from shardplan.torch.exported.writer import Traced, Writer
 from shardplan.torch.gradients.bucketing import BucketedWeights
@@ -65,7 +65,8 @@ class LocalInput(nn.Module):  # type: ignore[misc]
         self.applied, self.decision = applied, decision
 
     def forward(self, tensor: Tensor) -> Tensor:
-        """The local tensor, in the layout of the plan's input."""
+        """The local tensor, in the layout of the plan's input. A graph is of one shape."""
+        refuse_shape(self.applied, self.decision, tuple(tensor.shape))
         return input_value(self.applied, self.decision, tensor).local
 
 

@@ -131,7 +131,7 @@ def local_weight(named: Named, stored: Sequence[DTensor], groups: ProcessGroups,
 def local_shard(tensor: DTensor, *, trains: bool) -> Tensor:
     """What this process holds of a DTensor; where the plan trains, its gradient is a DTensor again."""
     if not trains or not tensor.requires_grad:
-        return tensor.detach().to_local()
+        return tensor.to_local().detach()  # the other way round, a DTensor cannot in inference mode
     return tensor.to_local(grad_placements=tensor.placements)
 
 
