@@ -44,6 +44,8 @@ class Hard(nn.Module):
         picked = self.second(rows)[torch.arange(len(x), device=x.device)[:, None], chosen]
         if self.kind == "own function":
             picked = Doubled.apply(picked)
+        if self.kind == "hook":
+            picked.register_hook(lambda gradient: gradient * 2)
         return picked[picked > 0].sum() if self.kind == "shape of data" else picked.square().sum()
 
 
@@ -69,7 +71,9 @@ def told(plan: Plan, kind: str) -> str:
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         try:
-            shardplan.torch.parallelize_exported(model, batch, plan, mesh_of(plan), strict=False, ignore=("*",))
+            graph = shardplan.torch.parallelize_exported(model, batch, plan, mesh_of(plan), strict=False, ignore=("*",))
+            if kind == "gradient of an input":
+                graph(batch[0].requires_grad_(), batch[1])
         except ShardplanError as problem:
             return str(problem)
     return "\n".join(str(each.message) for each in said)

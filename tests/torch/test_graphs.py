@@ -26,6 +26,8 @@ def test_views_that_are_changed_and_norms_of_split_dims(four, model, how):
 SAID = {
     "shape of data": "error[cannot-export]: 'index_1' has a shape that depends on data, and a graph has fixed ones",
     "own function": "Doubled is an autograd.Function, of which a graph has the forward alone: its gradient is that of ",
+    "hook": "this model as a graph: it hooks the gradient of a value (Tensor.register_hook), which a graph leaves out",
+    "gradient of an input": "error[input-gradient]: input 'x' is to have a gradient, which this graph does not bring",
 }
 
 

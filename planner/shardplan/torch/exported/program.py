@@ -27,6 +27,7 @@ def export_program(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
     try:
         with (
             _telling_own_functions(),
+            _refusing_hooks(),
             without_looking_into_masks(),
             in_plain_forms(),
             with_fake_parameters(model, args, kwargs) as given,
@@ -65,6 +66,21 @@ def _telling_own_functions() -> Iterator[None]:
         yield
     finally:
         torch.autograd.Function.apply = apply
+
+
+@contextlib.contextmanager
+def _refusing_hooks() -> Iterator[None]:
+    """Refuses programs that run within and change the gradient of a value by a hook: a graph would leave it out."""
+    hook = torch.Tensor.register_hook
+
+    def refused(*_: Any) -> Any:
+        raise RuntimeError("it hooks the gradient of a value (Tensor.register_hook), which a graph leaves out")
+
+    torch.Tensor.register_hook = refused
+    try:
+        yield
+    finally:
+        torch.Tensor.register_hook = hook
 
 
 def changes_view(node: fx.Node) -> bool:

@@ -65,7 +65,14 @@ class LocalInput(nn.Module):  # type: ignore[misc]
         self.applied, self.decision = applied, decision
 
     def forward(self, tensor: Tensor) -> Tensor:
-        """The local tensor, in the layout of the plan's input. A graph is of one shape."""
+        """The local tensor, in the layout of the plan's input. A graph is of one shape, and gives inputs no gradient.
+
+        Raises `ShardplanError`: `wrong-shape`, `input-gradient`.
+        """
+        if tensor.requires_grad and torch.is_grad_enabled():
+            summary = f"input '{self.decision.name}' is to have a gradient, which this graph does not bring together"
+            hint = "detach it, or apply the plan with parallelize, which gives inputs their gradients"
+            raise ShardplanError(error("input-gradient", summary, hint=hint))
         refuse_shape(self.applied, self.decision, tuple(tensor.shape))
         return input_value(self.applied, self.decision, tensor).local
 
