@@ -23,6 +23,14 @@ def step_of(optimizer: torch.optim.Optimizer, loss: Tensor) -> Tensor:
     return loss.detach()
 
 
+def passed(model: nn.Module, batch: Batch) -> Tensor:
+    """The loss, whose gradients and no others the weights have now."""
+    model.zero_grad()
+    loss: Tensor = model(*batch)
+    loss.backward()
+    return loss
+
+
 def averaged(model: nn.Module, batch: Batch) -> list[Tensor]:
     """A moving average of the weights beside the model, which is what is evaluated."""
     optimizer, decay = sgd(model), 0.5
@@ -90,9 +98,7 @@ def schedule_free(model: nn.Module, batch: Batch) -> list[Tensor]:
         with torch.no_grad():
             for each, z, x in zip(model.parameters(), base, mean, strict=True):
                 each.copy_(torch.lerp(z, x, 0.9))
-        model.zero_grad()
-        loss = model(*batch)
-        loss.backward()
+        loss = passed(model, batch)
         with torch.no_grad():
             for each, z, x in zip(model.parameters(), base, mean, strict=True):
                 z.add_(each.grad, alpha=-0.1)
@@ -145,9 +151,7 @@ def looked_ahead(model: nn.Module, batch: Batch) -> list[Tensor]:
     first = [torch.zeros_like(each) for each in model.parameters()]
     seen = []
     for step in range(4):
-        model.zero_grad()
-        loss = model(*batch)
-        loss.backward()
+        loss = passed(model, batch)
         with torch.no_grad():
             for each, m in zip(model.parameters(), first, strict=True):
                 m.lerp_(each.grad, 0.1)
@@ -165,9 +169,7 @@ def orthogonal(model: nn.Module, batch: Batch) -> list[Tensor]:
     """Gradients of matrices made orthogonal by products with themselves (Muon), others as signs (Lion)."""
     seen = []
     for _ in range(2):
-        model.zero_grad()
-        loss = model(*batch)
-        loss.backward()
+        loss = passed(model, batch)
         with torch.no_grad():
             for each in model.parameters():
                 update = each.grad.sign() if each.ndim < 2 else _orthogonal(each.grad.flatten(1)).view_as(each)
@@ -189,9 +191,7 @@ def as_vector(model: nn.Module, batch: Batch) -> list[Tensor]:
     """All weights as one vector, moved by the vector of all gradients."""
     seen = []
     for _ in range(2):
-        model.zero_grad()
-        loss = model(*batch)
-        loss.backward()
+        loss = passed(model, batch)
         with torch.no_grad():
             gradient = parameters_to_vector([each.grad for each in model.parameters()])
             vector = parameters_to_vector(model.parameters())

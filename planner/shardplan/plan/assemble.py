@@ -106,11 +106,10 @@ def price(
     penalty_s = sum(float(cost[choice[node]]) for node, cost in (penalties or {}).items()) / PS_PER_S
     charged = step_parts(built, operators, Emitter(built, choice).moves(), optimizer_ns)
     mismatch = _mismatch(built, choice, charged)
-    moves = _in_buckets(built, charged)
-    scheduled, peak = _scheduled(built, memory, moves, held, limit_bytes, below_s - penalty_s)
-    return Priced(
-        built, choice, operators, tuple(moves.parts.moves), optimizer_ns, scheduled, peak, penalty_s, mismatch
-    )
+    step = _in_buckets(built, charged)
+    scheduled, peak = _scheduled(built, memory, step, held, limit_bytes, below_s - penalty_s)
+    moves = tuple(step.parts.moves)
+    return Priced(built, choice, operators, moves, optimizer_ns, scheduled, peak, penalty_s, mismatch)
 
 
 def _in_buckets(built: CostGraph, charged: StepParts, *, full: bool = False) -> StepMoves:
@@ -125,11 +124,11 @@ def in_best_buckets(priced: Priced, memory: MemoryRows, limit_bytes: int) -> Pri
     built, choice = priced.built, priced.choice
     if any(move.bucket is not None for move in priced.moves):
         charged = step_parts(built, priced.operators, Emitter(built, choice).moves(), priced.optimizer_ns)
-        moves = _in_buckets(built, charged, full=True)
+        step = _in_buckets(built, charged, full=True)
         held = held_bytes(memory.holdings, memory.moments, choice)
-        scheduled, peak = _scheduled(built, memory, moves, held, limit_bytes)
+        scheduled, peak = _scheduled(built, memory, step, held, limit_bytes)
         if peak.total <= max(limit_bytes, priced.memory.total) and scheduled.seconds < priced.step_s:
-            priced = replace(priced, moves=tuple(moves.parts.moves), scheduled=scheduled, memory=peak)
+            priced = replace(priced, moves=tuple(step.parts.moves), scheduled=scheduled, memory=peak)
     return replace(priced, moves=priced.scheduled.marked(priced.moves))
 
 
@@ -182,7 +181,7 @@ def step_parts(
 def _scheduled(
     built: CostGraph,
     memory: MemoryRows,
-    moves: StepMoves,
+    step: StepMoves,
     held: NDArray[np.int64],
     limit_bytes: int,
     below_s: float = math.inf,
@@ -193,12 +192,12 @@ def _scheduled(
     below `below_s`.
     """
     if not built.options.cost_model.is_ours:
-        return serial_schedule(moves.parts), peak_of(held)
+        return serial_schedule(step.parts), peak_of(held)
 
     def under(policy: Policy) -> tuple[StepSchedule, Memory]:
-        scheduled = schedule_moves(moves, policy, built.cluster.overlap.kappa)
+        scheduled = schedule_moves(step, policy, built.cluster.overlap.kappa)
         more = held.copy()
-        more[_TEMPORARIES] += in_flight_bytes(built, moves.parts, scheduled, memory)
+        more[_TEMPORARIES] += in_flight_bytes(built, step.parts, scheduled, memory)
         return scheduled, peak_of(more)
 
     best, peak = under(EAGER)

@@ -314,8 +314,10 @@ class _Clock:
         parts, alone = step.parts, step.without(_TO_BUCKET)
         self.is_reversed = update
         self._moves = parts.moves
-        first, last = partial(forward, name="first forward"), partial(backward, name="last backward")
-        self._phase = (first if update else last)(alone, EAGER, count=1)
+        if update:
+            self._phase = forward(alone, EAGER, "first forward", 1)
+        else:
+            self._phase = backward(alone, EAGER, "last backward", 1)
         self._count = len(parts.operators)
         self._number = {operator.name: index for index, operator in enumerate(parts.operators)}
         self._first: Mapping[str, int] = {

@@ -147,17 +147,16 @@ class StepMoves:
         """The collectives of a move, so many times each."""
         if (number, times) not in self.made:
             move = self.parts.moves[number]
-            once = [self._unit(move, step, (number,)) for step in range(len(move.steps))]
-            self.made[number, times] = [Unit(u.name, u.seconds * times, u.levels, u.moves) for u in once]
+            self.made[number, times] = [self._unit(move, step, (number,), times) for step in range(len(move.steps))]
         return self.made[number, times]
 
-    def _unit(self, move: Move, step: int, numbers: tuple[int, ...]) -> Unit:
+    def _unit(self, move: Move, step: int, numbers: tuple[int, ...], times: float = 1.0) -> Unit:
         one = move.steps[step]
         nanoseconds = sum(self.parts.moves[number].steps[step].time_ns for number in numbers)
         levels = frozenset(self.parts.links[axis] for axis in one.collective.axes)
         name = f"{one.collective.kind.replace('_', '-')} {move.tensor}"
         more = len(numbers) - 1
-        return Unit(name + (f" and {more} more" if more else ""), nanoseconds * _SECOND, levels, numbers)
+        return Unit(name + (f" and {more} more" if more else ""), nanoseconds * _SECOND * times, levels, numbers)
 
     def bucket(self, number: int) -> list[Unit]:
         numbers = tuple(self.buckets[number])

@@ -64,7 +64,8 @@ class Turn:
             doing = f"{self.name} ({self.number} of {self.count})"
             done, best = self.number - 1, min(standing.best, self.known)
             bound = -math.inf if self.some else min(standing.bound, best)
-            self.on_progress(Standing(best, bound, doing=doing, done=done, left=self.count - done))
+            left = self.count - done
+            self.on_progress(replace(standing, best=best, bound=bound, effort=0.0, doing=doing, done=done, left=left))
 
 
 @dataclass

@@ -116,8 +116,8 @@ class _Running:
 
 class _Device:
     """`left`: seconds of what was issued and has not ended; `queue`: what of that waits for no other, by precedence;
-    `after`: what waits for the end of a collective; `bounds`: how much in the queue each level bounds; `uses`: what
-    collectives take, by their levels."""
+    `after`: what waits for the end of a collective; `missing`: for how many a collective waits; `bounds`: how much in
+    the queue each level bounds; `uses`: what collectives take, by their levels."""
 
     def __init__(self, program: Sequence[Item], kappa: float, links: LinkLevels) -> None:
         self.program, self.kappa = program, max(1.0, kappa)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -72,10 +72,14 @@ class Functions:
     def costs(self, choices: Indices) -> Values:
         """Of the problem, maxima included, by assignment; `inf` where that is not allowed. `choices`: assignments x
         nodes."""
-        most = np.zeros((max(self.groups, default=-1) + 1, len(choices)))
-        for group, one in zip(self.groups, self.sums, strict=True):
-            np.maximum(most[group], self.total(one, choices), out=most[group])
-        return np.asarray(self.total(self.base, choices) + most.sum(axis=0))
+        return self.with_maxima(self.total(self.base, choices), (self.total(one, choices) for one in self.sums))
+
+    def with_maxima(self, base: Values, sums: Iterable[Values]) -> Values:
+        """What is paid in all, of what is paid without maxima and the values of all `sums`."""
+        most = np.zeros((max(self.groups, default=-1) + 1, *base.shape))
+        for group, values in zip(self.groups, sums, strict=True):
+            np.maximum(most[group], values, out=most[group])
+        return np.asarray(base + most.sum(axis=0))
 
     def total(self, function: LinearFunction, choices: Indices) -> Values:
         """By assignment; `choices`: assignments x nodes."""

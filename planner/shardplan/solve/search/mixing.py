@@ -69,7 +69,7 @@ class _Crossing:
 
     def __init__(self, functions: Functions, assignments: Sequence[Choices]) -> None:
         self.whole = np.array(assignments, dtype=np.int64)
-        self.u, self.v, self.groups = functions.u, functions.v, functions.groups
+        self.functions, self.u, self.v = functions, functions.u, functions.v
         self.rising = self.u < self.v
         nodes = self.whole.shape[1]
         self.reached = _Running(np.minimum(self.u, self.v) + 1, nodes)
@@ -98,11 +98,8 @@ class _Crossing:
             seam = function.of_edges(low, high)
             return np.asarray(before[heads] + after[tails] + self.reached.sums(seam) - self.passed.sums(seam))
 
-        costs = along(self.base)
-        most = np.zeros((max(self.groups, default=-1) + 1, *costs.shape))
-        for group, one in zip(self.groups, self.sums, strict=True):
-            np.maximum(most[group], along(one), out=most[group])
-        return np.asarray(np.where(along(self.barred) > 0.0, np.inf, costs + most.sum(axis=0))[:, :-1])
+        costs = self.functions.with_maxima(along(self.base), map(along, self.sums))
+        return np.asarray(np.where(along(self.barred) > 0.0, np.inf, costs)[:, :-1])
 
 
 class _Running:

@@ -49,10 +49,21 @@ def export_program(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
 
 
 @contextlib.contextmanager
+def _having(holder: Any, name: str, made: Any) -> Iterator[None]:
+    """What torch calls `name` in one of its modules or classes is `made` within."""
+    kept = vars(holder)[name]
+    setattr(holder, name, made)
+    try:
+        yield
+    finally:
+        setattr(holder, name, kept)
+
+
+@contextlib.contextmanager
 def _telling_own_functions() -> Iterator[None]:
     """Warns of every `autograd.Function` of the program that runs within: a graph has what its `forward` does, and the
     gradient of that."""
-    apply, met = torch.autograd.Function.__dict__["apply"], set[str]()
+    apply, met = vars(torch.autograd.Function)["apply"], set[str]()
 
     def told(cls: type[torch.autograd.Function], *args: Any, **kwargs: Any) -> Any:
         if cls.__name__ not in met:
@@ -61,26 +72,19 @@ def _telling_own_functions() -> Iterator[None]:
         met.add(cls.__name__)
         return apply.__func__(cls, *args, **kwargs)
 
-    torch.autograd.Function.apply = classmethod(told)
-    try:
+    with _having(torch.autograd.Function, "apply", classmethod(told)):
         yield
-    finally:
-        torch.autograd.Function.apply = apply
 
 
 @contextlib.contextmanager
 def _refusing_hooks() -> Iterator[None]:
     """Refuses programs that run within and change the gradient of a value by a hook: a graph would leave it out."""
-    hook = torch.Tensor.register_hook
 
     def refused(*_: Any) -> Any:
         raise RuntimeError("it hooks the gradient of a value (Tensor.register_hook), which a graph leaves out")
 
-    torch.Tensor.register_hook = refused
-    try:
+    with _having(torch.Tensor, "register_hook", refused):
         yield
-    finally:
-        torch.Tensor.register_hook = hook
 
 
 def changes_view(node: fx.Node) -> bool:
@@ -111,17 +115,13 @@ def _without_changed_views(program: ExportedProgram) -> ExportedProgram:
 @contextlib.contextmanager
 def without_looking_into_masks() -> Iterator[None]:
     """Torch's encoder and decoder look whether a mask is causal, to tell kernels; a graph has no values to see."""
-    look = transformer._detect_is_causal_mask  # noqa: SLF001 - there is no public name
 
     def told(mask: Any, is_causal: bool | None = None, size: int | None = None) -> bool:
         del mask, size
         return bool(is_causal)
 
-    transformer._detect_is_causal_mask = told  # noqa: SLF001 - put back below
-    try:
+    with _having(transformer, "_detect_is_causal_mask", told):
         yield
-    finally:
-        transformer._detect_is_causal_mask = look  # noqa: SLF001
 
 
 @contextlib.contextmanager
