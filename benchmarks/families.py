@@ -145,14 +145,14 @@ def _kill(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-def judged(processes: Processes, name: str, plan: Plan, mode: str) -> tuple[str, str]:
+def judged(processes: Processes, name: str, plan: Plan, mode: str, device: str) -> tuple[str, str]:
     """How a program fares under a plan: in double precision, and where that is right in single, too."""
-    kind, why = processes.run(name, plan, mode, True, torch.float64)
+    kind, why = processes.run(name, plan, mode, device, True, torch.float64)
     strict = kind != "refused"
-    found, said = (kind, why) if strict else processes.run(name, plan, mode, False, torch.float64)
+    found, said = (kind, why) if strict else processes.run(name, plan, mode, device, False, torch.float64)
     if found not in RIGHT:
         return found, said
-    single, error = processes.run(name, plan, mode, strict, torch.float32)
+    single, error = processes.run(name, plan, mode, device, strict, torch.float32)
     if single not in RIGHT:
         return f"{single} in single", error
     both = "rounded" if "rounded" in (found, single) else "exact"
@@ -165,6 +165,7 @@ def main() -> None:
     parser.add_argument("names", nargs="*", default=[])
     parser.add_argument("--exported", action="store_true", help="parallelize_exported in place of parallelize")
     parser.add_argument("--forms", nargs="*", default=list(FORMS))
+    parser.add_argument("--device", default="cpu", help="cuda: all four processes on the one GPU there is, over gloo")
     parser.add_argument("--library", action="store_true", help="the models of transformers, in place of our own")
     given = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -174,7 +175,8 @@ def main() -> None:
     try:
         for name in given.names or (LIBRARIES if given.library else OWN):
             begun = time.monotonic()
-            for form, kind, why in _rows(processes, name, given.forms, "exported" if given.exported else "eager"):
+            mode = "exported" if given.exported else "eager"
+            for form, kind, why in _rows(processes, name, given.forms, mode, given.device):
                 counts[kind] += 1
                 print(f"{name:16} {form:14} {kind:17} {time.monotonic() - begun:4.0f} s  {why[:400]}", flush=True)
                 begun = time.monotonic()
@@ -183,7 +185,7 @@ def main() -> None:
     print(", ".join(f"{number} {kind}" for kind, number in counts.most_common()))
 
 
-def _rows(processes: Processes, name: str, forms: list[str], mode: str) -> Iterator[tuple[str, str, str]]:
+def _rows(processes: Processes, name: str, forms: list[str], mode: str, device: str) -> Iterator[tuple[str, str, str]]:
     try:
         model, batch = made(name, torch.float32)
     except Exception as problem:  # noqa: BLE001 - a library that changed; the others are run
@@ -200,7 +202,7 @@ def _rows(processes: Processes, name: str, forms: list[str], mode: str) -> Itera
         except ShardplanError as problem:
             yield form, "not planned", str(problem.diagnostics[0])
             continue
-        yield form, *(judged(processes, name, plan, mode) if plan else ("no such plan", ""))
+        yield form, *(judged(processes, name, plan, mode, device) if plan else ("no such plan", ""))
 
 
 if __name__ == "__main__":

@@ -25,25 +25,28 @@ RATE = 0.05
 _MESHES: dict[Any, Any] = {}
 
 
-def made(name: str, dtype: torch.dtype) -> tuple[nn.Module, tuple[Tensor, ...]]:
+def made(name: str, dtype: torch.dtype, device: str = "cpu") -> tuple[nn.Module, tuple[Tensor, ...]]:
     """A program and its batch, the same in every process."""
     torch.manual_seed(0)
     model, batch = PROGRAMS[name]()
-    return model.to(dtype), tuple(each.to(dtype) if each.is_floating_point() else each for each in batch)
+    typed = (each.to(dtype) if each.is_floating_point() else each for each in batch)
+    return model.to(device, dtype), tuple(each.to(device) for each in typed)
 
 
 def ready() -> None:
     """Answers when a process has started."""
 
 
-def train(name: str, plan: Plan, mode: str, strict: bool, dtype: torch.dtype = torch.float64) -> tuple[str, Any]:
+def train(
+    name: str, plan: Plan, mode: str, device: str, strict: bool, dtype: torch.dtype = torch.float64
+) -> tuple[str, Any]:
     """Two steps under `plan` and beside it by one process, then one pass as in evaluation: `("ran", errors)` of loss,
     gradients, parameters and buffers, relative to the largest entry, and how far one process is from itself (`own`)
     when its parameters are changed in the last digit; `("refused", why)`; `("crashed", why)`."""
     warnings.simplefilter("ignore")
     logging.getLogger("torch.distributed").setLevel(logging.ERROR)
     try:
-        return "ran", _errors(name, plan, mode, strict, dtype)
+        return "ran", _errors(name, plan, mode, device, strict, dtype)
     except ShardplanError as problem:
         return "refused", re.sub(r"\s+", " ", str(problem.diagnostics[0]))
     except Exception as problem:  # noqa: BLE001 - it is what is looked for
@@ -57,11 +60,11 @@ def _where(problem: BaseException) -> str:
     return " ".join(f"[{frame.filename.rpartition('/')[2]}:{frame.lineno}]" for frame in (*own[-1:], *frames[-2:]))
 
 
-def _errors(name: str, plan: Plan, mode: str, strict: bool, dtype: torch.dtype) -> dict[str, float]:
+def _errors(name: str, plan: Plan, mode: str, device: str, strict: bool, dtype: torch.dtype) -> dict[str, float]:
     if plan.mesh not in _MESHES:
-        _MESHES[plan.mesh] = shardplan.torch.mesh(plan, "cpu")
+        _MESHES[plan.mesh] = shardplan.torch.mesh(plan, device)
     mesh = _MESHES[plan.mesh]
-    (model, batch), (reference, _), (another, _) = (made(name, dtype) for _ in range(3))
+    (model, batch), (reference, _), (another, _) = (made(name, dtype, device) for _ in range(3))
     with torch.no_grad(), torch.random.fork_rng():
         for parameter in another.parameters():
             parameter.mul_(1 + 2 * torch.finfo(dtype).eps * torch.randn_like(parameter))

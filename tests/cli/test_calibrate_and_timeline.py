@@ -35,6 +35,16 @@ def test_links_are_fitted_and_the_profile_is_usable(shardplan, folder):
     assert "busbw_gbps: {all_reduce: {2: 200}}" in text
 
 
+def test_attention_is_fitted_by_size_of_a_head(shardplan, folder):
+    rows = [f"4,8,{seq},{size},0,{seq * seq * size / 1e12}" for seq in (512, 2048, 8192) for size in (48, 64, 80, 128)]
+    Path("attention.csv").write_text("\n".join(["batch,heads,seq,head_size,causal,seconds", *rows]))
+    run = shardplan("calibrate", "attention", "attention.csv", "-o", "mine.yaml")
+    assert (run.code, run.err) == (0, "")
+    assert run.out == "12 rows, off by 0.0 % on average\nwrote mine.yaml\n"
+    assert shardplan("profiles", "check", "mine.yaml").code == 0
+    assert "  attention: {48: " in Path("mine.yaml").read_text()
+
+
 def test_a_profile_and_a_trace_replace_their_like_and_nothing_else(shardplan, folder):
     write_log()
     write_plan(example_plan(), "two.plan.json")

@@ -156,7 +156,7 @@ def test_every_fault_is_told_with_its_place_and_all_at_once(write):
         mine.yaml:4:17: error[bad-value]: device.memory_bytes: expected the unit of a size such as 80 GB, found 'Gigs' in '40 Gigs'
         mine.yaml:5:13: error[bad-value]: device.hbm_gbps: expected the unit of a bandwidth such as 450 GB/s, found 'GB' in '1555 GB'
         mine.yaml:6:3: error[unknown-key]: unknown key 'peak_tflop' in 'device'
-          allowed: kind, memory_bytes, usable_fraction, reserved_bytes, hbm_gbps, peak_tflops, allow_tf32, gemm, mem_efficiency, launch_us
+          allowed: kind, memory_bytes, usable_fraction, reserved_bytes, hbm_gbps, peak_tflops, allow_tf32, gemm, mem_efficiency, launch_us, attention, attention_keys
         hint: did you mean 'peak_tflops'?
         mine.yaml:7:15: error[bad-value]: device.allow_tf32: expected true or false, found 'no'
         mine.yaml:8:13: error[bad-value]: device.launch_us: has no value

@@ -196,8 +196,8 @@ GEMM: Final = Keys((
     Key("k0", Number(), "see `e`", 128.0),
     Key("sustained", _SHARE, "of that, what a training step of hours keeps of a short measurement", 1.0,
         later=True),
-    Key("attention", _TIMES, "of what plain products of these sizes reach, what fused attention does", OMITTED,
-        said="0.6"),
+    Key("attention", _TIMES, "of what plain products of these sizes reach, what fused attention does; where there is "
+        "`device.attention`, of that", OMITTED, said="0.6, or 1"),
     Key("narrow", _SHARE, "share of the peak that products of 8 bits reach, those of 4 bits 0.84 times that", OMITTED,
         said="0.50"),
     Key("grouped", _SHARE, "of what plain products reach, what those of all experts of a device together do, "
@@ -218,6 +218,10 @@ DEVICE: Final = Keys((
     Key("gemm", GEMM),
     Key("mem_efficiency", _SHARE, "share of `hbm_gbps` that is reached", 0.75, "memory_efficiency"),
     Key("launch_us", Number(MICROSECONDS), "start of a kernel", 4.0, "launch_s"),
+    Key("attention", Table(_SHARE, ranks=True), "`{size of a head: share}` of the peak that fused attention reaches "
+        "over many keys, forward and backward together; interpolated between two sizes, beyond them that of the last",
+        OMITTED, said="from `gemm`"),
+    Key("attention_keys", Number(), "so many keys for each query, on average, halve that", OMITTED, said="0"),
 ))  # fmt: skip
 
 OVERLAP: Final = Keys(
@@ -249,8 +253,7 @@ TRAINING: Final = Keys((
         said="`overlap.kappa`"),
     Key("sustained", Number(open=True, maximum=2.0), "times `device.gemm.sustained`: what matrix products keep in the "
         "runs of trainers", OMITTED, said="1"),
-    Key("attention", _TIMES, "instead of `device.gemm.attention`; above 1 where a fused kernel is "
-        "not held up by the narrow heads that slow down a plain product", OMITTED, said="`device.gemm.attention`"),
+    Key("attention", _TIMES, "instead of `device.gemm.attention`", OMITTED, said="`device.gemm.attention`"),
     Key("memory", Number(open=True, maximum=2.0), "times `device.mem_efficiency`: what the unfused operators of "
         "trainers reach", OMITTED, said="1"),
     Key("fsdp_attention", _TIMES, "instead of `training.attention` where parameters are sharded (FSDP)", OMITTED,

@@ -16,23 +16,28 @@ Topology = Literal["switch", "full_mesh", "torus", "pcie", "custom"]
 class GemmEfficiency:
     """Share of the peak a matrix product of local sizes m, n, k reaches: e * m/(m+m0) * n/(n+n0) * k/(k+k0); and what
     of that a whole step keeps, `sustained`: clocks that a device holds for a second it does not hold for hours.
-    `attention`: of what plain products reach, what attention does: the two products inside are narrow and wait for the
-    softmax. `narrow`: share of their peak that products of 8 bits reach, None for what is measured on most devices;
-    `grouped`: of what plain products reach, what those of many experts at once do."""
+    `attention`: of what plain products reach, what attention does, whose two products are narrow and wait for the
+    softmax (None: 0.6); of a device with `Device.attention` a factor of that instead (None: 1). `narrow`: share of
+    their peak that products of 8 bits reach, None for what is measured on most devices; `grouped`: of what plain
+    products reach, what those of many experts at once do."""
 
     e: float = 0.75
     m0: float = 64.0
     n0: float = 64.0
     k0: float = 128.0
     sustained: float = 1.0
-    attention: float = 0.6
+    attention: float | None = None
     narrow: float | None = None
     grouped: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One accelerator. `peak_flops`: dtype name of the profile (`bf16`, `fp32`, `tf32` ...) -> dense FLOP/s."""
+    """One accelerator. `peak_flops`: dtype name of the profile (`bf16`, `fp32`, `tf32` ...) -> dense FLOP/s.
+
+    `attention`: size of a head -> share of the peak that fused attention reaches, forward and backward together, where
+    every query sees many keys, empty where nobody measured it; with `attention_keys` keys it reaches half of that.
+    """
 
     kind: str
     memory_bytes: int
@@ -44,6 +49,8 @@ class Device:
     gemm: GemmEfficiency
     memory_efficiency: float
     launch_s: float
+    attention: Mapping[int, float] = field(default_factory=dict)
+    attention_keys: float = 0.0
 
     @property
     def usable_bytes(self) -> int:

@@ -3,6 +3,7 @@
     seconds = launches * launch + max( FLOP / (peak[dtype] e f),  bytes / (hbm e_mem) )
     f       = k/(k+k0) n/(n+n0) m/(m+m0) sustained        matrix products only, local sizes
     f       = k/(k+k0) sustained grouped                  those of many experts, which fill a device together
+    e f     = a(k) n/(n+n_a) sustained                    fused attention, where the device says what it reaches
 
 See docs/cost-model.md; the constants of the shipped profiles are fits to measured GEMM sweeps.
 """
@@ -39,6 +40,8 @@ _PROFILE_DTYPE: Final[dict[str, str]] = {
 _NARROW_EFFICIENCY: Final[dict[str, float]] = {"fp8": 0.50, "int8": 0.50, "fp4": 0.42, "int4": 0.42}
 """Matrix products in narrow types reach at most this share of their peak (medians of measured large ones)."""
 
+_ATTENTION: Final = 0.6
+"""Of what plain products of its sizes reach, what fused attention is taken to reach where nobody measured it."""
 GROUPED: Final = "grouped"
 """Products of many experts at once."""
 _MATRIX_COSTS: Final = frozenset({"gemm", "conv", "attention", GROUPED})
@@ -74,18 +77,30 @@ class ComputeModel:
 
         `cost`: kind of work as in `Rule.cost` (`view` and `free` take no time); `dtype`: ONNX name, lower case;
         `flops`, `moved_bytes`: of this device; `m`, `n`, `k`: local sizes of the matrix product, if there is one (rows,
-        columns, summed); `launches`: kernels started, 0 for work fused into a neighbour.
+        columns, summed), of attention the queries, the keys that one sees on average, and the size of a head;
+        `launches`: kernels started, 0 for work fused into a neighbour.
         """
         moved = np.asarray(moved_bytes, dtype=np.float64)
         if cost in ("view", "free"):
             return np.zeros(np.broadcast_shapes(moved.shape, np.shape(flops)))
         busy = moved / (self.device.hbm_bytes_per_s * self.device.memory_efficiency)
         if cost in _MATRIX_COSTS:
-            of_plain = {"attention": self.device.gemm.attention, GROUPED: self.device.gemm.grouped}
-            rate = self.matrix_flops_per_s(dtype) * of_plain.get(cost, 1.0)
-            share = self._saturation(None, None, k) if cost == GROUPED else self._saturation(m, n, k)
-            busy = np.maximum(busy, np.asarray(flops, dtype=np.float64) / (rate * share))
+            rate = self.matrix_flops_per_s(dtype) * self._share(cost, m, n, k)
+            busy = np.maximum(busy, np.asarray(flops, dtype=np.float64) / rate)
         return np.asarray(busy + launches * self.device.launch_s)
+
+    def _share(self, cost: str, m: Floats | None, n: Floats | None, k: Floats | None) -> Floats | float:
+        """Of what large matrix products reach, what this work of these sizes does."""
+        gemm, known = self.device.gemm, self.device.attention
+        if cost == GROUPED:
+            return gemm.grouped * self._saturation(None, None, k)
+        if cost != "attention":
+            return self._saturation(m, n, k)
+        if not known or k is None or n is None:
+            return (_ATTENTION if gemm.attention is None else gemm.attention) * self._saturation(m, n, k)
+        of_peak = np.interp(k, list(known), list(known.values())) / gemm.e
+        of_keys = np.asarray(n) / (np.asarray(n) + self.device.attention_keys)
+        return (1.0 if gemm.attention is None else gemm.attention) * of_peak * of_keys
 
     def matrix_flops_per_s(self, dtype: str) -> float:
         """What large matrix products of the ONNX type `dtype` reach, in FLOP/s; notes a warning for a missing peak."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -184,6 +185,8 @@ class OperatorPricer:
         cut = micro if _rows_hold_batch(strategies) else 1
         roles = _roles(rule, kernel.product[2])
         local = {role: _local_size(strategies, factors, cut if role == "m" else 1) for role, factors in roles}
+        if rule.cost == "attention" and self.cluster.device.attention and "n" in local:
+            local["n"] = _seen(rule) * local["n"]
         grouped = self.cluster.device.gemm.grouped < 1.0 and _is_grouped(strategies)
         return self.compute.seconds(
             GROUPED if grouped else rule.cost, dtype, local_flops, moved, *(local.get(role) for role in kernel.product),
@@ -249,6 +252,14 @@ def _roles(rule: Rule, summed: str) -> list[tuple[str, tuple[str, ...]]]:
         return []
     roles = (("m", rule.gemm.m), ("n", rule.gemm.n), ("k", rule.gemm.k))
     return [(role, (*rule.gemm.repeats, *factors) if role == summed == "m" else factors) for role, factors in roles]
+
+
+def _seen(rule: Rule) -> float:
+    """Of the keys of attention, the share that a query sees on average: what causal masks and windows leave."""
+    assert rule.gemm is not None
+    factors = (*rule.gemm.m, *rule.gemm.n, *rule.gemm.k, *rule.gemm.batch)
+    products = 2 * 2 * math.prod(rule.sizes[factor] for factor in factors)
+    return min(1.0, rule.flops / products)
 
 
 def _rows_hold_batch(strategies: StrategySpace) -> bool:

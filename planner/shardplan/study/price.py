@@ -52,7 +52,14 @@ from shardplan.study.instance import DESCRIBED, load_model
 from shardplan.study.pieces import starts
 from shardplan.study.racks import as_filled
 from shardplan.study.run_memory import accumulating_in_fp32, as_held
-from shardplan.study.trained import as_run, as_trained, exchanging_beside, loss_memory_bytes, with_sends
+from shardplan.study.trained import (
+    as_run,
+    as_trained,
+    exchanging_beside,
+    loss_memory_bytes,
+    with_fused_loss,
+    with_sends,
+)
 
 FLAT = (CONTEXT, EXPERT, DATA)
 """Kinds of ranks over which Megatron cuts the flat buffers of its distributed optimizer."""
@@ -293,7 +300,7 @@ def price_as_asked(
     given = request.cluster
     cluster = given if isinstance(given, Cluster) else make_cluster(load_profile(str(given)))
     if fused_loss:
-        cluster = replace(cluster, training=replace(cluster.training, loss_memory=0.0, fsdp_loss_memory=None))
+        cluster = with_fused_loss(cluster)
     if overlap_exchange:
         if parallelism.expert == 1:
             raise ShardplanError(bad("no tokens are exchanged: --ep is 1", "leave out --overlap-exchange"))

@@ -44,6 +44,9 @@ one machine of A100, whose mean error is 8.2 % with the slower alone, and 6.4 wi
 _LOSS_PARALLEL = 4.0
 """Bytes for each logit that torch's cross entropy holds more where the vocabulary is cut: exponentials of a rank's part
 beside log-probabilities, gradient and their sum, 16 in fp32 in place of 12 (`distributed/tensor/parallel/loss.py`)."""
+_FUSED_LOSS_BYTES = 12.0
+"""Memory traffic for each logit of a loss that keeps 16 bits, counted: two passes for maximum and sum, one that reads
+and one that writes the gradient, and the copy of what is shifted by a token."""
 _EXCHANGE = "all-to-all"
 """What experts' tokens are sent by."""
 _NOTHING = Narrow()
@@ -71,6 +74,14 @@ def as_trained(cluster: Cluster, *, sharded: bool = False) -> Cluster:
     if sharded and training.fsdp_loss_memory is not None:
         held, cut = training.fsdp_loss_memory, _LOSS_PARALLEL
     return replace(told, training=replace(training, loss_memory=held, loss_parallel=cut))
+
+
+def with_fused_loss(cluster: Cluster) -> Cluster:
+    """The cluster with a loss that holds logits in the model's type alone: a fused or compiled cross entropy."""
+    training = cluster.training
+    by_logit = min(training.loss_bytes, _FUSED_LOSS_BYTES)
+    fused = replace(training, loss_bytes=by_logit, fsdp_loss_bytes=None, loss_memory=0.0, fsdp_loss_memory=None)
+    return replace(cluster, training=fused)
 
 
 def exchanging_beside(cluster: Cluster) -> Cluster:

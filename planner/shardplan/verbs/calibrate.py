@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import click
 
@@ -16,6 +17,10 @@ from shardplan.verbs.session import Session, verb
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from shardplan.cluster.build import Profile
+
+Measured = TypeVar("Measured")
 
 _GROUP = re.compile(r"(\d+)[xX×](\d+)")
 _FAR_OFF = 1.5
@@ -30,7 +35,8 @@ _output_option = click.option(
 
 @click.group(short_help="Fit a cluster profile to measurements.")
 def calibrate() -> None:
-    """Fit a cluster profile to measurements on your machine: collectives, matrix products, traces of a run, a step."""
+    """Fit a cluster profile to measurements on your machine: collectives, matrix products, attention, traces of a run,
+    a step."""
 
 
 @calibrate.command(short_help="Fit links to logs of nccl-tests or rccl-tests.")
@@ -82,22 +88,53 @@ def gemm(session: Session, /, table: str, cluster: str, output: str) -> int:
 
     The table has the columns m, n, k, dtype, seconds: [m, k] times [k, n], one product per row.
     """
-    from shardplan.cluster.profile import load_profile
     from shardplan.extras.calibration.products import calibrate as fit
     from shardplan.extras.calibration.products import read_products
 
+    return _of_table(session, table, cluster, output, read_products, fit, "product")
+
+
+@calibrate.command(short_help="Fit a device to measured fused attention.")
+@click.argument("table", metavar="CSV", type=click.Path(path_type=str))
+@_base_option
+@_output_option
+@verb
+def attention(session: Session, /, table: str, cluster: str, output: str) -> int:
+    """Fit what fused attention reaches on a device, by size of a head, to a table of measured ones in 16 bits.
+
+    The table has the columns batch, heads, seq, head_size, causal (0 or 1), seconds (forward and backward together):
+    as many keys as queries, one attention per row.
+    """
+    from shardplan.extras.calibration.attention import calibrate as fit
+    from shardplan.extras.calibration.attention import read_attention
+
+    return _of_table(session, table, cluster, output, read_attention, fit, "row")
+
+
+def _of_table(
+    session: Session,
+    table: str,
+    cluster: str,
+    output: str,
+    read: Callable[[str, str], list[Measured]],
+    fit: Callable[[Sequence[Measured], Profile, str], tuple[str, float]],
+    what: str,
+) -> int:
+    """Fit a profile to the rows of a table, and say how many there were and how far it is off."""
+    from shardplan.cluster.profile import load_profile
+
     _refuse_two_documents(session, output)
     base = load_profile(cluster)
-    products = read_products(text_of(table), table)
-    text, left = fit(products, base, _name_of(output, base.name))
+    rows = read(text_of(table), table)
+    text, left = fit(rows, base, _name_of(output, base.name))
     _deliver(session, text, output)
 
     def show(console: Console) -> None:
         from shardplan.render.console import emit
 
-        emit(console, f"{counted(len(products), 'product')}, off by {100 * left:.1f} % on average")
+        emit(console, f"{counted(len(rows), what)}, off by {100 * left:.1f} % on average")
 
-    return _finish(session, {"profile": output, "products": len(products), "error": round(left, 4)}, output, show)
+    return _finish(session, {"profile": output, f"{what}s": len(rows), "error": round(left, 4)}, output, show)
 
 
 @calibrate.command(short_help="Fit a profile to traces of torch.profiler.")

@@ -10,6 +10,8 @@ from shardplan.cluster.profile import load_profile, profile_from_text
 from shardplan.cost.collectives import CollectiveModel
 from shardplan.cost.compute import ComputeModel
 from shardplan.errors import ShardplanError
+from shardplan.extras.calibration.attention import calibrate as calibrate_attention
+from shardplan.extras.calibration.attention import read_attention
 from shardplan.extras.calibration.collectives import calibrate
 from shardplan.extras.calibration.fit import fit_curve, non_negative, simplex
 from shardplan.extras.calibration.nccl_log import Measurement, read_logs
@@ -242,3 +244,49 @@ def test_products_that_fit_nothing_are_refused():
     products = read_products("\n".join(["m,n,k,dtype,seconds", *rows]), "t.csv")
     with pytest.raises(ShardplanError, match=r"error\[bad-fit\]: the best fit is off by \d+ % on average"):
         calibrate_products(products, load_profile("h100-dgx"), "mine")
+
+
+def attentions(shares, keys):
+    """Rows of a table that a device with these constants would measure."""
+    peak = load_profile("h100-dgx").device.peak_flops["bf16"]
+    rows = ["batch,heads,seq,head_size,causal,seconds"]
+    for size, share in shares.items():
+        for seq in (256, 1024, 4096, 16384):
+            for causal in (0, 1):
+                seen = seq / 2 if causal else seq
+                flops = 3.5 * 4 * 2 * 8 * seq * seen * size
+                rows.append(f"2,8,{seq},{size},{causal},{flops / (peak * share * seen / (seen + keys)):.9e}")
+    return "\n".join(rows)
+
+
+def test_attention_gives_back_the_constants_that_made_it():
+    true = {64: 0.44, 128: 0.6, 256: 0.41}
+    measured = read_attention(attentions(true, 350), "attention.csv")
+    text, left = calibrate_attention(measured, load_profile("h100-dgx"), "mine")
+    assert left < 0.01
+    device = profile_from_text(text, "mine").device
+    assert device.attention == pytest.approx({**true, 96: 0.52, 192: 0.505}, abs=0.002)
+    assert device.attention_keys == 350
+
+
+def test_a_table_of_attention_with_faults():
+    hint = "hint: batch, heads, seq and head_size are whole numbers from 1, causal is 0 or 1, seconds are positive"
+    head = "batch,heads,seq,head_size,causal,seconds\n"
+    with pytest.raises(ShardplanError) as caught:
+        read_attention(head + "1,2,3,64,yes,1\n1,2,3.5,64,1,1\n1,2,0,64,1,1\n1,2,3,64,1,inf\n", "t.csv")
+    assert str(caught.value) == "\n".join(
+        f"t.csv:{line}: error[bad-row]: '{row}' is no measurement\n{hint}"
+        for line, row in enumerate(("1,2,3,64,yes,1", "1,2,3.5,64,1,1", "1,2,0,64,1,1", "1,2,3,64,1,inf"), 2)
+    )
+    with pytest.raises(ShardplanError, match=r"t.csv:1: error\[bad-table\]: missing column seconds\n"):
+        read_attention("batch,heads,seq,head_size,causal\n", "t.csv")
+    with pytest.raises(ShardplanError, match="1 row of attention is too few for a fit"):
+        calibrate_attention(read_attention(head + "1,2,3,64,1,1\n", "t.csv"), load_profile("h100-dgx"), "mine")
+
+
+def test_attention_that_fits_nothing_is_refused():
+    noise = np.random.default_rng(1)
+    rows = [f"1,16,2048,64,1,{10.0 ** noise.uniform(-6, 0)}" for _ in range(40)]
+    measured = read_attention("\n".join(["batch,heads,seq,head_size,causal,seconds", *rows]), "t.csv")
+    with pytest.raises(ShardplanError, match=r"error\[bad-fit\]: the best fit is off by \d+ % on average"):
+        calibrate_attention(measured, load_profile("h100-dgx"), "mine")

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,8 +14,9 @@ from shardplan.cluster.profile import profile_from_text
 from shardplan.cluster.types import Cluster, Device, GemmEfficiency
 from shardplan.cost.compute import ComputeModel
 from shardplan.cost.types import Floats
-from shardplan.errors import Diagnostic, ShardplanError, error
+from shardplan.errors import ShardplanError, error
 from shardplan.extras.calibration.fit import mean_error, simplex
+from shardplan.extras.calibration.table import read_table
 from shardplan.extras.calibration.text import Plain, profile_text
 from shardplan.model.types import DTYPE_BITS
 from shardplan.units import US_PER_S
@@ -54,37 +53,17 @@ class Product:
 def read_products(text: str, file: str) -> list[Product]:
     """The rows of a CSV table with the columns m, n, k, dtype, seconds, in any order, others ignored.
 
-    Raises `ShardplanError` with every row that cannot be read.
+    Raises `ShardplanError` as `read_table`.
     """
-    try:
-        return _products(csv.DictReader(io.StringIO(text)), file)
-    except csv.Error as problem:  # as of a cell that is longer than any number
-        raise ShardplanError(error("bad-table", f"no table can be read: {problem}", file=file)) from None
+    hint = "sizes and seconds are positive numbers, dtype is bf16, fp16, fp32, tf32 or fp8"
+    return read_table(text, file, COLUMNS, _read, hint)
 
 
-def _products(reader: csv.DictReader[str], file: str) -> list[Product]:
-    missing = [name for name in COLUMNS if name not in (reader.fieldnames or ())]
-    if missing:
-        summary = f"missing column{'s' if len(missing) > 1 else ''} {', '.join(missing)}"
-        raise ShardplanError(error("bad-table", summary, file=file, line=1, hint=f"columns: {', '.join(COLUMNS)}"))
-    products, problems = [], list[Diagnostic]()
-    for row in reader:
-        words = {name: (row[name] or "").strip() for name in COLUMNS}
-        dtype = _NAMES.get(words["dtype"], words["dtype"])
-        try:
-            numbers = [float(words[name]) for name in ("m", "n", "k", "seconds")]
-        except ValueError:
-            numbers = []
-        if dtype not in DTYPE_BITS or not numbers or not all(0 < number < math.inf for number in numbers):
-            summary = f"'{','.join(words.values())}' is no measurement"
-            hint = "sizes and seconds are positive numbers, dtype is bf16, fp16, fp32, tf32 or fp8"
-            problems.append(error("bad-row", summary, file=file, line=reader.line_num, hint=hint))
-            continue
-        m, n, k, seconds = numbers
-        products.append(Product(m, n, k, dtype, seconds))
-    if problems:
-        raise ShardplanError(*problems)
-    return products
+def _read(words: Mapping[str, str]) -> Product | None:
+    dtype = _NAMES.get(words["dtype"], words["dtype"])
+    m, n, k, seconds = (float(words[name]) for name in ("m", "n", "k", "seconds"))
+    known = dtype in DTYPE_BITS and all(0 < number < math.inf for number in (m, n, k, seconds))
+    return Product(m, n, k, dtype, seconds) if known else None
 
 
 def calibrate(products: Sequence[Product], base: Profile, name: str) -> tuple[str, float]:
