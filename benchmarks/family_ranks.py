@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from family_programs import LOOPS, PROGRAMS
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
@@ -23,6 +24,7 @@ from shardplan.plan.types import Plan
 
 RATE = 0.05
 _MESHES: dict[Any, Any] = {}
+_CPU_MESHES: dict[tuple[int, ...], DeviceMesh] = {}
 
 
 def made(name: str, dtype: torch.dtype, device: str = "cpu") -> tuple[nn.Module, tuple[Tensor, ...]]:
@@ -160,9 +162,24 @@ def _together(named: Iterable[tuple[str, Tensor]], known: Container[str] = ()) -
     """Tensors by name; of those that are kept in parts, all parts under the name in `known` that they are of."""
     parts: dict[str, list[Tensor]] = {}
     for name, tensor in named:
-        whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+        whole = _whole(tensor) if isinstance(tensor, DTensor) else tensor
         parts.setdefault(name if name in known else _PART.sub(r"\1\2", name), []).append(whole.detach().double())
     return parts
+
+
+def _whole(tensor: DTensor) -> Tensor:
+    """Gathered on the CPU: torch's functional collectives of gloo end the process for tensors of a GPU (torch 2.11)."""
+    kind = tensor.device_mesh.device_type
+    if kind == "cpu":
+        return tensor.full_tensor()
+    shape, strides = tuple(tensor.device_mesh.shape), torch.empty(tensor.shape, device="meta").stride()
+    if shape not in _CPU_MESHES:
+        _CPU_MESHES[shape] = init_device_mesh("cpu", shape)
+    local, placements = tensor.to_local().detach().cpu(), tensor.placements
+    there = DTensor.from_local(
+        local, _CPU_MESHES[shape], placements, run_check=False, shape=tensor.shape, stride=strides
+    )
+    return there.full_tensor().to(kind)
 
 
 _PART = re.compile(r"(^|\.)parametrizations\.(\w+)\.original\d+$")

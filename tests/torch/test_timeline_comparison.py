@@ -26,6 +26,8 @@ def test_every_move_and_phase_is_measured(four, tmp_path, mode):
         assert len(numbers) == len(set(numbers))
         assert {plan.moves[number].kind for number in numbers} >= {"prefetched", "deferred"}
         assert set(numbers) == sent
+        gathered = [one.label.partition(":")[0] for one in seen.moves if one.kind == "prefetched"]
+        assert set(gathered) <= {tensor.checkpoint for tensor in plan.tensors if tensor.role == "parameter"}
         assert [phase.name for phase in seen.phases] == ["forward", "backward", "update"]
         assert sum(phase.planned_s for phase in seen.phases) == pytest.approx(seen.planned_s, rel=1e-3)
         assert all(phase.measured_s > 0 for phase in seen.phases)

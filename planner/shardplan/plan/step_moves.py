@@ -19,7 +19,7 @@ _SECOND = 1e-9
 class StepParts:
     """What a step consists of. `links[axis]`: level of a mesh axis; `optimizer_ns`: of the update; `blocks`: first
     operators of the blocks in which weights are prefetched, ascending; `levels`: what collectives take of links;
-    `inputs`: names of what is no weight and no operator's result."""
+    `inputs`: names of what is no weight and no operator's result; `stored`: what checkpoints call a weight."""
 
     operators: Sequence[OperatorDecision]
     moves: Sequence[Move]
@@ -30,6 +30,7 @@ class StepParts:
     blocks: Sequence[int]
     levels: LinkLevels = WHOLE
     inputs: frozenset[str] = frozenset()
+    stored: Mapping[str, str] = field(default_factory=dict)
 
 
 def block_starts(operators: int, copies: Collection[Sequence[int]]) -> tuple[int, ...]:
@@ -154,7 +155,7 @@ class StepMoves:
         one = move.steps[step]
         nanoseconds = sum(self.parts.moves[number].steps[step].time_ns for number in numbers)
         levels = frozenset(self.parts.links[axis] for axis in one.collective.axes)
-        name = f"{one.collective.kind.replace('_', '-')} {move.tensor}"
+        name = f"{one.collective.kind.replace('_', '-')} {self.parts.stored.get(move.tensor, move.tensor)}"
         more = len(numbers) - 1
         return Unit(name + (f" and {more} more" if more else ""), nanoseconds * _SECOND * times, levels, numbers)
 

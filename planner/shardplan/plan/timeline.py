@@ -84,7 +84,13 @@ def parts_of(plan: Plan) -> StepParts:
         block_starts(len(plan.operators), [copy for _, copies in plan.blocks for copy in copies]),
         _levels_of(plan),
         frozenset(tensor.name for tensor in plan.tensors if tensor.role == "input"),
+        stored_names(plan),
     )
+
+
+def stored_names(plan: Plan) -> dict[str, str]:
+    """What checkpoints call weights of a plan, which its graph may know by another name."""
+    return {tensor.name: tensor.checkpoint for tensor in plan.tensors if tensor.checkpoint}
 
 
 def _levels_of(plan: Plan) -> LinkLevels:

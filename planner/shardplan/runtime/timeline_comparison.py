@@ -11,7 +11,7 @@ from typing import Any, Final, Literal, NamedTuple, cast
 
 from shardplan.escapes import visible
 from shardplan.plan.file import write_other
-from shardplan.plan.timeline import chrome_trace, step_schedule
+from shardplan.plan.timeline import chrome_trace, step_schedule, stored_names
 from shardplan.plan.types import Plan
 from shardplan.units import NS_PER_S, counted
 
@@ -154,7 +154,8 @@ class TimelineComparison:
 def _tensors(plan: Plan, numbers: Sequence[int]) -> str:
     """What moves that are sent together are of."""
     more = len(numbers) - 1
-    return plan.moves[numbers[0]].tensor + (f" and {more} more" if more else "")
+    first = plan.moves[numbers[0]].tensor
+    return stored_names(plan).get(first, first) + (f" and {more} more" if more else "")
 
 
 def _seconds(spans: Iterable[Span]) -> float:
