@@ -1,8 +1,9 @@
-"""Every number that trades time, memory and proof against each other: what it is, and what more of it does.
+"""All constants that trade time, memory and proof against each other, each with its meaning and the effect of a larger
+value.
 
 Work is counted in units of about a million table entries looked at, roughly a millisecond. A limit on work or time that
-the caller gives replaces those that hold where there is none. An effort is (work, gap as a share of the range between
-bound and target, seconds where there is a time limit).
+the caller gives replaces the default limits here. An effort is (work, gap as a share of the range between bound and
+target, seconds if there is a time limit).
 """
 
 from __future__ import annotations
