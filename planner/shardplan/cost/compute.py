@@ -1,8 +1,8 @@
-"""Seconds of local work: a roofline with matrix-unit saturation.
+"""Seconds of local work: a roofline model with saturation of the matrix units.
 
     seconds = launches * launch + max( FLOP / (peak[dtype] e f),  bytes / (hbm e_mem) )
     f       = k/(k+k0) n/(n+n0) m/(m+m0) sustained        matrix products only, local sizes
-    f       = k/(k+k0) sustained grouped                  those of many experts, which fill a device together
+    f       = k/(k+k0) sustained grouped                  grouped matrix products, whose experts fill a device together
 
 See docs/cost-model.md; the constants of the shipped profiles are fits to measured GEMM sweeps.
 """
@@ -45,7 +45,7 @@ _MATRIX_COSTS: Final = frozenset({"gemm", "conv", "attention", GROUPED})
 
 
 class ComputeModel:
-    """Prices the local work of operators on the device of a cluster. `warnings`: peaks that were missing."""
+    """Prices the local work of operators on the device of a cluster. `warnings`: about peaks that the profile lacks."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
@@ -55,7 +55,7 @@ class ComputeModel:
 
     @property
     def warnings(self) -> tuple[Diagnostic, ...]:
-        """One warning for every dtype that was priced at the peak of another, so far."""
+        """One warning for every dtype that was priced at the peak of another dtype."""
         return tuple(self._warnings[dtype] for dtype in sorted(self._warnings))
 
     def seconds(
@@ -88,7 +88,8 @@ class ComputeModel:
         return np.asarray(busy + launches * self.device.launch_s)
 
     def matrix_flops_per_s(self, dtype: str) -> float:
-        """What large matrix products of the ONNX type `dtype` reach, in FLOP/s; notes a warning for a missing peak."""
+        """The FLOP/s that large matrix products of the ONNX type `dtype` reach; records a warning if its peak is
+        missing."""
         if dtype not in self._rates:
             wanted = _profile_dtype(dtype)
             used = self._available(wanted)
@@ -103,7 +104,7 @@ class ComputeModel:
         return self._rates[dtype]
 
     def _narrow(self, dtype: str) -> float:
-        """The most that products in a type of the profile reach of its peak."""
+        """The largest share of its peak that products in a narrow type reach."""
         said = self.device.gemm.narrow
         assumed = _NARROW_EFFICIENCY.get(dtype, 1.0)
         return assumed if said is None or assumed == 1.0 else said * assumed / _NARROW_EFFICIENCY["fp8"]
@@ -125,7 +126,7 @@ class ComputeModel:
 
 
 def nearest_peak(peaks: Mapping[str, float], dtype: str) -> float:
-    """Of `peaks` by the dtype names of profiles, that of the ONNX type `dtype` or of what stands in for it."""
+    """The peak, among `peaks` by the profile's dtype names, of the ONNX type `dtype` or of its substitute."""
     order = _FALLBACK[_profile_dtype(dtype)]
     return next((peaks[name] for name in order if name in peaks), min(peaks.values()))
 
