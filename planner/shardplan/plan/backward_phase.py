@@ -1,4 +1,4 @@
-"""The backward pass of one microbatch as a program: rematerialisation, weights gathered again, gradients reduced."""
+"""The backward pass of one microbatch as a program: rematerialisation, re-gathered weights, gradient reduction."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ class _Backward:
         return self.writer
 
     def _is_early(self, index: int) -> bool:
-        """Whether nothing but weights waits for an operator, and gradients that it needs are on their way: it is put
-        off, as nothing would run beside them. Views compute nothing and wait for nobody."""
+        """Whether only weights depend on an operator while gradients that it needs are in flight: it is then postponed,
+        as nothing would overlap their communication. Views compute nothing and wait for nothing."""
         if index not in self.step.of_weights:
             return False
         outputs = list(filter(None, self.parts.operators[index].outputs))
@@ -58,7 +58,7 @@ class _Backward:
         return index not in self.step.views and any(self.reduced[tensor] for tensor in outputs)
 
     def _catch_up(self, block: int) -> None:
-        """The turns of operators that were put off in blocks behind `block`."""
+        """The postponed operators of the blocks behind `block`."""
         while self.put_off and self.step.block[self.put_off[0]] > block:
             self._turn(self.put_off.pop(0))
 
@@ -83,7 +83,7 @@ class _Backward:
         self._of_operands(index)
 
     def _view(self, index: int) -> None:
-        """A view of weights: what moves the gradients of what it reads comes after what moves those of its results."""
+        """A view of weights: the moves of its operand's gradient come after those of its result's gradient."""
         operator = self.parts.operators[index]
         made = {number for tensor in filter(None, operator.outputs) for number in self.reduced[tensor]}
         for tensor in self.step.reads[index]:
@@ -99,7 +99,7 @@ class _Backward:
                 self._gradient(self.step.back.shared.get(tensor, ()), index)
 
     def _stored_again(self, tensor: str, operator: OperatorDecision, index: int) -> None:
-        """Moves of results of operators that run twice: once of their two times is here."""
+        """Moves of the results of operators that run twice: the second of their two times."""
         for number in self.step.bring.shared.get(tensor, ()):
             each = self.parts.moves[number].count / self.parts.microbatches
             if tensor in self.step.makers and self.step.runs_twice(operator, each):
@@ -114,7 +114,7 @@ class _Backward:
             self._stored_again(tensor, operator, index)
 
     def _brought_again(self, index: int) -> None:
-        """What an operator's second run or its backward waits for, whichever reads its operands first."""
+        """Waits for what an operator's recomputation or its backward reads, whichever comes first."""
         operator = self.parts.operators[index]
         self.fetch.issue(index, self.available, index)
         self.fetch.wait(index)
@@ -145,7 +145,7 @@ class _Backward:
                 self._in_bucket(move.bucket, index)
 
     def _in_bucket(self, bucket: int, index: int) -> None:
-        """A bucket is sent when the last of its gradients is there."""
+        """Sends a bucket when the last of its gradients is complete."""
         self.filled[bucket] += 1
         members = self.step.buckets[bucket]
         if self.filled[bucket] == len(members):

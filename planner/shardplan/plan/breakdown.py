@@ -1,4 +1,4 @@
-"""What the step of a plan consists of: compute, exposed communication and, of a pipeline, the bubble."""
+"""The parts of a plan's step: compute, exposed communication and, in a pipeline, the bubble."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from shardplan.plan.types import Pipeline, Plan
 
 @dataclass(frozen=True, slots=True)
 class Breakdown:
-    """Nanoseconds of a step: `compute_ns` + `exposed_ns` + `bubble_ns` are all of it, `overlapped_ns` is communication
-    beside compute. `of`: the plans that spend it so, which are the plan itself or the pieces of the slowest stage.
-    """
+    """Nanoseconds of a step: `compute_ns` + `exposed_ns` + `bubble_ns` is the step, `overlapped_ns` is communication
+    beside compute. `of`: the plans with these times, which are the plan itself or the pieces of the slowest stage."""
 
     compute_ns: int
     exposed_ns: int
@@ -34,7 +33,8 @@ def breakdown(plan: Plan) -> Breakdown:
 
 
 def _slowest(pipeline: Pipeline) -> tuple[Plan, ...]:
-    """The plans of the devices that work longest, several where the schedule gives them several pieces of the model."""
+    """The plans of the devices that work longest; several plans if the schedule gives a device several pieces of the
+    model."""
     pieces: dict[int, list[Plan]] = {}
     for stage in pipeline.stages:
         pieces.setdefault(stage.first_device, []).append(stage.plan)

@@ -1,6 +1,6 @@
 """The moves that an assignment causes, lowered to collectives, in the order in which a step runs them.
 
-Moves are lowered by `shardplan.layout.lower` at the prices that the cost graph used, over the same layouts.
+Moves are lowered by `shardplan.layout.lower` at the prices of the cost graph, over the same layouts.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ over those that use the shards of its two ends, and may be dearer than the cheap
 
 
 class Emitter:
-    """Lowers the moves of one assignment; equal moves of equal tensors are lowered once. Those that can be sent
-    together with others are `UNNUMBERED`, and have the times that the cost graph charges."""
+    """Lowers the moves of one assignment; equal moves of equal tensors are lowered once. Moves that can share a bucket
+    are `UNNUMBERED` and have the times that the cost graph charges."""
 
     def __init__(self, built: CostGraph, choice: Mapping[Node, int]) -> None:
         self.built = built
@@ -44,7 +44,8 @@ class Emitter:
         self._patterns = cast("dict[tuple[object, ...], tuple[Move, ...]]", built.emitted)
 
     def moves(self) -> tuple[Move, ...]:
-        """All moves that emit anything: forward ones in operator order, backward ones in reverse, then the update's."""
+        """All moves with at least one collective: forward in operator order, backward in reverse, then those of the
+        update."""
         forward: list[Move] = []
         backward: list[Move] = []
         for index, operator in enumerate(self.built.model.operators):
@@ -67,7 +68,7 @@ class Emitter:
     def _of_pattern(
         self, key: tuple[object, ...], name: str, reader: str, make: Callable[[], Iterator[Move]]
     ) -> Iterator[Move]:
-        """The moves that emit anything, made once for all tensors and readers that are equal in `key`."""
+        """The moves with at least one collective, made once for all tensors and readers with equal `key`."""
         if key not in self._patterns:
             self._patterns[key] = tuple(move for move in make() if move.steps)
         for move in self._patterns[key]:
@@ -80,7 +81,7 @@ class Emitter:
         return self.built.kept[name].layout(self.choice["kept", name])
 
     def served_layout(self, name: str) -> Layout:
-        """The layout readers take the tensor in: the kept one where nothing is served."""
+        """The layout in which readers take the tensor: the kept one if nothing is served."""
         if name not in self.built.served:
             return self.kept_layout(name)
         return self.built.served[name].layout(self.choice["served", name])
@@ -152,8 +153,8 @@ class Emitter:
         iterations: int,
         last: bool,
     ) -> Iterator[Move]:
-        """A value is brought to where it is read, perhaps again for backward, and its gradient comes back; `last`:
-        together with those of other weights (see `shardplan.graph.edges.to_read`)."""
+        """The moves of a value to its reader, possibly again for backward, and of its gradient back; `last`: bucketed
+        with those of other weights (see `shardplan.graph.edges.to_read`)."""
         space, micro = self.built.kept[name], iterations * self.built.options.microbatches
         weight = space.kind.traffic == "weight"
         there: MoveKind = "prefetched" if weight else "blocking"
@@ -166,7 +167,7 @@ class Emitter:
             yield self._move(name, source, target, reader, "backward", there, count=micro, regather=True)
 
     def updated_layout(self, name: str) -> Layout | None:
-        """Layout of a weight's optimizer state where it is another than that of the weight."""
+        """The layout of a weight's optimizer state, if it differs from the weight's."""
         if name not in self.built.updated:
             return None
         updated = self.built.updated[name].layout(self.choice["updated", name])
@@ -195,7 +196,7 @@ class Emitter:
         together: bool = False,
         onward: bool = False,
     ) -> Move:
-        """The gradient moves when the phase is backward, unless the value is gathered again."""
+        """One move; in backward the gradient moves, unless the value is gathered again."""
         space = self.built.kept[name]
         value = phase != "backward" or regather
         start, goal = (source.forward, target.forward) if value else (source.gradient, target.gradient)

@@ -163,7 +163,7 @@ SUMMARY = Record("summary", (
 
 
 def _detail(key: str, kind: Kind, about: str, attribute: str, *, default: object = None) -> Field:
-    """A number of the summary that most readers do not need; one with a `default` may be absent in a file."""
+    """A number of the summary that few readers need; one with a `default` may be absent in a file."""
     get, absent = attrgetter(f"summary.{attribute}"), REQUIRED if default is None else default
     return Field(key, kind, about, attribute, get, default=absent, always=True)
 

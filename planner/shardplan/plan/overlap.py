@@ -6,8 +6,8 @@ from shardplan.plan.types import Move, Plan
 
 
 class Exposure:
-    """What each move makes a step longer: the time in which only it runs, and what it slows down compute that it runs
-    beside. Of all moves and operators together this is `summary.communication_ns`."""
+    """How much each move lengthens a step: the time in which it runs alone, and its slowdown of the compute that it
+    overlaps. The sum over all moves and operators is `summary.communication_ns`."""
 
     def __init__(self, plan: Plan) -> None:
         beside_ns = sum(move.time_ns * move.hidden for move in plan.moves)

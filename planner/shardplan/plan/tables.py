@@ -21,7 +21,7 @@ Row = dict[str, object]
 
 
 def table(plan: Plan, name: Table) -> list[Row]:
-    """The rows of one table, in the order of the plan. Raises `KeyError` for a name that is none of `Table`."""
+    """The rows of one table, in the order of the plan. Raises `KeyError` for a name that is not in `Table`."""
     if name not in _TABLES:
         raise KeyError(f"there is no table '{name}'; there are {', '.join(_TABLES)}")
     rows = _TABLES[name]
