@@ -1,4 +1,4 @@
-"""Plans in which dims are held as larger ones: what runs a model as it is cannot apply them."""
+"""Refusal of plans with padded dims by adapters that run a model unchanged."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from shardplan.plan.types import Plan
 
 
 def unpadded(plan: Plan) -> Plan:
-    """`plan`, which must take the dims of its model as they are. Raises `ShardplanError` (`padded-plan`)."""
+    """`plan`, which must have no padded dims. Raises `ShardplanError` (`padded-plan`)."""
     pads = pads_of(plan)
     if not pads:
         return plan

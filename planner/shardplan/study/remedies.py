@@ -1,4 +1,4 @@
-"""Remedies: changes of a request that has no plan under which one was found to fit."""
+"""Remedies for a request that has no plan: changes for which a plan that fits was found."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _TRIED_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """`change`: as on the command line. The plan it leads to takes `step_ns` and `memory_bytes` of a device."""
+    """`change`: as on the command line. Its plan takes `step_ns` and `memory_bytes` of a device."""
 
     change: str
     step_ns: int
@@ -41,10 +41,10 @@ class Remedy:
 def find_remedies(
     model: Model, cluster: Cluster, options: PlanOptions, on_progress: OnProgress | None = None
 ) -> tuple[Remedy, ...]:
-    """The least change of each kind under which a plan fits, for a request that has none.
+    """The smallest change of each kind for which a plan fits, for a request that has none.
 
     More microbatches, rematerialisation, optimizer state sharded apart from its weight, a lighter optimizer, a smaller
-    cache of keys and values, and more devices of the same profile; each alone. Those found before the user stops it.
+    KV cache, and more devices of the same profile; each alone. After Ctrl-C, those found so far.
     """
     kinds = [
         [(change, cluster, asked) for change, asked in kind]
