@@ -28,7 +28,7 @@ class Check(Protocol):
     """A check of one value."""
 
     def __call__(self, name: str, value: Any) -> Any:
-        """`value` in its one form. Raises `ShardplanError`."""
+        """`value` in its canonical form. Raises `ShardplanError`."""
         ...
 
 

@@ -1,8 +1,8 @@
-"""What would make the step of a plan shorter than any layout does: a size rounded up, or fewer devices.
+"""Advice on what makes a step shorter than any layout does: a size rounded up, or fewer devices.
 
-Nothing is guessed. What looks promising is solved at the multipliers of the plan, which takes a small part of what the
-plan took, and so is what was asked for; where the former is shorter, it is searched for as any plan is, and said where
-the step that comes out is shorter than that of the plan by more than `LEAST`.
+Nothing is guessed. A promising change is solved at the multipliers of the plan, which takes a small part of the plan's
+search, and so is the original request. If the change is shorter, it gets a full search, and is reported if its step is
+shorter than the plan's by more than `LEAST`.
 """
 
 from __future__ import annotations
@@ -50,9 +50,8 @@ the most promising mesh: a tenth of what the search of the plan may."""
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """With `rounded` in place of `size` for `what`, or on `mesh` where that is no size, a step takes `step_ns`, which
-    is shorter by the share `saves`. `option`: what asks for that on the command line; empty where the model has to be
-    changed."""
+    """With `rounded` in place of `size` for `what`, or on `mesh` if that is not a size, a step takes `step_ns`, shorter
+    by the share `saves`. `option`: the command-line option for it; empty if the model has to be changed."""
 
     what: str
     size: int
@@ -72,9 +71,9 @@ def advise(
 ) -> list[Advice]:
     """What would be faster than `plan`, the best one for `model` on `cluster`.
 
-    Nothing for a pipeline, for other cost models, on meshes of so many axes that all layouts together are too many to
-    solve for, where little was to be searched (`effort` quick), or where of a time limit not as much is left (`left_s`)
-    as half of it. `on_try` hears what is tried. Ends early where the user says so.
+    Empty for a pipeline, for other cost models, on meshes with too many axes for one search over all layouts, for quick
+    searches (`effort`), and if less than half of a time limit is left (`left_s`). `on_try` is called with each attempt.
+    Ctrl-C ends it early.
     """
     limit = options.time_limit
     late = limit is not None and left_s < limit / 2
@@ -94,7 +93,7 @@ def advise(
 
 @dataclass(frozen=True)
 class Asked:
-    """What was planned, when there is no more time (`time.monotonic`), and who hears what is tried."""
+    """The original request, its end time (`time.monotonic`), and the callback for attempts."""
 
     model: Model
     cluster: Cluster
@@ -107,18 +106,18 @@ class Asked:
 
     @property
     def has_many_axes(self) -> bool:
-        """Whether all layouts together are too many to solve for."""
+        """Whether the mesh has too many axes for one search over all layouts."""
         return len(real_axes(self.cluster.mesh)) > MOST_WHOLE
 
     def size(self) -> Iterator[Advice]:
-        """The size that is worth most to round up, where one is worth it; a usual one rather than another."""
+        """The size that is most useful to round up, if any is; usual sizes first."""
         best = self.best_size()
         if best is not None:
             yield from self._said(best[1], self.cluster, best[0])
 
     def best_size(self, *, is_held: bool = False) -> tuple[Rounding, Model] | None:
-        """The size that promises most and the model with it, or (`is_held`) the model that holds it so. On many axes,
-        where nothing is solved roughly, the one around which most is repeated and waited for."""
+        """The size with the largest promise, with its model, or (`is_held`) with the padded model. On many axes, where
+        no rough solve is possible, the size with the most repeated work and waiting."""
         rules = model_rules(self.model)
         classes, found = roundings(self.model, rules, self.plan, LEAST)
         tried: list[tuple[bool, float, int, Rounding, Model]] = []
@@ -134,14 +133,14 @@ class Asked:
         return None if best is None else best[3:]
 
     def _held(self, size: Rounding) -> Model | None:
-        """The model that holds the size so, where that is possible."""
+        """The padded model, if padding is possible."""
         try:
             return padded(self.model, {size.place: size.new})
         except ShardplanError:
             return None
 
     def devices(self) -> Iterator[Advice]:
-        """Fewer devices along one axis, where the plan on these is faster."""
+        """Fewer devices along one axis, if the plan on these is faster."""
         meshes = [one for one in _coarser(self.cluster) if self._may_be_faster(one)]
         tried = []
         for number, one in enumerate(meshes[:MOST_TRIED]):
@@ -162,8 +161,7 @@ class Asked:
         return self._computes_ns(cluster.mesh.size) + sent_ns < HOPE * summary.step_ns
 
     def _computes_ns(self, devices: int) -> float:
-        """About the time in which so many devices compute what those of the plan do: starting kernels takes as long on
-        any number of them."""
+        """An estimate of the compute time on so many devices: kernel launches take as long on any number of them."""
         passes = 3 if self.options.training else 1
         starts_ns = passes * self.cluster.device.launch_s * NS_PER_S
         fixed = sum(min(starts_ns, one.compute_ns) for one in self.plan.operators)
@@ -171,7 +169,7 @@ class Asked:
         return fixed + work / devices
 
     def _promised_s(self, model: Model, cluster: Cluster) -> float:
-        """The step that a plan was roughly solved for, where what was asked for takes longer so; else infinite."""
+        """The step of a rough solve, if the same rough solve of the original request is longer; else infinite."""
         step_s = self._roughly_s(model, cluster)
         if step_s < (1 - LEAST) * self._plainly_s:
             return step_s
@@ -180,7 +178,7 @@ class Asked:
 
     @cached_property
     def _plainly_s(self) -> float:
-        """The step of what was asked for, found in the same way."""
+        """The step of the original request by the same rough solve."""
         return self._roughly_s(self.model, self.cluster)
 
     @cached_property
@@ -188,9 +186,9 @@ class Asked:
         return self._roughly_s(self.model, self.cluster, usual=True)
 
     def _roughly_s(self, model: Model, cluster: Cluster, *, usual: bool = False) -> float:
-        """The step of a plan at the multipliers of the best one, or those that searches begin with (`usual`): the
-        former may be right for its mesh alone. Axes over one link are one, which takes far less. Infinite where there
-        is none, or no time."""
+        """The step of a plan at the multipliers of the best one, or at usual ones (`usual`), since the best ones may
+        suit only their own mesh. Axes over one link are merged, which takes much less work. Infinite if there is no
+        plan, or no time."""
         if time.monotonic() >= self.ends_s:
             return math.inf
         try:
@@ -205,14 +203,14 @@ class Asked:
         return plans[0].step_s if plans else math.inf
 
     def _planner(self, model: Model, cluster: Cluster) -> Planner:
-        """Raises `ShardplanError` for what cannot be planned."""
+        """Raises `ShardplanError` for a request that cannot be planned."""
         key = id(model), cluster.mesh
         if key not in self.planners:
             self.planners[key] = model, Planner(model, cluster, self.options, reasons=False)
         return self.planners[key][1]
 
     def _said(self, model: Model, cluster: Cluster, size: Rounding | None) -> Iterator[Advice]:
-        """The advice, where the step that a search comes to is short enough."""
+        """The advice, if the step of a full search is short enough."""
         left_s = self.ends_s - time.monotonic()
         try:
             if math.isfinite(left_s):
@@ -237,7 +235,7 @@ class Asked:
 
 
 def _coarser(cluster: Cluster) -> Iterator[Cluster]:
-    """The cluster with fewer devices along one axis: half of them, where it has an even number."""
+    """The cluster with half as many devices along one axis, if it has an even number."""
     profile = profile_from_resolved(cluster.resolved)
     for number, axis in enumerate(cluster.mesh.axes):
         fewer = next((axis.size // prime for prime in range(2, axis.size + 1) if axis.size % prime == 0), 0)

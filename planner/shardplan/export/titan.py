@@ -1,10 +1,10 @@
-"""A plan in the four-sided form of torchtitan's `ShardingConfig`: for every module that has parameters, how they are
-kept, how its inputs arrive and are wanted, and how its result is made and handed on.
+"""A plan as torchtitan's `ShardingConfig`s: for every module with parameters, how these are stored, how its inputs
+arrive and are read, and how its result is made and passed on.
 
 Source: pytorch/torchtitan 0.3.0, `protocols/sharding.py` and `distributed/parallel_dims.py`: a `SpmdLayout` has a type
 of spmd_types for every axis. These are pairs of value and gradient, as the plan's placements are: `R` is the plan's
-`R/P` (the gradient is partial), `I` the plan's `R`. What moves between two operators that are both outside of modules
-with parameters has no place to be written, and is refused.
+`R/P` (the gradient is partial), `I` the plan's `R`. The format has no place for moves between two operators outside of
+modules with parameters; a plan with such moves is refused.
 """
 
 from __future__ import annotations

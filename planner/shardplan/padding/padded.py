@@ -1,9 +1,9 @@
-"""A model in which one size is held as a larger one that axes of the mesh divide: the last shards are padded.
+"""A model with one size padded to a size that mesh axes divide: the last shards hold padding.
 
-Entries beyond the size are padding: zeros in parameters and inputs, the last entry again in constants. Where an
-operator would combine padding with what is real, an operator `Where` in front of it puts in what changes nothing (see
-`neutral`). So the larger model computes what the model computes, and everything that plans, prices, verifies or writes
-models takes it as it is.
+Entries beyond the original size are padding: zeros in parameters and inputs, the last entry again in constants. Where
+an operator would combine padding with real entries, an operator `Where` in front of it puts in the neutral value (see
+`neutral`). So the padded model computes what the model computes, and everything that plans, prices, verifies or writes
+models takes it without changes.
 """
 
 from __future__ import annotations
@@ -37,10 +37,11 @@ _MOST: Final = 2
 
 
 def padded(model: Model, sizes: Mapping[str, int]) -> Model:
-    """`model` with the dims that `sizes` names, such as `input_ids[0]`, and all that are the same size, held as large.
+    """`model` with the dims that `sizes` names, such as `input_ids[0]`, and all dims of the same class, padded to these
+    sizes.
 
-    A parameter is called as in the checkpoint, with its dims in that order. Raises `ShardplanError`: `unknown-pad`,
-    `bad-pad` (a size below that of the dim, or twice as large), `cannot-pad` (what follows from it is not clear).
+    A parameter is named as in the checkpoint, with its dims in that order. Raises `ShardplanError`: `unknown-pad`,
+    `bad-pad` (a size below that of the dim, or twice as large), `cannot-pad` (its consequences are not clear).
     """
     for name, size in sizes.items():
         model = _padded(model, name, size)
@@ -64,7 +65,7 @@ def _padded(model: Model, name: str, size: int) -> Model:
 
 
 def pad_class(model: Model, rules: Sequence[Rule], classes: Classes, root: Node, size: int) -> Model | str:
-    """The model in which class `root` is held as `size`; or why there is none."""
+    """The model with class `root` padded to `size`; or why that is impossible."""
     larger = grown(model, rules, classes, root, size)
     if larger is None:
         return "other sizes of the model do not follow from it"
@@ -103,7 +104,7 @@ def _padding(model: Model, real: Mapping[Place, Real]) -> Padding:
 
 
 def _within(inner: Real, outer: Real) -> Real:
-    """What is real of what is real: `inner` says it of the entries that `outer` has."""
+    """The real positions within real positions: `inner` counts the entries that `outer` has."""
     made = outer.copy()
     made[outer] = inner
     return made
@@ -145,7 +146,7 @@ def _place(model: Model, name: str) -> Place:
 
 
 def called(model: Model, places: Sequence[Place]) -> str:
-    """What `--pad` calls the first of these dims: of an input, else of a parameter, else of any tensor; empty where
+    """The name for `--pad` of the first of these dims: of an input, else of a parameter, else of any tensor; empty if
     there is none."""
     parameters = {parameter.tensor: parameter for parameter in model.parameters}
     for known in (model.inputs, parameters, model.tensors):
@@ -164,7 +165,7 @@ def _cannot(name: str, size: int, why: str) -> NoReturn:
 
 @dataclass
 class _Masking:
-    """The larger model, and what is put into it so that padding changes nothing."""
+    """The padded model under construction, with the masks that make padding neutral."""
 
     larger: Model
     rules: Sequence[Rule]

@@ -1,4 +1,4 @@
-"""Where the entries of a model stand in the same model with a larger size."""
+"""The positions of a model's entries in the same model with a larger size."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LONGEST = 1 << 24
 
 
 class UnclearError(ValueError):
-    """What of a dim is padding does not follow from the equations; the dim is its argument."""
+    """The equations do not determine which entries of a dim are padding; the dim is its argument."""
 
     def __init__(self, node: Node) -> None:
         where = f"dim {node[1]} of '{node[0]}'" if isinstance(node[0], str) else f"factor '{node[1]}'"
@@ -32,11 +32,11 @@ class UnclearError(ValueError):
 def real_positions(
     model: Model, before: Sequence[Rule], larger: Model, after: Sequence[Rule], classes: Classes, root: Node
 ) -> dict[Node, Real]:
-    """By place, and by factor of an operator, which positions of the dims that grew are entries of `model`.
+    """By place, and by factor of an operator, the positions of the grown dims that are entries of `model`.
 
     `larger`: the model in which class `root` is larger, padded at its end; `before`, `after`: the rules of both. A
-    product of factors is padded where one of them is, a concatenation in every part. Raises `UnclearError` where that
-    does not tell everything, or tells two things.
+    product of factors is padded if one of them is, a concatenation in every part. Raises `UnclearError` if that is
+    incomplete or contradictory.
     """
     grown: dict[Node, tuple[int, int]] = {}
     for name, tensor in model.tensors.items():

@@ -23,9 +23,9 @@ CLOSE = 1e-6
 @dataclass(frozen=True)
 class PipelineResult:
     """The stages found: their cuts, parts of the cluster, plans, and microbatches in flight. `borders`, `sizes`: the
-    layouts of what each hands on, at either end, and the bytes of it and of its gradient in one microbatch. `tied`:
-    transfers for weights that several stages hold. `step_ns`, transfers included; `bound_ns`: no pipeline of this model
-    takes less. `interrupted`: the user ended the search."""
+    layouts of the values between stages, at either end, and the bytes of each and of its gradient in one microbatch.
+    `tied`: transfers of tied weights. `step_ns`, transfers included; `bound_ns`: a lower bound on every pipeline of
+    this model. `interrupted`: Ctrl-C ended the search."""
 
     chain: Chain
     cuts: tuple[Cut, ...]
@@ -52,8 +52,8 @@ def assemble_result(
     options: PlanOptions,
     schedule: Schedule,
 ) -> PipelineResult:
-    """The pipeline of these plans, with the time of its step; its bound is that of these cuts: what stages hand on
-    takes at least what it does when every device sends and receives an equal share."""
+    """The pipeline of these plans, with the time of its step. Its bound is that of these cuts: a transfer takes at
+    least as long as if every device sent and received an equal share."""
     stages = len(cuts) // schedule.pieces
     summaries = [plan.summary for plan in plans]
     steps_ns = [sum(float(summary.step_ns) for summary in summaries[place::stages]) for place in range(stages)]

@@ -1,4 +1,4 @@
-"""`evaluate`: the cost of a given plan, term by term."""
+"""Output of `evaluate`: the cost of a given plan, term by term."""
 
 from __future__ import annotations
 

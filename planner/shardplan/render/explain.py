@@ -1,4 +1,4 @@
-"""`explain`: shares of the step, and the cost of the alternatives for a tensor or an operator."""
+"""Output of `explain`: shares of the step, and the cost of the alternatives for a tensor or an operator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`solve`: the request before the search, and step, proof and memory of its plan afterwards."""
+"""Output of `solve`: the request before the search, and step, proof and memory of its plan afterwards."""
 
 from __future__ import annotations
 

@@ -57,7 +57,8 @@ def plan_manual(
 
 
 def _refuse_unmatched(constraints: Sequence[Constraint], model: Model, mesh: Mesh) -> None:
-    """Constraints for all stages must be about something; whether they can be met, the mesh of every stage tells."""
+    """Constraints for all stages must match something in the model; whether they can be satisfied is checked for every
+    stage's mesh."""
     try:
         resolve(constraints, model, mesh)
     except ShardplanError as problem:
@@ -66,7 +67,7 @@ def _refuse_unmatched(constraints: Sequence[Constraint], model: Model, mesh: Mes
 
 
 def _refuse_unknown_axes(manual: ManualStages, meshes: Sequence[Mesh]) -> None:
-    """Every axis that shards what is handed on must be one of some stage."""
+    """Every axis that shards a value between stages must be an axis of some stage."""
     known = sorted(
         {name for wish, mesh in zip(manual.stages, meshes, strict=True) for name in wish.names or mesh.names}
     )
@@ -92,7 +93,8 @@ def _part(cluster: Cluster, wish: ManualStage) -> Submesh:
 def _handed(
     chain: Chain, place: int, wish: ManualStage, part: Submesh, intermediate: Mapping[str, int]
 ) -> list[Constraint]:
-    """What is handed to and from a stage, sharded by the intermediate axes that it has and by no others."""
+    """The layouts of the values between stages, sharded by the intermediate axes that the stage has and by no
+    others."""
     if not intermediate:
         return []
     names = wish.names or part.mesh.names
