@@ -235,7 +235,8 @@ class Asked:
 
 
 def _coarser(cluster: Cluster) -> Iterator[Cluster]:
-    """The cluster with half as many devices along one axis, if it has an even number."""
+    """For each axis, the cluster with its devices divided by the smallest prime factor: half of them, if their number
+    is even."""
     profile = profile_from_resolved(cluster.resolved)
     for number, axis in enumerate(cluster.mesh.axes):
         fewer = next((axis.size // prime for prime in range(2, axis.size + 1) if axis.size % prime == 0), 0)

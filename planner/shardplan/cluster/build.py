@@ -1,4 +1,4 @@
-"""A resolved profile (plain data) -> the value types, in SI units. A profile kept in a plan goes the same way."""
+"""From a resolved profile (plain data) to value types in SI units; also used for the profile inside of a plan."""
 
 from __future__ import annotations
 

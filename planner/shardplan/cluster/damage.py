@@ -1,4 +1,4 @@
-"""A resolved profile that comes from a file, such as the copy inside a plan: what is wrong about it.
+"""Validation of a resolved profile that was read from a file, such as the one inside of a plan.
 
 `shardplan.cluster.build` takes for granted that nothing is.
 """

@@ -1,4 +1,4 @@
-"""The keys of a cluster profile, version 1, each stated once: what may be written, its default, what it becomes.
+"""The table of a cluster profile's keys, version 1: for each the allowed values, the default, and the resolved form.
 
 From these tables YAML is checked, defaults are filled in, value types are built, misplaced keys are found and the
 tables of docs/cluster-profiles.md are written. A new number is one line here and one in `shardplan.cluster.types`; then

@@ -1,4 +1,4 @@
-"""A profile and the text of `--mesh` -> `Cluster`: which mesh axis runs over which link."""
+"""From a profile and the text of `--mesh` to a `Cluster`: which mesh axis runs over which link."""
 
 from __future__ import annotations
 

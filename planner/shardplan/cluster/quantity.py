@@ -1,4 +1,4 @@
-"""Quantities as people write them: `80 GiB`, `450 GB/s`, `40e9`, `4.5 us`. Text in, number out.
+"""Quantities as people write them, such as `80 GiB`, `450 GB/s`, `40e9`, `4.5 us`: from text to number.
 
 PyYAML's own resolver is not used for numbers: it reads `40e9` as text, `12:30` as 750 and `1_0` as 10.
 """

@@ -1,4 +1,4 @@
-"""A checked profile tree -> the resolved profile: plain data with every default written out.
+"""From a checked profile tree to the resolved profile: plain data with every default written out.
 
 The resolved form is what a plan carries: JSON-ready, in fixed key order, levels as a list from the innermost outwards.
 """

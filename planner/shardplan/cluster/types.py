@@ -1,4 +1,4 @@
-"""A cluster as the planner sees it: bytes, floating-point operations and seconds; bandwidths per device, one way."""
+"""The cluster for the planner, in bytes, floating-point operations and seconds; bandwidths per device, one way."""
 
 from __future__ import annotations
 

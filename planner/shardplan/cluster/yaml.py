@@ -1,4 +1,4 @@
-"""YAML text -> values that know their file, line and column, checked against a declarative schema.
+"""From YAML text to values with file, line and column, checked against a declarative schema.
 
 Scalars stay the text that was written until a field says what they should be. Faults are collected, not raised one by
 one.

@@ -1,4 +1,4 @@
-"""Which tensors and operators of a model a constraint is about."""
+"""The tensors and operators of a model that a constraint matches."""
 
 from __future__ import annotations
 

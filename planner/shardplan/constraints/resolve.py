@@ -1,4 +1,4 @@
-"""Constraints resolved against a model and a mesh: what is asked of every single tensor and operator."""
+"""Resolution of constraints against a model and a mesh: what each tensor and operator is required to do."""
 
 from __future__ import annotations
 

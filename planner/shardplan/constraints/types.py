@@ -1,4 +1,4 @@
-"""A constraint as it was written: where it stands, what it is about, and what it asks for."""
+"""A constraint as written: its place in a file, what it matches, and what it requires."""
 
 from __future__ import annotations
 

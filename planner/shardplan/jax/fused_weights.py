@@ -1,4 +1,4 @@
-"""Leaves that are one part of a fused weight: the q, k or v of a checkpoint that stores the three in one tensor."""
+"""Leaves of a pytree that are parts of a fused checkpoint weight, such as the q, k or v of one packed tensor."""
 
 from __future__ import annotations
 

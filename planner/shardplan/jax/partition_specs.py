@@ -1,4 +1,4 @@
-"""Layouts as `PartitionSpec`s, also of arrays whose dims are a finer division of the plan's.
+"""Layouts as `PartitionSpec`s, also for arrays whose dims divide the plan's dims further.
 
 JAX cuts a dim into equal runs. The plan's segmented shards (a fused q, k, v, of which every device holds a slice of
 each) are runs of an array in which the fused dim is two dims, (segments, size of one): the plan's [32, 96] with

@@ -1,4 +1,4 @@
-"""A job against a plan: number of processes, processes on a machine, and their order."""
+"""Checks of a job against its plan: number of processes, processes per machine, and their order."""
 
 from __future__ import annotations
 

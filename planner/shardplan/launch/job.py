@@ -1,4 +1,4 @@
-"""What a launcher tells its processes, from the environment: this process's rank, how many there are, where they meet.
+"""The environment that a launcher gives a process: its rank, the number of processes, and their rendezvous address.
 
 | launcher | rank, size | on this machine |
 |---|---|---|

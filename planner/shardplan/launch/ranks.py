@@ -1,4 +1,4 @@
-"""Ranks on machines: row-major in the plan's mesh, so that those of a machine follow each other."""
+"""Assignment of ranks to machines: row-major in the plan's mesh, so that the ranks of a machine are consecutive."""
 
 from __future__ import annotations
 

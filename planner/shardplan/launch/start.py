@@ -1,4 +1,4 @@
-"""Start a plan's processes by torchrun, mpirun or srun, and hand on the exit code."""
+"""Starts a plan's processes by torchrun, mpirun or srun, and returns the launcher's exit code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which part of every tensor of a checkpoint each rank gets, by a plan.
+"""The part of every checkpoint tensor that each rank gets under a plan.
 
 A tensor that the plan names is cut as the plan keeps it; a group of quantised tensors as the weight it stands for; what
 the plan does not name is copied to every rank, with a warning.

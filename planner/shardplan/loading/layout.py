@@ -1,4 +1,4 @@
-"""Files of a split checkpoint: which there are, and where every tensor lies in them, known before anything is read."""
+"""File layout of a split checkpoint: its files and the offset of every tensor, computed before anything is read."""
 
 from __future__ import annotations
 

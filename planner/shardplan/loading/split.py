@@ -1,4 +1,4 @@
-"""Write what each rank holds into a file of its own: one pass over the checkpoint, in windows of a few megabytes.
+"""Splits a checkpoint into one file per rank: one pass over the checkpoint, in windows of a few megabytes.
 
 Files grow under temporary names beside their final ones, with every tensor at its final place; a journal says which
 tensors are safely on disk, so an interrupted split goes on where it was. The manifest is written last: a folder that

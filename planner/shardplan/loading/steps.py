@@ -1,4 +1,4 @@
-"""The steps by which a loader shards a parameter: functions of an array and whole numbers, run one after the other.
+"""The steps by which a loader shards a parameter: functions of an array and integers, applied in order.
 
 The last step gives one shard per rank along a new first dim. Those below only rearrange, so the part of one rank can be
 said of the stored tensor (`runs_after`) and read without the rest. Others are the user's, given by name.

@@ -1,4 +1,4 @@
-"""Identical consecutive pieces of a graph: decoder layers, residual blocks.
+"""Repeated blocks: identical consecutive pieces of a graph, such as decoder layers and residual blocks.
 
 Every operator gets a number that stands for what it does and to what shapes; names do not count. In the sequence of
 numbers, pieces that repeat `period` places later are runs of `numbers[i] == numbers[i + period]`, found by one array

@@ -1,4 +1,4 @@
-"""Types of what crosses the border of a loop, and of what two branches make."""
+"""Types of values that cross the border of a loop, and of the results of two branches."""
 
 from __future__ import annotations
 

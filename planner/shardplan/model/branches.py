@@ -1,4 +1,4 @@
-"""`If` nodes: where the condition is known the branch taken replaces the node, else both branches do.
+"""`If` nodes: a known condition selects one branch, which replaces the node; otherwise both branches do.
 
 Exporters write nodes of the first kind for `squeeze` and the like, where the condition is a comparison of a shape with
 a number. Of the second kind both branches are planned, and a `Choose` reads the results of both.

@@ -1,4 +1,5 @@
-"""From an inferred draft to a `Model`: constants leave the nodes, weights absorb what only renames or reorders them."""
+"""From an inferred draft to a `Model`: constants are folded, and weights absorb operators that rename or
+reorder them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An ONNX file as a protobuf message: without big payloads, without local functions, never opening external data."""
+"""Reads an ONNX file as a protobuf message, without large payloads and local functions, and without external data."""
 
 from __future__ import annotations
 

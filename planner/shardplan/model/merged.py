@@ -1,4 +1,4 @@
-"""Vectors that an exporter stored once because they were equal, as the weights that they are.
+"""Separates equal vectors that an exporter stored once into the weights that they are.
 
 A model that has not been trained has many equal vectors: scales of norms are ones, biases zeros. `torch.onnx.export`
 keeps one initializer for those of one shape, under the name of the first. Modules that read it as its owner does have a

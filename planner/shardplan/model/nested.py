@@ -1,4 +1,4 @@
-"""Graphs nested in a node, moved into the graph around it: new names for what is inside, initializers outside."""
+"""Inlining of nested graphs: a node's inner graph moves into the graph around it, with new names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Types and shapes of one node's outputs, from those of its inputs: by ONNX's own functions, then by ours."""
+"""Type and shape inference of one node: by ONNX's own functions, then by ours."""
 
 from __future__ import annotations
 

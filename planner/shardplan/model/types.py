@@ -1,4 +1,4 @@
-"""What a model is to the planner: plain values, free of protobuf."""
+"""The model as the planner sees it: plain values without protobuf."""
 
 from __future__ import annotations
 

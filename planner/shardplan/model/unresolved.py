@@ -1,4 +1,4 @@
-"""Values that cannot be planned, because their shape is unknown or their type is none a device computes with."""
+"""Values that cannot be planned: with an unknown shape, or with a type that no device computes with."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an ONNX file may hold, checked before anything is computed from it: operator sets, functions, loops, sizes.
+"""Limits on untrusted ONNX files, checked before anything is computed: operator sets, functions, loops, sizes.
 
 Whoever reads the file after this may rely on: names are text on one line; versions of operator sets are numbers that
 exist; local functions end and are few operators when inlined; `If`, `Loop` and `Scan` have the graphs, inputs and

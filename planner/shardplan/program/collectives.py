@@ -1,8 +1,8 @@
-"""Collectives carried out in numpy, on all devices of a mesh in one process.
+"""Collectives in numpy, on all devices of a mesh in one process.
 
 A *mesh value* is the list of local arrays in rank order. Every collective reads only what devices of the same group
-hold, as on a real cluster: what a group does not have, its members cannot get, so a wrong group is an error here.
-`run` carries out what a plan lists, by the elements that layouts give each device; `run_node` a node of a graph.
+hold, as on a real cluster: what a group does not have, its members cannot get, so a wrong group is an error here. `run`
+carries out what a plan lists, by the elements that layouts give each device; `run_node` a node of a graph.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a plan says its model's tensors, parameters and operators are, compared with the model."""
+"""Comparison of a plan's tensors, parameters and operators with those of a model."""
 
 from __future__ import annotations
 

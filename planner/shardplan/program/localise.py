@@ -1,4 +1,4 @@
-"""Attributes and shape operands of operators on shards, from those on whole tensors: one function per kind.
+"""Localisation of operators: attributes and shape operands for shards, from those for whole tensors.
 
 Most operators run on their shards as they are. Those listed in `LOCALISERS` carry sizes in constant operands or
 attributes (the target of a `Reshape`, the bounds of a `Slice`, the number of heads), which are those of the whole

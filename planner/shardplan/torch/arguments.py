@@ -1,4 +1,4 @@
-"""Arguments and results of a model under a plan: batches in the layouts of the plan's inputs, results as DTensors."""
+"""Arguments and results of a model under a plan: inputs in the plan's layouts, results as DTensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Counting of the collectives that a program issues, compared with what its plan predicts.
+"""Counts the collectives that a program issues and compares them with the plan's prediction.
 
 Counted below everything else: every collective that torch issues to a process group, whoever asked for it, with the
 bytes of the tensors that it was given.

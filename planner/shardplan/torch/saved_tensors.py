@@ -1,4 +1,4 @@
-"""Autograd saves tensors in the form that the plan saves them in."""
+"""Tensors saved for backward, in the form in which the plan saves them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is known of a machine -> a profile that extends the shipped one of its devices; what is not known is said."""
+"""From the description of a machine to a profile that extends a shipped one; reports what is unknown."""
 
 from __future__ import annotations
 

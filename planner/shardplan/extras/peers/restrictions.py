@@ -1,9 +1,9 @@
-"""Restrictions of the choices to those that another planner has.
+"""Restrictions to the choices that another planner has.
 
-Prices of another planner make sense among its own choices alone. Where computation is free, doing everything
-everywhere is best; so Alpa and Slapo split every matrix product. What such a planner cannot express (partial values
-between operators, a copy gathered once for several readers, collectives inside an operator) has no price in its model,
-and is left out. Constraints of the user take precedence.
+Prices of another planner make sense among its own choices alone. Where computation is free, doing everything everywhere
+is best; so Alpa and Slapo split every matrix product. What such a planner cannot express (partial values between
+operators, a copy gathered once for several readers, collectives inside an operator) has no price in its model, and is
+left out. Constraints of the user take precedence.
 
 | model  | matrix products          | values        | inputs, outputs | moves                               |
 |--------|--------------------------|---------------|-----------------|-------------------------------------|

@@ -1,4 +1,4 @@
-"""`shardplan.jax.batch_shardings`: where a planned function's batch is, for `jax.device_put` and `in_shardings`."""
+"""`shardplan.jax.batch_shardings`: shardings of a planned function's batch, for `jax.device_put` and `in_shardings`."""
 
 from __future__ import annotations
 

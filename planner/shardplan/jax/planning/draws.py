@@ -1,4 +1,4 @@
-"""Random numbers of JAX in a plan: a key is one number, and what is drawn with it a value of the shape that is drawn.
+"""Random numbers of JAX in ONNX: a key is one number, and a draw from it is a value of the drawn shape.
 
 No graph draws what JAX does, and nothing of a plan depends on the numbers: a draw of any kind stands there as numbers
 between 0 and 1, which `verify` draws. A function under the plan draws as it does without one.

@@ -1,4 +1,4 @@
-"""Reads and writes by number (`table[ids]`, `take_along_axis`, `logits[rows, labels]`, `x.at[ids].add`) in ONNX."""
+"""Gathers and scatters by index (`table[ids]`, `take_along_axis`, `logits[rows, labels]`, `x.at[ids].add`) in ONNX."""
 
 from __future__ import annotations
 

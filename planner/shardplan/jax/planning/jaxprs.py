@@ -1,4 +1,4 @@
-"""A jaxpr -> ONNX nodes: calls are written out, scans become `Scan`, all else goes by the table of primitives.
+"""From a jaxpr to ONNX nodes: calls are inlined, scans become `Scan`, other primitives follow the table of primitives.
 
 What depends on data is planned as far as that can be: of a choice all branches (`If`), of a `while` one turn.
 """

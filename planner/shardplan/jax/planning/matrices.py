@@ -1,4 +1,4 @@
-"""Products of groups of rows, and decompositions of matrices, in ONNX.
+"""Grouped matrix products and matrix decompositions in ONNX.
 
 ONNX has no operators for decompositions: they are planned by what they cost, products of their sizes, which have their
 operands and shapes and not their values. No plan needs those.

@@ -1,4 +1,4 @@
-"""`shardplan.jax.parallelize`: a function with the sharding constraints of its plan on every value that both know.
+"""`shardplan.jax.parallelize`: a function with its plan's sharding constraints on every value that both have.
 
 The function's jaxpr is run equation by equation. What equations read and make has the names that planning gave it, so
 each value is constrained as the plan makes, keeps and reads it. Functions with derivatives of their own stay whole,

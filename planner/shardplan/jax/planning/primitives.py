@@ -1,4 +1,4 @@
-"""What each primitive of JAX is in ONNX: one row for each, and functions for those that take more than one node."""
+"""The ONNX form of each JAX primitive: one row each, with functions for those that take more than one node."""
 
 from __future__ import annotations
 

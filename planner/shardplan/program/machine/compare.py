@@ -1,4 +1,4 @@
-"""How far two values of a tensor are apart."""
+"""The distance between two values of a tensor."""
 
 from __future__ import annotations
 

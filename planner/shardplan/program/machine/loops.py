@@ -1,4 +1,4 @@
-"""Operators at the border of a loop, iteration by iteration, and the choice between two branches: their results.
+"""Loops and branches on the simulated machine: values at the border of a loop per iteration, and choices of a branch.
 
 They do the same to the whole value and to what one device holds, since the dims they work on are never split.
 """

@@ -1,8 +1,8 @@
-"""Runs a pipeline: stage after stage on simulated devices, each from what the stage before sent.
+"""Runs a pipeline on simulated devices, stage after stage, each from what the stage before sent.
 
 A stage's devices compute from the value that the devices of the stage before have made, put together and laid out anew.
-Every value of a stage is compared with that part of the model run whole, the value sent among them; so the last
-one is right when all are.
+Every value of a stage is compared with that part of the model run whole, the value sent among them; so the last one is
+right when all are.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A scaled-down form of a large model with the same plan: fewer layers, smaller dims, every operator split as before.
+"""A large model scaled down under the same plan: fewer layers, smaller dims, every operator split as before.
 
 What holds for it holds for the model as far as structure goes: the same operators, the same strategies, the same moves,
 only shorter dims. Strategies are transferred by operator and option; segmented shards get segments of the new sizes.

@@ -1,4 +1,4 @@
-"""One collective of a move on local tensors, from the layouts before and after it.
+"""One collective of a move on local tensors, given the layouts before and after it.
 
 Which parts go where follows from the layouts before and after alone (`shardplan.runtime.shards.runs_of`): every member
 of a group works out what each other member holds and wants. So every order of axes, fused dim and group of several axes

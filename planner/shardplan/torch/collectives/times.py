@@ -1,4 +1,4 @@
-"""When moves are issued, run and are waited for: noted while a step runs, read afterwards."""
+"""Times at which moves are issued, run and awaited: recorded during a step, read afterwards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Views of planned tensors: a view that is changed in place changes what it is a view of, and the other way round.
+"""Views of planned tensors: in-place changes of a view change its base, and the other way round.
 
 The local tensors of a value and of its view need not share memory: there may be a move between them. So a view knows
 how it was made. It is made again when what it views has changed, and written into that when it is changed itself.

@@ -1,4 +1,4 @@
-"""Functions of torch that are made of others: on planned tensors these run, operation by operation.
+"""Composite functions of torch: planned tensors run them operation by operation.
 
 Some are written in Python, others in C++ (`cosine_similarity`, `unflatten`), which torch takes apart by itself.
 """

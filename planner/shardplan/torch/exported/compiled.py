@@ -1,4 +1,4 @@
-"""Compilation of what stands between the moves of a written graph.
+"""Compilation of the parts of a written graph between the moves.
 
 Moves stay as they are, nodes that issue and await collectives in the plan's order. Every run of operations between two
 of them becomes one module, compiled by `torch.compile`; what is read and returned are local tensors.

@@ -1,4 +1,4 @@
-"""Gradients that are reduced beside backward: sent where they are made, waited for when nothing is left to compute.
+"""Asynchronous gradient reductions: issued when the gradients are made, awaited when no compute is left.
 
 Whoever sends a gradient hands on a blank in its place. A function between the sender and the weight, older than all
 that computes, waits for what was sent: autograd runs backward functions that are ready in the reverse order of their

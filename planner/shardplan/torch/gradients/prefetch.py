@@ -1,4 +1,4 @@
-"""Prefetching: weights are gathered where the plan issues them, and waited for where the program first reads them.
+"""Prefetching: weights are gathered where the plan issues them, and awaited where the program first reads them.
 
 A program is followed by the results of its operators (`shardplan.runtime.issue_order.Marks`). What it gathers, of which
 weight and how, is learnt in the first forward pass of each kind, in which everything is gathered where it is read; from

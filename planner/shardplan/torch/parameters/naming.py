@@ -1,4 +1,4 @@
-"""Matching of a model's parameters with the weights of a plan, and what is refused about them."""
+"""Matching of a model's parameters with the weights of a plan, and its errors."""
 
 from __future__ import annotations
 

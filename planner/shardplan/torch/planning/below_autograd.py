@@ -1,4 +1,4 @@
-"""Programs that differentiate inside (`torch.autograd.grad`, `torch.func.grad`, `vmap`, `jvp`), for exporters.
+"""Programs that differentiate inside (`torch.autograd.grad`, `torch.func.grad`, `vmap`, `jvp`), made exportable.
 
 Torch's exporter writes what a program calls above autograd, where gradients and transforms of `torch.func` leave no
 trace, and fails. Here the program is traced as it comes below them: what they do is operators of ATen by then.

@@ -1,4 +1,4 @@
-"""Shapes that depend on data, at their largest, for plans: every entry of a mask is taken.
+"""Upper bounds on data-dependent shapes, for plans: every entry of a mask is taken.
 
 A graph that plans are made of has no shapes but fixed ones, and no branches. What a mask picks (`x[mask]`,
 `masked_select`, `nonzero`) is therefore planned as if it picked everything; programs run with what it really picks, on

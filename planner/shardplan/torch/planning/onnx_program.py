@@ -1,4 +1,4 @@
-"""A module -> an ONNX graph that plans can be made of: its own names, its own tensors, no weights.
+"""From a module to an ONNX graph for planning: with its own parameter names and tensors, without weights.
 
 `torch.onnx.export` writes it, without its optimizer, which makes weights of its own. What a module returns beside
 tensors (caches of keys and values) is left out.

@@ -1,4 +1,4 @@
-"""What an export cannot do, in words, and what helps."""
+"""Errors of exports that fail, with the reason and what helps."""
 
 from __future__ import annotations
 

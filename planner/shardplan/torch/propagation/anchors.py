@@ -1,4 +1,4 @@
-"""Anchors: values of a program that are known by the weight that they are made of.
+"""Anchors: values of a program that are identified by the weight from which they are made.
 
 Where plan and program write an expression in other steps, signatures of all that follows differ. A weight is the same
 in both, whatever came before. If the plan makes one value of it, and a program makes of it a value of that shape, this
