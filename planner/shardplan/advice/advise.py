@@ -113,7 +113,7 @@ class Asked:
         """The size that is most useful to round up, if any is; usual sizes first."""
         best = self.best_size()
         if best is not None:
-            yield from self._said(best[1], self.cluster, best[0])
+            yield from self._searched_advice(best[1], self.cluster, best[0])
 
     def best_size(self, *, is_held: bool = False) -> tuple[Rounding, Model] | None:
         """The size with the largest promise, with its model, or (`is_held`) with the padded model. On many axes, where
@@ -123,16 +123,16 @@ class Asked:
         tried: list[tuple[bool, float, int, Rounding, Model]] = []
         for number, one in enumerate(found[:MOST_TRIED]):
             self.on_try(f"{one.what} {one.old:,} as {one.new:,}")
-            model = self._held(one) if is_held else grown(self.model, rules, classes, one.root, one.new)
+            model = self._padded_model(one) if is_held else grown(self.model, rules, classes, one.root, one.new)
             if model is not None and self.has_many_axes:
                 return one, model
-            step_s = math.inf if model is None else self._promised_s(model, self.cluster)
+            step_s = math.inf if model is None else self._promised_step_s(model, self.cluster)
             if model is not None and math.isfinite(step_s):
                 tried.append((not one.is_usual, step_s, number, one, model))
         best = min(tried, default=None, key=lambda one: one[:3])
         return None if best is None else best[3:]
 
-    def _held(self, size: Rounding) -> Model | None:
+    def _padded_model(self, size: Rounding) -> Model | None:
         """The padded model, if padding is possible."""
         try:
             return padded(self.model, {size.place: size.new})
@@ -145,12 +145,12 @@ class Asked:
         tried = []
         for number, one in enumerate(meshes[:MOST_TRIED]):
             self.on_try(counted(one.mesh.size, "device"))
-            step_s = self._promised_s(self.model, one)
+            step_s = self._promised_step_s(self.model, one)
             if math.isfinite(step_s):
                 tried.append((step_s, number, one))
         best = min(tried, default=None, key=lambda one: one[:2])
         if best is not None:
-            yield from self._said(self.model, best[2], None)
+            yield from self._searched_advice(self.model, best[2], None)
 
     def _may_be_faster(self, cluster: Cluster) -> bool:
         """Whether the step could be short enough on fewer devices."""
@@ -158,9 +158,9 @@ class Asked:
         axes = zip(cluster.mesh.axes, self.cluster.mesh.axes, strict=True)
         is_gone = any(axis.size == 1 < before.size for axis, before in axes)
         sent_ns = 0.0 if is_gone else STILL_SENT * summary.communication_ns
-        return self._computes_ns(cluster.mesh.size) + sent_ns < HOPE * summary.step_ns
+        return self._compute_estimate_ns(cluster.mesh.size) + sent_ns < HOPE * summary.step_ns
 
-    def _computes_ns(self, devices: int) -> float:
+    def _compute_estimate_ns(self, devices: int) -> float:
         """An estimate of the compute time on so many devices: kernel launches take as long on any number of them."""
         passes = 3 if self.options.training else 1
         starts_ns = passes * self.cluster.device.launch_s * NS_PER_S
@@ -168,24 +168,24 @@ class Asked:
         work = sum(max(0.0, one.compute_ns - starts_ns) * computing(one, self.plan.mesh) for one in self.plan.operators)
         return fixed + work / devices
 
-    def _promised_s(self, model: Model, cluster: Cluster) -> float:
+    def _promised_step_s(self, model: Model, cluster: Cluster) -> float:
         """The step of a rough solve, if the same rough solve of the original request is longer; else infinite."""
-        step_s = self._roughly_s(model, cluster)
-        if step_s < (1 - LEAST) * self._plainly_s:
+        step_s = self._rough_step_s(model, cluster)
+        if step_s < (1 - LEAST) * self._unchanged_step_s:
             return step_s
-        step_s = self._roughly_s(model, cluster, usual=True)
-        return step_s if step_s < (1 - LEAST) * self._usually_s else math.inf
+        step_s = self._rough_step_s(model, cluster, usual=True)
+        return step_s if step_s < (1 - LEAST) * self._step_at_usual_multipliers_s else math.inf
 
     @cached_property
-    def _plainly_s(self) -> float:
+    def _unchanged_step_s(self) -> float:
         """The step of the original request by the same rough solve."""
-        return self._roughly_s(self.model, self.cluster)
+        return self._rough_step_s(self.model, self.cluster)
 
     @cached_property
-    def _usually_s(self) -> float:
-        return self._roughly_s(self.model, self.cluster, usual=True)
+    def _step_at_usual_multipliers_s(self) -> float:
+        return self._rough_step_s(self.model, self.cluster, usual=True)
 
-    def _roughly_s(self, model: Model, cluster: Cluster, *, usual: bool = False) -> float:
+    def _rough_step_s(self, model: Model, cluster: Cluster, *, usual: bool = False) -> float:
         """The step of a plan at the multipliers of the best one, or at usual ones (`usual`), since the best ones may
         suit only their own mesh. Axes over one link are merged, which takes much less work. Infinite if there is no
         plan, or no time."""
@@ -209,7 +209,7 @@ class Asked:
             self.planners[key] = model, Planner(model, cluster, self.options, reasons=False)
         return self.planners[key][1]
 
-    def _said(self, model: Model, cluster: Cluster, size: Rounding | None) -> Iterator[Advice]:
+    def _searched_advice(self, model: Model, cluster: Cluster, size: Rounding | None) -> Iterator[Advice]:
         """The advice, if the step of a full search is short enough."""
         left_s = self.ends_s - time.monotonic()
         try:
@@ -226,7 +226,7 @@ class Asked:
             return
         if size is not None:
             option = flag(size.name, size.new) if size.name else ""
-            if not option and self._held(size) is not None:
+            if not option and self._padded_model(size) is not None:
                 option = f"--pad '{size.place}={size.new}'"
             yield Advice(size.what, size.old, size.new, step_ns, saves, option)
         else:

@@ -64,7 +64,7 @@ def kept_to_served(
 ) -> Priced:
     """Kept choices (rows) to served choices (columns). `forwards`: 2 when backward gathers the value again; `last`:
     as in `to_read`."""
-    parts = list(_value(served, served.value_move(kept.forward, served.forward), forwards, _brought(served)))
+    parts = list(_value(served, served.value_move(kept.forward, served.forward), forwards, _move_resource(served)))
     back = _swapped(served.gradient_move(served.gradient, kept.gradient))
     if last:
         together = _swapped(kept.gradient_share(served.gradient, kept.gradient))
@@ -101,7 +101,7 @@ def to_read(
     if last:
         together = _swapped(source.gradient_share(gradient, source.gradient))
         back = np.where(source.comes_free(source.forward, value), together, back)
-    parts = _value(source, source.value_move(source.forward, value), forwards, _brought(source))
+    parts = _value(source, source.value_move(source.forward, value), forwards, _move_resource(source))
     return _picoseconds([*parts, *_gradient(source, back, source.codes, codes)], iterations)
 
 
@@ -137,7 +137,7 @@ def _by_level(space: TensorSpace, segment: Segment, resource: Resource, stack: S
         yield Term(segment, resource, levels), table
 
 
-def _brought(space: TensorSpace) -> Resource:
+def _move_resource(space: TensorSpace) -> Resource:
     return "gather" if _is_weight(space) else "blocking"
 
 

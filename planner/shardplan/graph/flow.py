@@ -133,13 +133,17 @@ def _kept_until(
     kept_until = {}
     for name, found in readers.items():
         home = len(lives_in.get(name, ()))
-        inside = [model.operators[index].loops[: home + 1] for index, _ in found if _stays(model, index, home)]
+        inside = [
+            model.operators[index].loops[: home + 1]
+            for index, _ in found
+            if _is_read_every_iteration(model, index, home)
+        ]
         if inside:
             kept_until[name] = max(found[-1][0], *(ends[loops] for loops in inside))
     return kept_until
 
 
-def _stays(model: Model, reader: int, home: int) -> bool:
+def _is_read_every_iteration(model: Model, reader: int, home: int) -> bool:
     """Whether a value that lives in `home` loops is read by an operator in every iteration of one more."""
     operator = model.operators[reader]
     once = operator.reads_in if operator.op_type == Border.ENTER else operator.loops

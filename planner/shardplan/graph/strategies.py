@@ -265,7 +265,7 @@ def cheapest_of_equals(space: StrategySpace, seconds: Seconds, parts: tuple[Seco
     columns = [state for pair in (*space.reads, *space.makes) if pair is not None for state in pair]
     columns += [code for i, made in enumerate(space.makes) if made is not None for code in space.exclusive_codes(i).T]
     if parts is not None:
-        return _unbeaten(columns, len(seconds), *parts)
+        return _nondominated(columns, len(seconds), *parts)
     if not columns:
         return np.array([int(np.argmin(seconds))], dtype=np.int64)
     rank = np.lexsort((np.arange(len(seconds)), seconds))
@@ -275,7 +275,7 @@ def cheapest_of_equals(space: StrategySpace, seconds: Seconds, parts: tuple[Seco
     return chosen
 
 
-def _unbeaten(columns: list[Index], count: int, one: Seconds, other: Seconds) -> Index:
+def _nondominated(columns: list[Index], count: int, one: Seconds, other: Seconds) -> Index:
     """Numbers of the strategies that no strategy with the same columns beats in one part without losing in the
     other."""
     least: dict[tuple[int, ...], float] = {}

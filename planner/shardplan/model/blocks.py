@@ -251,9 +251,9 @@ def _starts(first: Sequence[tuple[Hashable, ...]], second: Sequence[tuple[Hashab
     fed: dict[Hashable, Hashable] = {}
     for mine, theirs in zip(first, second, strict=True):
         for left, right in zip(mine, theirs, strict=True):
-            if _is(right, "previous") and not _is(left, "own"):
+            if _is_source(right, "previous") and not _is_source(left, "own"):
                 pass
-            elif not (_is(left, "private") and _is(right, "private")) and left != right:
+            elif not (_is_source(left, "private") and _is_source(right, "private")) and left != right:
                 return False
             if fed.setdefault(right, left) != left:
                 return False
@@ -262,10 +262,10 @@ def _starts(first: Sequence[tuple[Hashable, ...]], second: Sequence[tuple[Hashab
 
 def _is_chain(wiring: Sequence[tuple[Hashable, ...]]) -> bool:
     """Whether the copy is fed by the one before it, as layers are."""
-    return any(_is(source, "previous") for row in wiring for source in row)
+    return any(_is_source(source, "previous") for row in wiring for source in row)
 
 
-def _is(source: Hashable, kind: str) -> bool:
+def _is_source(source: Hashable, kind: str) -> bool:
     return isinstance(source, tuple) and source[0] == kind
 
 

@@ -178,7 +178,7 @@ class _Builder:
             dims=dict(sorted(binding.sizes.items())),
             opset=self.draft.opsets.get("", 0),
             producer=self.draft.producer,
-            warnings=tuple(self.inferred.warnings + self._kept_whole()),
+            warnings=tuple(self.inferred.warnings + self._control_flow_warnings()),
             trips={name: self.draft.trips[name] for name in sorted({n for node in self.nodes for n in node.loops})},
         )
 
@@ -235,7 +235,7 @@ class _Builder:
             )
         return tuple(parameters)
 
-    def _kept_whole(self) -> list[Diagnostic]:
+    def _control_flow_warnings(self) -> list[Diagnostic]:
         names = [node.name for node in self.nodes if any(entry.type == _GRAPH for entry in node.proto.attribute)]
         if not names:
             return []

@@ -75,21 +75,21 @@ class _Pass:
         self.draft.nodes = [placed for node in self.draft.nodes for placed in self._guarded(node)]
 
     def _guarded(self, node: Node) -> list[Node]:
-        """`_placed`; a node that nothing refused and nothing can read is told by name. Raises `ShardplanError`."""
+        """`_typed_nodes`; a node that nothing refused and nothing can read is told by name. Raises `ShardplanError`."""
         try:
-            return self._placed(node)
+            return self._typed_nodes(node)
         except UNREADABLE as problem:
             raise ShardplanError(unplannable(node.label, problem)) from problem
 
-    def _placed(self, node: Node) -> list[Node]:
+    def _typed_nodes(self, node: Node) -> list[Node]:
         """`node`, or what stands for it, with all types inferred."""
         branch = taken_branch(node, self.out.known)
         if branch is not None:
-            return self._each_placed(spliced(self.draft, node, branch))
+            return self._all_typed(spliced(self.draft, node, branch))
         found = len(self.out.problems)
-        pieces = self._apart(node)
+        pieces = self._inlined(node)
         if pieces is not None:
-            placed = self._each_placed(pieces)
+            placed = self._all_typed(pieces)
             if all(self.out.typed[name].is_static for entry in placed for name in entry.outputs if name):
                 return placed
         because = self.out.problems[found:] if pieces is not None else []
@@ -99,7 +99,7 @@ class _Pass:
             self.out.problems += because
         return [node]
 
-    def _apart(self, node: Node) -> list[Node] | None:
+    def _inlined(self, node: Node) -> list[Node] | None:
         """What is inside of a node that controls the flow, with its border; None for others, and where that is not to
         be had."""
         pieces = both_branches(self.draft, node)
@@ -115,9 +115,9 @@ class _Pass:
         self.draft.opsets[CONTROL] = 1
         return pieces
 
-    def _each_placed(self, pieces: list[Node]) -> list[Node]:
+    def _all_typed(self, pieces: list[Node]) -> list[Node]:
         self._read_initializers()
-        return [placed for piece in pieces for placed in self._placed(piece)]
+        return [placed for piece in pieces for placed in self._typed_nodes(piece)]
 
     def _read_initializers(self) -> None:
         for name, tensor in self.draft.initializers.items():

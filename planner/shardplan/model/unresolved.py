@@ -34,7 +34,7 @@ def unresolved_values(
     bad = {value for value in values if not _is_usable(inferred.typed[value], budget)}
     makers = {name: node for node in nodes for name in node.outputs}
     starts = [value for value in values if value in bad and bad.isdisjoint(_reads(makers.get(value)))]
-    return [_explained(draft, inferred, value, makers.get(value), budget) for value in starts]
+    return [_diagnostic(draft, inferred, value, makers.get(value), budget) for value in starts]
 
 
 def _is_usable(typed: Typed, budget: Budget) -> bool:
@@ -54,7 +54,7 @@ def _reads(node: Node | None) -> list[str]:
     return [] if node is None else node.reads
 
 
-def _explained(draft: Draft, inferred: Inferred, value: str, node: Node | None, budget: Budget) -> Diagnostic:
+def _diagnostic(draft: Draft, inferred: Inferred, value: str, node: Node | None, budget: Budget) -> Diagnostic:
     typed = inferred.typed[value]
     what = f"'{value}' of {node.label}" if node else f"graph input '{value}'"
     if typed.kind != "tensor":

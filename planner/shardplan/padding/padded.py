@@ -99,11 +99,11 @@ def _padding(model: Model, real: Mapping[Place, Real]) -> Padding:
     found = dict(before.real)
     for place, one in real.items():
         inner = found.get(place)
-        found[place] = one if inner is None else _within(inner, one)
+        found[place] = one if inner is None else _nested_positions(inner, one)
     return Padding(before.of, found)
 
 
-def _within(inner: Real, outer: Real) -> Real:
+def _nested_positions(inner: Real, outer: Real) -> Real:
     """The real positions within real positions: `inner` counts the entries that `outer` has."""
     made = outer.copy()
     made[outer] = inner
@@ -229,7 +229,7 @@ class _Masking:
             made = self._new(f"{name}/padding", replace(tensor, role="activation"))
             condition = self._constant(real.reshape(-1, *[1] * (len(tensor.shape) - dim - 1)), "bool", "real")
             value = self._constant(_nearest(neutral, tensor.dtype), tensor.dtype, "neutral")
-            self.operators.append(self._beside(reader, made, "Where", (condition, name, value), made))
+            self.operators.append(self._added_operator(reader, made, "Where", (condition, name, value), made))
             self.masked[key] = made
         return self.masked[key]
 
@@ -240,10 +240,10 @@ class _Masking:
         factor = self._constant(share, self.tensors[result].dtype, "share")
         return [
             replace(operator, outputs=(mean,)),
-            self._beside(operator, f"{mean}/scaled", "Mul", (mean, factor), result),
+            self._added_operator(operator, f"{mean}/scaled", "Mul", (mean, factor), result),
         ]
 
-    def _beside(self, other: Operator, name: str, kind: str, inputs: tuple[str, ...], result: str) -> Operator:
+    def _added_operator(self, other: Operator, name: str, kind: str, inputs: tuple[str, ...], result: str) -> Operator:
         """An operator where another stands, of the opset version that the model has."""
         version = max((one.version for one in self.larger.operators if not one.domain), default=_OPSET)
         return Operator(name, kind, inputs, (result,), {}, "", version, other.module, other.loops)

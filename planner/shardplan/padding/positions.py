@@ -50,7 +50,7 @@ def real_positions(
             raise UnclearError(node)
     known = {node: np.arange(new) < old for node, (old, new) in grown.items() if classes.find(node) == root}
     dims = [entry for entry in _dims(model, before, after) if entry[0] in grown]
-    told = _Told({node: new for node, (_, new) in grown.items()}, known)
+    told = _KnownPositions({node: new for node, (_, new) in grown.items()}, known)
     while any([told.by(*entry) for entry in dims]):  # noqa: C419 - every dim is looked at in every turn
         pass
     for node, (old, _) in grown.items():
@@ -68,7 +68,7 @@ def _dims(model: Model, before: Sequence[Rule], after: Sequence[Rule]) -> Iterat
             yield from (((name, place), dim, number, larger) for place, dim in enumerate(pattern.dims if name else ()))
 
 
-class _Told:
+class _KnownPositions:
     """What is `known` so far of the dims and factors that are larger, by their new sizes."""
 
     def __init__(self, sizes: Mapping[Node, int], known: dict[Node, Real]) -> None:

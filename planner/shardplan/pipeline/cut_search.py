@@ -60,7 +60,7 @@ def search(
     bound, work = math.inf, equal.work
     for left, ending in zip(reversed(range(len(choices.endings))), choices.endings, strict=True):
         others = least if left else bound  # endings that wait may cost as little as anything
-        best = _ending_so(choices, ending, values, best, tolerance, ends_s, on_bound, others)
+        best = _best_ending_on(choices, ending, values, best, tolerance, ends_s, on_bound, others)
         bound, work = min(bound, best.bound), work + best.work
     return replace(best, bound=min(bound, best.cost), work=work)
 
@@ -71,7 +71,7 @@ def _first(choices: Choices, values: Costs) -> int:
     return int(np.searchsorted(values, work / choices.devices * (1.0 - _ROUNDINGS)))
 
 
-def _ending_so(
+def _best_ending_on(
     choices: Choices,
     ending: frozenset[int],
     values: Costs,

@@ -37,12 +37,12 @@ def disagreements(plan: Plan, model: Model) -> Iterator[str]:
     flow = trace(model, model_rules(model), training=plan.model.get("mode") == "training")
     parameters = {one.tensor: one for one in model.parameters}
     tensors = {name: _of_tensor(model, flow, name, parameters.get(name)) for name in flow.planned}
-    yield from _compared("tensor", tensors, {one.name: _said_of_tensor(one) for one in plan.tensors})
+    yield from _compared("tensor", tensors, {one.name: _tensor_fields(one) for one in plan.tensors})
     operators = {
         one.name: {"place": place, "op": one.kind, "inputs": one.inputs, "outputs": one.outputs}
         for place, one in enumerate(model.operators)
     }
-    said = {one.name: _said_of_operator(place, one) for place, one in enumerate(plan.operators)}
+    said = {one.name: _operator_fields(place, one) for place, one in enumerate(plan.operators)}
     yield from _compared("operator", operators, said)
 
 
@@ -70,7 +70,7 @@ def _of_tensor(model: Model, flow: Flow, name: str, parameter: Parameter | None)
     }
 
 
-def _said_of_tensor(said: TensorDecision) -> dict[str, Any]:
+def _tensor_fields(said: TensorDecision) -> dict[str, Any]:
     return {
         "parameter": said.role == "parameter",
         "shape": said.shape,
@@ -83,7 +83,7 @@ def _said_of_tensor(said: TensorDecision) -> dict[str, Any]:
     }
 
 
-def _said_of_operator(place: int, said: OperatorDecision) -> dict[str, Any]:
+def _operator_fields(place: int, said: OperatorDecision) -> dict[str, Any]:
     return {"place": place, "op": said.op_type, "inputs": said.inputs, "outputs": said.outputs}
 
 

@@ -297,11 +297,11 @@ def _tensor(
         aliases=parameter.aliases if parameter else (),
         trainable=parameter is not None and name in built.flow.needs_grad,
         optimizer=emitter.updated_layout(name),
-        recomputed=_comes_again(built, name),
+        recomputed=_is_recomputed(built, name),
     )
 
 
-def _comes_again(built: CostGraph, name: str) -> bool:
+def _is_recomputed(built: CostGraph, name: str) -> bool:
     maker, again = built.flow.makers.get(name, (None, 0))[0], built.recompute
     return maker in again.until and name in built.fusion.saved and name not in again.saved
 

@@ -37,16 +37,16 @@ class _Backward:
                 for twice in self.step.recomputed.get(self.parts.operators[other].name, ()):
                     self.fetch.issue(twice, self.available, index)
                 self.fetch.issue(other, self.available, index)
-            self._catch_up(self.step.block[index] + 1)
-            if self._is_early(index):
+            self._run_postponed(self.step.block[index] + 1)
+            if self._is_postponed(index):
                 self.put_off.append(index)
             else:
                 self._turn(index)
-        self._catch_up(-1)
+        self._run_postponed(-1)
         self.writer.wait(sorted({number for numbers in self.reduced.values() for number in numbers}), "gradients", -1)
         return self.writer
 
-    def _is_early(self, index: int) -> bool:
+    def _is_postponed(self, index: int) -> bool:
         """Whether only weights depend on an operator while gradients that it needs are in flight: it is then postponed,
         as nothing would overlap their communication. Views compute nothing and wait for nothing."""
         if index not in self.step.of_weights:
@@ -57,7 +57,7 @@ class _Backward:
             return True
         return index not in self.step.views and any(self.reduced[tensor] for tensor in outputs)
 
-    def _catch_up(self, block: int) -> None:
+    def _run_postponed(self, block: int) -> None:
         """The postponed operators of the blocks behind `block`."""
         while self.put_off and self.step.block[self.put_off[0]] > block:
             self._turn(self.put_off.pop(0))
@@ -72,7 +72,7 @@ class _Backward:
         operator = self.parts.operators[index]
         for twice in self.step.recomputed.get(operator.name, ()):
             self._recompute(twice)
-        self._brought_again(index)
+        self._wait_for_reads(index)
         for tensor in filter(None, operator.outputs):
             if tensor not in self.step.readers:
                 self._gradient(self.step.back.shared.get(tensor, ()), index)
@@ -107,13 +107,13 @@ class _Backward:
 
     def _recompute(self, index: int) -> None:
         operator = self.parts.operators[index]
-        self._brought_again(index)
+        self._wait_for_reads(index)
         nanoseconds = operator.again_ns / self.parts.microbatches
         self.writer.compute(f"recompute: {operator.name}", nanoseconds, index)
         for tensor in filter(None, operator.outputs):
             self._stored_again(tensor, operator, index)
 
-    def _brought_again(self, index: int) -> None:
+    def _wait_for_reads(self, index: int) -> None:
         """Waits for what an operator's recomputation or its backward reads, whichever comes first."""
         operator = self.parts.operators[index]
         self.fetch.issue(index, self.available, index)

@@ -347,10 +347,10 @@ class _Clock:
                 passed += item.seconds - sent
             if operator >= 0:
                 ends[operator] = passed
-        return passed - _carried(begins) if self.is_reversed else _carried(ends[::-1])[::-1]
+        return passed - _filled_forward(begins) if self.is_reversed else _filled_forward(ends[::-1])[::-1]
 
 
-def _carried(values: Seconds) -> Seconds:
+def _filled_forward(values: Seconds) -> Seconds:
     """The values, with missing ones replaced by the value before; 0 if there is none."""
     last = np.maximum.accumulate(np.where(np.isnan(values), -1, np.arange(len(values))))
     return np.where(last < 0, 0.0, values[last])

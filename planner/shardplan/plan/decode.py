@@ -30,7 +30,7 @@ def loads(text: str, path: str = "plan") -> Plan:
 def loads_whole(text: str, path: str = "plan") -> tuple[Document, Plan]:
     """The document in `text`, and its plan. Raises as `loads`."""
     document = parsed(text, path)
-    with _damage_said(text, path):
+    with _damage_error(text, path):
         return document, read_document(document)
 
 
@@ -39,13 +39,13 @@ def loads_subject(text: str, path: str = "plan") -> tuple[str, str, Mesh]:
     fast. Raises as `loads`."""
     document = parsed(text, path)
     field = next(field for field in PLAN.fields if field.key == "mesh")
-    with _damage_said(text, path):
+    with _damage_error(text, path):
         mesh: Mesh = _read_section(field, document, {}, Context(Mesh(()), read_document))["mesh"]
         return _named(document, "model"), _named(document, "cluster"), mesh
 
 
 @contextlib.contextmanager
-def _damage_said(text: str, path: str) -> Iterator[None]:
+def _damage_error(text: str, path: str) -> Iterator[None]:
     """The error about a damaged plan in `text`, with file and line."""
     try:
         yield

@@ -114,7 +114,7 @@ def diff_plans(old: Plan, new: Plan) -> PlanDiff:
         if (was.text if was else _ABSENT) == (now.text if now else _ABSENT):
             unchanged += 1
             continue
-        texts = _told_apart(was, now)
+        texts = _differing_words(was, now)
         shown = (now or was or _NOTHING).shown
         effect = (
             shown,
@@ -140,7 +140,7 @@ def diff_plans(old: Plan, new: Plan) -> PlanDiff:
     return PlanDiff(tuple(changes), unchanged, effects, tuple(_causes(old, new)), measures, held)
 
 
-def _told_apart(was: _Item | None, now: _Item | None) -> tuple[str, str]:
+def _differing_words(was: _Item | None, now: _Item | None) -> tuple[str, str]:
     """Two decisions in words (one may be missing), in the first form in which they differ."""
     pairs = zip(*((*item.words, item.text) if item else repeat(_ABSENT) for item in (was, now)), strict=False)
     return next((before, after) for before, after in pairs if before != after)
@@ -181,7 +181,7 @@ def _stage_items(pipeline: Pipeline) -> dict[tuple[str, str], _Item]:
 
 
 def _tensor_item(on: Context, tensor: TensorDecision, module: str, moved_ns: int) -> _Item:
-    text = _said(PARAMETER if tensor.role == "parameter" else TENSOR, tensor, on)
+    text = _fields_in_words(PARAMETER if tensor.role == "parameter" else TENSOR, tensor, on)
     name = tensor.checkpoint or tensor.name
     shown = f"output of {module}" if module and tensor.role == "activation" else name
     return _Item(tensor.role, name, shown, text, tensor.bytes_per_device, moved_ns)
@@ -195,10 +195,12 @@ def _operator_item(on: Context, operator: OperatorDecision) -> _Item:
         for layouts in (operator.makes, operator.reads)
     )
     words = (f"{made}{again}", f"reads {read}{again}")
-    return _Item("operator", operator.name, shown, _said(OPERATOR, operator, on), 0, operator.compute_ns, words)
+    return _Item(
+        "operator", operator.name, shown, _fields_in_words(OPERATOR, operator, on), 0, operator.compute_ns, words
+    )
 
 
-def _said(record: Record, value: TensorDecision | OperatorDecision, on: Context) -> str:
+def _fields_in_words(record: Record, value: TensorDecision | OperatorDecision, on: Context) -> str:
     """The compared fields of `value` in words, without those that the file omits."""
     written = record.view(value) if record.view else value
     fields = [field for field in record.fields if field.diff and not field.absent(written)]
@@ -222,8 +224,8 @@ def _causes(old: Plan, new: Plan) -> Iterator[str]:
             yield f"{field.diff} {_in_words(before)} → {_in_words(after)}"
     yield from _differences(_mapping(was.get("dims")), _mapping(now.get("dims")), "dim ")
     lost, added = _constraints(old) - _constraints(new), _constraints(new) - _constraints(old)
-    yield from (f"constraint removed: {text}" for text in _together(lost))
-    yield from (f"constraint added: {text}" for text in _together(added))
+    yield from (f"constraint removed: {text}" for text in _fold_layers(lost))
+    yield from (f"constraint added: {text}" for text in _fold_layers(added))
     if old.mesh != new.mesh:
         yield f"mesh {old.mesh} → {new.mesh}"
     if old.summary.memory_limit_bytes != new.summary.memory_limit_bytes:
@@ -262,7 +264,7 @@ def _in_words(value: object) -> object:
     return "none" if value is None else value
 
 
-def _together(texts: Iterable[str]) -> list[str]:
+def _fold_layers(texts: Iterable[str]) -> list[str]:
     """Changes of identical layers merged into one, with their number."""
     groups: dict[str, list[str]] = {}
     for text in sorted(texts):

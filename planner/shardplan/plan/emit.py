@@ -65,7 +65,7 @@ class Emitter:
         for move in moves:
             (forward if move.phase == "forward" else backward).append(move)
 
-    def _of_pattern(
+    def _cached_moves(
         self, key: tuple[object, ...], name: str, reader: str, make: Callable[[], Iterator[Move]]
     ) -> Iterator[Move]:
         """The moves with at least one collective, made once for all tensors and readers with equal `key`."""
@@ -91,7 +91,7 @@ class Emitter:
         iterations = self.built.model.iterations(self.built.model.operators[index].makes_in)
         forwards, choice = self.built.recompute.forwards(index), self.choice["kept", name]
         key = ("stored", id(self.built.kept[name]), id(space), position, forwards, iterations, choice, strategy)
-        return self._of_pattern(key, name, "", lambda: self._stored(index, position, name, iterations, forwards))
+        return self._cached_moves(key, name, "", lambda: self._stored(index, position, name, iterations, forwards))
 
     def _stored(self, index: int, position: int, name: str, iterations: int, forwards: int) -> Iterator[Move]:
         space, strategy = self.built.operators[index].strategies, self._strategy(index)
@@ -111,9 +111,9 @@ class Emitter:
         iterations = self.built.model.iterations(self.built.flow.lives_in.get(name, ()))
         layouts = self.kept_layout(name), self.served_layout(name)
         last = stays and kept.kind.coalesces and iterations == 1
-        return self._of_pattern(
+        return self._cached_moves(
             ("served", id(kept), id(served), again, iterations, *choices), name, "",
-            lambda: self._bringing(name, *layouts, "", codes, again=again, iterations=iterations, last=last),
+            lambda: self._moves_to_reader(name, *layouts, "", codes, again=again, iterations=iterations, last=last),
         )  # fmt: skip
 
     def _reading(self, index: int, position: int, name: str) -> Iterator[Move]:
@@ -125,7 +125,7 @@ class Emitter:
             self.built.model.iterations(operator.reads_in),
         )
         key = ("read", id(source), id(space), position, again, iterations, self.choice[node], self._strategy(index))
-        return self._of_pattern(key, name, operator.name, lambda: self._read(index, position, name))
+        return self._cached_moves(key, name, operator.name, lambda: self._read(index, position, name))
 
     def _read(self, index: int, position: int, name: str) -> Iterator[Move]:
         operator, space = self.built.model.operators[index], self.built.operators[index].strategies
@@ -139,9 +139,11 @@ class Emitter:
         iterations = self.built.model.iterations(operator.reads_in)
         last = stays and source.kind.coalesces and iterations == 1
         layouts = self.served_layout(name), read
-        yield from self._bringing(name, *layouts, operator.name, codes, again=again, iterations=iterations, last=last)
+        yield from self._moves_to_reader(
+            name, *layouts, operator.name, codes, again=again, iterations=iterations, last=last
+        )
 
-    def _bringing(
+    def _moves_to_reader(
         self,
         name: str,
         source: Layout,

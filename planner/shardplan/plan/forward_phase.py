@@ -82,29 +82,29 @@ class Prefetch:
             if tensor not in available and index != at:
                 missing += [tensor] if self._moves_later(tensor, operator.name) else []
                 continue
-            self._bring(tensor, operator.name, at)
+            self._issue_reads(tensor, operator.name, at)
         return missing
 
-    def _bring(self, tensor: str, reader: str, at: int) -> Numbers:
+    def _issue_reads(self, tensor: str, reader: str, at: int) -> Numbers:
         """Issues the moves of a tensor to a reader, unless that was done already; returns what the reader has to wait
         for."""
         again = self.moves is self.step.regather
         if tensor not in self.stored and (again or self.step.is_at_hand(tensor)):
             self.stored.add(tensor)
-            before = self.known.get(tensor, ()) or self._seen(tensor, at)
+            before = self.known.get(tensor, ()) or self._view_sources(tensor, at)
             self.known[tensor] = self._issue(self.moves.shared.get(tensor, ()), before, at)
         if (tensor, reader) not in self.own:
             numbers = self.moves.own.get((tensor, reader), ())
             self.own[tensor, reader] = self._issue(numbers, self.known.get(tensor, ()), at)
         return self.own[tensor, reader]
 
-    def _seen(self, tensor: str, at: int) -> Numbers:
+    def _view_sources(self, tensor: str, at: int) -> Numbers:
         """What a view of weights waits for: everything that it reads."""
         maker = self.step.makers.get(tensor, -1)
         if maker not in self.step.views:
             return ()
         viewer = self.step.parts.operators[maker].name
-        return tuple(sorted({n for read in self.step.reads[maker] for n in self._bring(read, viewer, at)}))
+        return tuple(sorted({n for read in self.step.reads[maker] for n in self._issue_reads(read, viewer, at)}))
 
     def _moves_later(self, tensor: str, reader: str) -> bool:
         numbers = (*self.moves.shared.get(tensor, ()), *self.moves.own.get((tensor, reader), ()))

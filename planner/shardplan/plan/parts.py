@@ -148,8 +148,8 @@ def whole_plan(found: Mapping[str, Any]) -> Plan:
     details, mesh = dict(found["details"]), found["mesh"]
     warnings = details.pop("warnings")
     tensors = (*found["parameters"], *found["inputs"], *found["outputs"], *found["tensors"])
-    _told_once(tensors, "tensor")
-    _told_once(found["operators"], "operator")
+    _check_unique(tensors, "tensor")
+    _check_unique(found["operators"], "operator")
     return Plan(
         mesh=mesh["mesh"],
         axis_links=mesh["links"],
@@ -161,7 +161,7 @@ def whole_plan(found: Mapping[str, Any]) -> Plan:
     )
 
 
-def _told_once(decisions: Sequence[TensorDecision | OperatorDecision], what: str) -> None:
+def _check_unique(decisions: Sequence[TensorDecision | OperatorDecision], what: str) -> None:
     """Raises `RecordError` if two rows are about the same tensor or operator."""
     names = set()
     for decision in decisions:

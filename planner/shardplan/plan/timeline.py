@@ -76,7 +76,7 @@ def parts_of(plan: Plan) -> StepParts:
     optimizer_ns = plan.summary.compute_ns - sum(operator.compute_ns for operator in plan.operators)
     return StepParts(
         plan.operators,
-        tuple(map(_of_a_kind, plan.moves)),
+        tuple(map(_legacy_kind, plan.moves)),
         plan.axis_links,
         plan.model.get("mode") == "training",
         cast("int", plan.model.get("microbatches", 1)),
@@ -95,7 +95,7 @@ def _levels_of(plan: Plan) -> LinkLevels:
         return WHOLE
 
 
-def _of_a_kind(move: Move) -> Move:
+def _legacy_kind(move: Move) -> Move:
     """The kind of a move in plans older than format 1.4: a move that was taken to overlap with compute is not
     blocking."""
     if move.kind != "blocking" or not move.hidden:

@@ -92,11 +92,11 @@ def sent_together(plan: Plan) -> tuple[Predicted, ...]:
             first[key] = len(found)
             found.append(row)
         else:
-            found[first[key]] = _both(found[first[key]], row, plan.mesh)
+            found[first[key]] = _merged(found[first[key]], row, plan.mesh)
     return tuple(found)
 
 
-def _both(one: Predicted, other: Predicted, mesh: Mesh) -> Predicted:
+def _merged(one: Predicted, other: Predicted, mesh: Mesh) -> Predicted:
     payload = one.payload_bytes + other.payload_bytes
     collective = Collective(one.kind, tuple(map(mesh.index, one.axes)), Fraction(1))
     return replace(one, payload_bytes=payload, wire_bytes=math.ceil(payload * wire_share(collective, mesh)))
