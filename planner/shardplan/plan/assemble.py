@@ -394,11 +394,6 @@ def _optimizer_seconds(built: CostGraph, choice: Mapping[Node, int]) -> float:
     return seconds
 
 
-def peak_memory(holdings: Sequence[Holding], moments: int, choice: Mapping[Node, int]) -> Memory:
-    """Bytes by category at the moment when their sum is largest (the first such moment)."""
-    return peak_of(held_bytes(holdings, moments, choice))
-
-
 def held_bytes(holdings: Sequence[Holding], moments: int, choice: Mapping[Node, int]) -> NDArray[np.int64]:
     """Bytes of every category (in the order of `Memory`) at every moment, shape (5, moments)."""
     categories: tuple[Category, ...] = ("parameters", "gradients", "optimizer", "activations", "temporaries")

@@ -8,7 +8,6 @@ of operator i, and 2 n - 1 - i its backward.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import accumulate
 
 from shardplan.plan.types import Plan, TensorDecision
 
@@ -37,12 +36,3 @@ def spans(plan: Plan) -> Iterator[tuple[int, int, TensorDecision, bool]]:
             yield start, last + 1, tensor, False
         if training and tensor.name in maker and tensor.dtype.startswith(("float", "bfloat", "double")):
             yield 2 * count - 1 - last, 2 * count - start, tensor, True
-
-
-def held_bytes_of(plan: Plan) -> list[int]:
-    """Bytes of values and their gradients that one device holds at every moment."""
-    change = [0] * (2 * len(plan.operators) + 1)
-    for start, end, tensor, _ in spans(plan):
-        change[start] += tensor.bytes_per_device
-        change[end] -= tensor.bytes_per_device
-    return list(accumulate(change))[:-1]

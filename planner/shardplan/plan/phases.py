@@ -48,7 +48,6 @@ HOLDING_LESS = (Policy(0), Policy(AT_ITS_READER), Policy(AT_ITS_READER, deferred
 FARTHER = (2, 4, 8)
 """Distances that are tried too: where blocks differ, one may compute too little to hide the weights of the next, and
 others before it more than that."""
-POLICIES = (*map(Policy, FARTHER), EAGER, *HOLDING_LESS)
 
 
 @dataclass(frozen=True, slots=True)
