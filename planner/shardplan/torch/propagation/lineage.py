@@ -35,7 +35,7 @@ class Lineage(NamedTuple):
 
 
 def leaf(*parts: object) -> Lineage:
-    """The lineage of what no operation has made: a weight, an argument, a gradient."""
+    """The lineage of a value that no operation has made: a weight, an argument, a gradient."""
     return Lineage(digest_of(*parts))
 
 
