@@ -17,11 +17,11 @@ from shardplan.errors import Diagnostic, ShardplanError, did_you_mean, error
 
 _MOST_DIGITS = 18
 _FEWEST_BARE_BYTES = 1 << 16
-"""A smaller size that is written without a unit is hardly meant in bytes."""
+"""A smaller number without a unit is probably not meant in bytes."""
 
 
 _READ = {"model": "a file, a description or a model", "cluster": "a profile's name or a file"}
-"""What may be given read already, and what is expected."""
+"""What may be given as an object, with the description of what is expected."""
 
 
 class Check(Protocol):
@@ -38,7 +38,7 @@ class OneOf:
 
     words: tuple[str, ...]
     others: Mapping[str, str] = field(default_factory=dict)
-    """Another word -> the one of `words` that it means."""
+    """Synonym -> the one of `words` that it means."""
 
     def __call__(self, name: str, value: Any) -> str:
         if value in self.words:

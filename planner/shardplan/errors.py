@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 ITEM = "\n  - "
-"""What parts the items of a list in a hint; other line ends in hints are written out."""
+"""Separator of the items of a list in a hint; other line ends in hints are escaped."""
 
 
 @dataclass(frozen=True, slots=True)

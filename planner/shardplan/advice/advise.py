@@ -35,17 +35,17 @@ from shardplan.rules import model_rules
 from shardplan.units import NS_PER_S, counted
 
 LEAST: Final = 0.02
-"""Share of the step that advice must save, and share that must be saved where it is solved roughly."""
+"""Share of the step that advice must save, in a rough solve and in the full search."""
 MOST_TRIED: Final = 3
-"""Sizes, and meshes, that are solved at given multipliers: each takes about a twentieth of what the plan took."""
+"""Number of sizes, and of meshes, that are solved at given multipliers: each takes about a twentieth of the plan's
+search."""
 STILL_SENT: Final = 0.75
-"""Share of the communication waited for that is expected on half the devices of an axis; where the axis is gone, none
-is."""
+"""Share of the exposed communication that is expected on half the devices of an axis; none if the axis is gone."""
 HOPE: Final = 0.9
-"""Fewer devices are tried where that and all the computing take less than this share of the step."""
+"""Fewer devices are tried if that communication and all the compute take less than this share of the step."""
 WORK: Final = 2e3
-"""Work, in the units of `shardplan.solve.constants`, that the search of the most promising size may take, and that of
-the most promising mesh: a tenth of what the search of the plan may."""
+"""Work, in the units of `shardplan.solve.constants`, for the search of the most promising size, and for that of the
+most promising mesh: a tenth of the plan's search."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ class Asked:
     ends_s: float
     on_try: Callable[[str], object] = bool
     planners: dict[tuple[int, Mesh], tuple[Model, Planner]] = field(default_factory=dict, compare=False)
-    """By the `id` of a model, which stands beside, and mesh: cost graphs are built once for all that is asked."""
+    """By the `id` of a model (kept alive beside it) and mesh: cost graphs are built once for all requests."""
 
     @property
     def has_many_axes(self) -> bool:

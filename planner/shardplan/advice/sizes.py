@@ -19,7 +19,7 @@ from shardplan.rules.equation import parse
 from shardplan.rules.types import Rule
 
 SLIGHT: Final = 1 / 8
-"""Of a size; rounded up by no more, it is rounded up for all axes together, else for as few as it takes."""
+"""Share of a size up to which it is rounded up for all axes together; otherwise for as few axes as possible."""
 _HEADS: Final = frozenset({"h", "g"})
 
 

@@ -17,7 +17,7 @@ from shardplan.planning import plan_model
 from shardplan.planning.standing import OnProgress
 
 MOST_SIZES: Final = 3
-"""That are held as larger ones in one plan: each is planned for."""
+"""Number of sizes that are padded in one plan: each takes a search."""
 
 
 def hold_unevenly(

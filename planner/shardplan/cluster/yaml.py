@@ -19,9 +19,9 @@ from shardplan.yaml_source import Mark, compose, is_null, mark_of
 _KINDS = {yaml.ScalarNode: "a value", yaml.SequenceNode: "a list", yaml.MappingNode: "a mapping"}
 _MIXED = "a plan gives every device the same share of the work: write a profile for each kind, and plan each part alone"
 _NOT_SEVERAL = {"device": _MIXED, "device.kind": _MIXED}
-"""By path: what to do where somebody lists several of what there can be one of."""
+"""By path: the hint for a list where only one value is possible."""
 _SEVERAL = {"devices": _MIXED, "device.kinds": _MIXED}
-"""By path: what to do where somebody calls several so."""
+"""By path: the hint for a plural key where only one value is possible."""
 
 
 @dataclass(frozen=True, slots=True)

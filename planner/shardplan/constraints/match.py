@@ -13,7 +13,7 @@ from shardplan.model.types import Model
 from shardplan.patterns import matches
 
 _SHOWN = 8
-"""Names, or patterns of names, that a refusal lists."""
+"""Number of names, or patterns of names, that an error lists."""
 _CALLED = {
     "inputs": "input",
     "outputs": "output",

@@ -29,10 +29,10 @@ Numbers = NDArray[np.int32]
 _BLOCK_ENTRIES = 1 << 21
 """Paths to so many targets are shortened together that the work fits in a cache and little memory."""
 STEP_S = 4e-15
-"""Charged for every step while the cheapest way is looked for: an all-reduce costs what a reduce-scatter and an
-all-gather do, and which of both has the lower rounded sum shall not decide."""
+"""Charge for every step in the search of the cheapest path: an all-reduce costs as much as a reduce-scatter and an
+all-gather, and rounding must not decide between them."""
 MOST_S = 1e6
-"""Above this, prices of other collectives are lost beside one: what sums them up is a float."""
+"""Above this, the prices of other collectives are lost in a floating-point sum with it."""
 CollectiveSeconds = Callable[[Collective, float], float]
 """Seconds of a collective on a tensor of so many bytes."""
 

@@ -20,7 +20,8 @@ from shardplan.schedule.links import LinkLevels
 _LARGE_BYTES: Final = 2.0**32
 """Payload from which latency no longer counts."""
 _KINDS: Final[tuple[CollectiveKind, ...]] = ("all_gather", "reduce_scatter", "all_reduce")
-"""Whose bytes pass all levels; others send to other machines what they need not pass on inside."""
+"""Collectives whose bytes pass through all levels; with others, bytes for other machines are not sent again inside of a
+machine."""
 _DIGITS = 6
 
 

@@ -45,7 +45,7 @@ from shardplan.units import PS_PER_S
 Node = tuple[str, str]
 """("operator", name), ("kept", tensor), ("served", tensor) or ("updated", weight)."""
 Join = tuple[Node, Node, int]
-"""An edge: from where, to where, and its number among those between the two, which are in the order of operands."""
+"""An edge: its source, its target, and its number among the edges between the two, in the order of operands."""
 
 
 @dataclass(frozen=True)
@@ -68,13 +68,13 @@ class CostGraph:
     updated: Mapping[str, TensorSpace]
     trainable: frozenset[str]
     lowered: dict[tuple[object, ...], object] = field(default_factory=dict)
-    """Moves as collectives, by what they depend on: lowered once for all assignments."""
+    """Moves as collectives, by everything they depend on: lowered once for all assignments."""
     decided: dict[tuple[int, int], object] = field(default_factory=dict)
-    """What a plan says of an operator, by its number and strategy."""
+    """The decision of a plan on an operator, by its number and strategy."""
     emitted: dict[tuple[object, ...], object] = field(default_factory=dict)
-    """Moves along one edge for a pair of choices, likewise."""
+    """The moves along one edge for a pair of choices."""
     is_near: bool = False
-    """Whether only layouts near some plans are offered: moves that go over others may be priced too high."""
+    """Whether only layouts near some plans are offered: moves that pass through others may be priced too high."""
 
     @cached_property
     def node_data(self) -> tuple[tuple[Node, dict[str, Any]], ...]:
@@ -216,7 +216,7 @@ class _Spaces:
         self._prices, self._near = prices, near
         self._made: dict[TensorKind, TensorSpace] = {}
         self._together = UnionFind()
-        """Kinds of one tensor that is kept, served and updated: moves between them go over the same layouts."""
+        """Kinds of one tensor that is kept, served and updated: moves between them use the same layouts."""
         self._layouts: dict[TensorKind, set[Layout]] = {}
         roles = (traffic.kept, traffic.served, traffic.updated)
         if near is None:
@@ -256,7 +256,7 @@ def _constant(picoseconds: NDArray[np.float64]) -> Priced:
 
 
 ANYWHERE = -1
-"""Position of operators that read weights alone: schedules may put them off, so that they are on no side of a cut."""
+"""Position of operators that read only weights: schedules may postpone them, so they are on no side of a cut."""
 
 
 def _add_nodes(built: CostGraph) -> None:

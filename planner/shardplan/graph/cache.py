@@ -20,7 +20,8 @@ from shardplan.rules.types import Rule
 
 _ATTENTION = frozenset({"Attention", "com.microsoft.GroupQueryAttention", "com.microsoft.MultiHeadAttention"})
 _PASSING = frozenset({"Reshape", "Transpose", "Unsqueeze", "Expand", "Squeeze", "RotaryEmbedding", "Identity"})
-"""What may lie between the projection of the keys and the attention, exporters' repetition of key heads included."""
+"""Operators that may be between the projection of the keys and the attention, such as exporters' repetition of key
+heads."""
 _PAST_KEYS = 4
 
 

@@ -15,10 +15,10 @@ from shardplan.model.types import CONTROL, Border, Model, Operator
 from shardplan.rules.types import Rule
 
 _SMALL_CONSTANT_BYTES = 1 << 20
-"""Known constants up to this size are simply present on every device: no choice is made for them."""
+"""Known constants up to this size are present on every device without a choice."""
 
 _MOST_TRIED, _MOST_SHOWN = 4096, 16
-"""Numbers of microbatches that are tried, and named, where another is asked for."""
+"""Numbers of microbatches that are tried, and named, as alternatives to an impossible one."""
 _CACHE_WRITERS = frozenset({"Concat", "ScatterND", "ScatterElements", "TensorScatter", "Attention"})
 
 

@@ -26,8 +26,8 @@ from shardplan.solve.problem import Usage
 
 Category = Literal["parameters", "gradients", "optimizer", "activations", "temporaries"]
 Fate = Literal["passing", "saved", "saved again"] | int
-"""What becomes of a value after its last reader ran forward: nothing; it is saved; it is saved although its maker runs
-again; it is dropped and made again right before the backward of that operator."""
+"""How a value reaches backward after its last reader ran forward: not at all; saved; saved although its maker is
+recomputed; dropped and recomputed right before the backward of that operator."""
 
 
 @dataclass(frozen=True, slots=True)

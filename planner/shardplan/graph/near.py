@@ -21,8 +21,8 @@ from shardplan.layout.transitions import State
 
 Codes = NDArray[np.int64]
 _MOST_BETWEEN = 32
-"""Ways to combine what different layouts do on the axes that are not free, beyond which moves go over the layouts
-alone: more finds cheaper ways of moves, whose matrices grow with the square."""
+"""Number of combinations of different layouts on the fixed axes up to which moves may pass through them: more finds
+cheaper moves, with matrices that grow with the square."""
 
 
 @dataclass(frozen=True)

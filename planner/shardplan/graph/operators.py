@@ -24,7 +24,8 @@ from shardplan.units import PS_PER_S
 _CAST_FROM = 2.0
 """Bytes of an element before it is cast to a narrow type."""
 Charged = tuple[tuple[int, ...], tuple[int, ...], bool]
-"""Positions of the operands and of the results whose bytes the operator is charged for; whether it starts a kernel."""
+"""Positions of the operands and of the results whose bytes the operator is charged for; whether it launches a
+kernel."""
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,11 @@ Mode = Literal["training", "inference"]
 Remat = Literal["none", "selective", "alternate", "full", "auto"]
 Effort = Literal["quick", "thorough", "exhaustive"]
 UNLIMITED_BYTES = 1 << 60
-"""A limit on memory that no plan reaches: what something takes without regard to memory is planned under it."""
+"""A memory limit that no plan reaches, for planning without a limit."""
 
 
 TRAINERS_PREFETCH = 1
-"""Blocks ahead in which FSDP and its like gather weights."""
+"""Blocks ahead in which FSDP and similar trainers gather weights."""
 
 
 @dataclass(frozen=True, slots=True)

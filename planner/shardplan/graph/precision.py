@@ -45,7 +45,7 @@ PRECISIONS: Final[dict[str, Precision]] = {
     "nvfp4": Precision("float4e2m1", 9.0, 0.5 + 1 / 16),
 }
 _LEAST_COLUMNS = 512
-"""Products that are narrower make choices of experts, or gates, and stay as they are."""
+"""Narrower products choose experts, or are gates, and keep their type."""
 
 
 def narrowed(model: Model, rules: Sequence[Rule], precision: str) -> Mapping[int, tuple[int, ...]]:

@@ -19,9 +19,10 @@ from shardplan.schedule.terms import Priced, Table, Term
 from shardplan.solve.problem import Edge, Problem
 
 _SOME_SIZE = 0.002
-"""Share of all parameters."""
+"""Share of all parameters above which a weight counts as large."""
 _FIRST_READERS = 2
-"""Readers of weights with a sum for what is gathered up to them: often nobody gathers the first, an embedding."""
+"""Number of readers of weights with a sum for what is gathered before them: often the first weight, an embedding, is
+not gathered."""
 Arrays = tuple[tuple[Table, ...], tuple[Table, ...]]
 """Costs of nodes and tables of edges, in picoseconds per step."""
 

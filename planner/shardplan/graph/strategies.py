@@ -26,9 +26,9 @@ from shardplan.layout.placement import RP, P, Placement, R
 from shardplan.rules.types import InnerCollective, Rule
 
 _MOST_READS = 2
-"""An operand is brought to its reader once, and perhaps once more for backward."""
+"""An operand moves to its reader once, and at most once more for backward."""
 _ROUNDINGS_S = 1e-10
-"""Prices are rounded to picoseconds; a difference below this is none."""
+"""Prices are rounded to picoseconds; a smaller difference does not count."""
 
 
 @dataclass(frozen=True, slots=True)

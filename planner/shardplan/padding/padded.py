@@ -31,9 +31,9 @@ from shardplan.units import counted
 
 _PLACE: Final = re.compile(r"(?P<tensor>.+)\[(?P<dim>\d+)\]", re.DOTALL)
 _OPSET: Final = 17
-"""Where a model has no operator of the default domain."""
+"""Opset version if a model has no operator of the default domain."""
 _MOST: Final = 2
-"""A size is held as less than so many times itself."""
+"""A size is padded to less than this many times itself."""
 
 
 def padded(model: Model, sizes: Mapping[str, int]) -> Model:

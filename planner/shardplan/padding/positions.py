@@ -14,11 +14,11 @@ from shardplan.rules.equation import Dim
 from shardplan.rules.types import Rule
 
 Real = NDArray[np.bool_]
-"""By position along a padded dim: whether an entry of the model stands there."""
+"""By position along a padded dim: whether an entry of the model is there."""
 
 
 LONGEST = 1 << 24
-"""Entries of a padded dim: what is real is told one by one."""
+"""Maximum size of a padded dim: its real positions are listed one by one."""
 
 
 class UnclearError(ValueError):

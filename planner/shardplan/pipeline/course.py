@@ -13,9 +13,9 @@ from shardplan.planning.standing import OnProgress, Standing
 from shardplan.units import PS_PER_NS
 
 _SOME_SECONDS = 0.01
-"""For the plan of a stage when the time limit has passed before there is a pipeline."""
+"""Time for the plan of a stage after the time limit, if there is no pipeline yet."""
 _FINISHING = 0.8
-"""Share of a time limit in which pipelines are searched; the rest is for lifting the best and for its file."""
+"""Share of a time limit for the search; the rest is for lifting the best pipeline and for its file."""
 
 
 @dataclass

@@ -18,9 +18,10 @@ from shardplan.solve.problem import Costs
 
 _At: TypeAlias = Callable[[float], tuple[Costs, float]]
 _PRICES = 12
-"""Prices of a device that are tried at most: each takes as long as a plain search over cuts of one submesh."""
+"""Maximum number of device multipliers that are tried: each takes as long as a plain search over cuts of one
+submesh."""
 _CLOSE = 1e-3
-"""Relative distance from the best price's bound at which that is good enough."""
+"""Relative distance from the best multiplier's bound that is good enough."""
 
 
 def work_before(choices: Choices, limit: float) -> Costs:

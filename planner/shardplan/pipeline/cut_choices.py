@@ -43,10 +43,10 @@ class Choices:
     """1 / (M V)."""
     stages: int | None = None
     costs_behind: Mapping[tuple[int, int], Costs] = field(default_factory=dict)
-    """By how many stages come behind and submesh: the costs there, where they are more than those of `costs`; equal
-    ones are the same array."""
+    """By the number of stages behind and submesh: the costs there, if they exceed `costs`; equal ones are the same
+    array."""
     apart: Costs | None = None
-    """What several stages cost besides, by the submeshes of the first and of the last."""
+    """Extra costs of several stages, by the submeshes of the first and of the last."""
 
     @property
     def units(self) -> int:

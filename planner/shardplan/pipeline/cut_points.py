@@ -18,7 +18,7 @@ from shardplan.rules.batch import batch_dims_of
 from shardplan.rules.types import Rule
 
 MOST_UNITS = 12
-"""Of a model without repeated blocks: so many pieces of about equal work."""
+"""Number of units of about equal work for a model without repeated blocks."""
 _BUFFER_ELEMENTS = 1 << 16
 """A buffer of more is a weight, trained or not (quantised ones are not)."""
 

@@ -17,7 +17,7 @@ from shardplan.pipeline.tied_weights import tied_transfers, waited_ns
 from shardplan.plan.types import Plan, Transfer
 
 CLOSE = 1e-6
-"""What may be faster by no more than this share of a step is not looked for."""
+"""Improvements of at most this share of a step are not searched."""
 
 
 @dataclass(frozen=True)

@@ -37,15 +37,15 @@ from shardplan.units import PS_PER_NS, counted
 
 _MOST_ROUNDS = 40
 _SMALL_UNITS, _SMALL_DEVICES = 13, 16
-"""Up to so many, cuts are searched together with the layouts at their borders."""
+"""Up to this many units and devices, cuts are searched together with the layouts at their borders."""
 _TOLERANCE = 1e-3
 """Relative, of the search over cuts of larger models."""
 _HOPELESS = 32.0
-"""What takes so many times as long as without regard to memory does not fit (`shardplan.pipeline.bounds.cost`)."""
+"""A plan that takes this many times its time without a memory limit does not fit (`shardplan.pipeline.bounds.cost`)."""
 _PACE = 8
-"""So many searches over cuts of a small model without a better pipeline tell how fast their costs rise."""
+"""Number of searches over cuts of a small model, without a better pipeline, that show how fast their costs rise."""
 _EXPLORED = 4
-"""Further cuts of larger models that are planned for each of the `EASINGS`."""
+"""Number of further cuts of larger models that are planned for each of the `EASINGS`."""
 
 
 @dataclass

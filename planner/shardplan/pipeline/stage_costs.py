@@ -34,11 +34,11 @@ _TOLERANCE = 1e-3
 """Relative, of the search over cuts where layouts are not searched with them."""
 
 _STRAINED = 2e-3
-"""A stage that costs more than this share above its bound is worth a closer look."""
+"""A stage whose cost exceeds its bound by more than this share gets better bounds."""
 
 EASINGS = (1e-9, 0.1)
-"""Guesses of how memory strains runs that were not seen: one that costs this share less than one that it strains is
-taken not to be strained. Each finds cuts that the other passes over; more of them plan more stages."""
+"""Guesses about the effect of memory on unseen runs: a run that costs this share less than an affected one is assumed
+to be unaffected. Each value finds cuts that the other misses; more of them plan more stages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class StageCosts:
     transfers: Transfers = field(init=False)
     runs: list[WeightedBounds] = field(init=False)
     proven: bool = field(init=False, default=True)
-    """Nothing was left out that might have been good."""
+    """Whether nothing was left out that might have been good."""
     _behind: list[Counts] = field(init=False)
     _known: dict[Cut, float] = field(init=False, default_factory=dict)
     _proven: dict[Cut, float] = field(init=False, default_factory=dict)

@@ -28,7 +28,7 @@ from shardplan.planning.search import NoBetterError
 from shardplan.units import NS_PER_S
 
 _HALVINGS = 40
-"""Of the time within which a stage's greatest time is looked for: that is then exact to a nanosecond."""
+"""Bisections of the search for a stage's greatest time, which is then exact to a nanosecond."""
 
 
 @dataclass

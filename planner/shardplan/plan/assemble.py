@@ -36,11 +36,11 @@ from shardplan.units import NS_PER_S, PS_PER_S
 
 Outcome = Literal["optimal", "feasible", "interrupted"]
 OPTIMAL = 1e-6
-"""Relative: a plan whose schedule is so near to the bound is optimal."""
+"""Relative distance from the bound up to which a plan's schedule counts as optimal."""
 MOST_ROUNDED = 1e-4
-"""Relative: what is left between bound and step is laid to the rounding of times to nanoseconds up to here at most."""
+"""Relative distance between bound and step up to which it may be explained by rounding times to nanoseconds."""
 WORTH_HOLDING = 1e-3
-"""Share of the step that gathering weights farther ahead has to save: what is in flight takes memory."""
+"""Share of the step that gathering weights farther ahead has to save, as communication in flight takes memory."""
 _TEMPORARIES = 4
 """Row of `held_bytes` that has them."""
 

@@ -39,15 +39,15 @@ from shardplan.schedule.links import Levels
 from shardplan.units import NS_PER_S
 
 UNNUMBERED: Final = -1
-"""Bucket of a move that is to go into one."""
+"""Bucket number of a move that is still to be assigned to a bucket."""
 UNNUMBERED_ONWARD: Final = -2
-"""The same of a gradient that goes on from where its weight is kept to its optimizer's shard: such gradients are there
-when the former moves have ended, so that no bucket has both."""
+"""The same for a gradient that moves on from where its weight is kept to its optimizer's shard: such gradients are
+complete when the former moves have ended, so no bucket has both kinds."""
 _TO_BUCKET: Final = (UNNUMBERED, UNNUMBERED_ONWARD)
 _SMALLER = 0.25
-"""The latency of a bucket is what a straight line through the times of a full one and of one so full has at zero."""
+"""The latency of a bucket is the intercept of the line through the times of a full bucket and of one this full."""
 _FULLER = 1.0 + 1e-12
-"""So much more than full is full: sums of bytes are rounded."""
+"""Tolerance for a full bucket: sums of bytes are rounded."""
 _ROUNDING = 1e-12
 """Seconds that arrivals may differ by rounding."""
 

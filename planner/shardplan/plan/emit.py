@@ -28,8 +28,8 @@ from shardplan.plan.types import CollectiveStep, Move, MoveKind, Phase
 from shardplan.units import NS_PER_S
 
 _MOST_AXES = 4
-"""Mesh axes up to which a move may go over any layout of its tensor. With more, there are too many to look at: it goes
-over those that use the shards of its two ends, and may be dearer than the cheapest one for that."""
+"""Number of mesh axes up to which a move may pass through any layout of its tensor. With more there are too many: it
+passes only through layouts with the shards of its two ends, and may be more expensive for that."""
 
 
 class Emitter:

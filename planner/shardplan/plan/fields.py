@@ -98,7 +98,7 @@ MODEL = Record("model", (
     Field("mesh_axis_names", TEXTS, "The names that the constraints give to the mesh axes, where they are others.",
           default=None),
 ), make=dict, shared=False)  # fmt: skip
-"""Carried as plain data; `default` is what a plan that says nothing of it was asked for."""
+"""Carried as plain data; `default` is the request of a plan that does not record the field."""
 
 CLUSTER = Record("cluster", (
     Field("name", Text()),

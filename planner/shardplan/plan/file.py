@@ -37,7 +37,7 @@ _OTHERS = {
     "launcher": re.compile(r"\A(?:#!/bin/bash\n)?# shardplan launch-env: "),
     "SARIF report": re.compile(r'\A\s*\{\s*"\$schema": "[^"]*sarif'),
 }
-"""How files begin that are no plans and may be replaced by others of their kind."""
+"""How files of other kinds begin, which may be replaced by files of their own kind."""
 
 
 def read_plan(path: str | Path) -> Plan:

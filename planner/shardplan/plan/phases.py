@@ -23,7 +23,7 @@ from shardplan.schedule.streams import Item
 PhaseName = Literal["first forward", "forward", "backward", "last backward", "update"]
 _SECOND = 1e-9
 Numbers: TypeAlias = tuple[int, ...]
-"""Of collectives of a phase: what has arrived when all of them have ended."""
+"""Numbers of collectives of a phase; a tensor has arrived when all of them have ended."""
 AT_ITS_READER: int | None = None
 """As `Policy.distance`: a weight is gathered right before it is read."""
 
@@ -44,10 +44,10 @@ class Policy:
 
 EAGER = Policy()
 HOLDING_LESS = (Policy(0), Policy(AT_ITS_READER), Policy(AT_ITS_READER, deferred=False))
-"""From the fastest to the one that holds least, where `EAGER` holds too much."""
+"""From the fastest to the one that needs the least memory, for plans that are too large with `EAGER`."""
 FARTHER = (2, 4, 8)
-"""Distances that are tried too: where blocks differ, one may compute too little to hide the weights of the next, and
-others before it more than that."""
+"""Further distances that are tried: if blocks differ, one block's compute may be too short to overlap the weights of
+the next, while earlier ones have compute to spare."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -104,10 +104,10 @@ class StepMoves:
             for name in dict.fromkeys(filter(None, operator.inputs)):
                 self.readers[name].append(operator.name)
         self.of_weights = _of_weights(parts)
-        """Operators that read weights, or what such operators made of them, alone."""
+        """Operators that read only weights, or values made from weights by such operators."""
         self.views = frozenset(index for index in self.of_weights if _is_free(parts.operators[index]))
-        """Those of them that compute nothing, such as the transpose of a tied embedding: they take no turn in the
-        program, as what they hand on is there as soon as what they read is."""
+        """Those of them that compute nothing, such as the transpose of a tied embedding: they take no time in the
+        program, as their result is available as soon as their operand is."""
         self.turns = [index for index in range(len(parts.operators)) if index not in self.views]
         self.block = [bisect_right(parts.blocks, index) - 1 for index in range(len(parts.operators))]
         """By operator, in which block it is."""

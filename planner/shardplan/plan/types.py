@@ -244,7 +244,7 @@ class Plan:
     pipeline: Pipeline | None = None
     """Stages, each with a plan of its own; then `tensors`, `operators` and `moves` here are empty."""
     sources: Mapping[str, object] = field(default_factory=dict)
-    """Where what was asked for was read from: model, cluster, constraints, pins, stages; JSON-ready."""
+    """The sources of the inputs: model, cluster, constraints, pins, stages; JSON-ready."""
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""

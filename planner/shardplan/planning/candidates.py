@@ -27,42 +27,42 @@ from shardplan.solve.search.mixing import mixed_with
 from shardplan.units import PS_PER_S
 
 ROUGH = 0.02
-"""The relative gap that is left of questions that only lead to further plans: nothing is to be proven of those."""
+"""Relative gap left open in questions that only give further candidates, for which nothing has to be proven."""
 UNPROVEN = 0.03
-"""The relative gap that is left where what is recomputed is chosen: its integer programs are large."""
+"""Relative gap left open if the search chooses what is recomputed: its integer programs are large."""
 PLAIN_SHARES = ((0.5, 0.75, False), (0.25, 0.5, False), (0.5, 0.5, True))
-"""Rules of thumb as `plain_sum` takes them: what is sent in forward hides better than what is sent in backward."""
+"""Rules of thumb as `plain_sum` takes them: communication in forward overlaps better than communication in backward."""
 CLOSE = 0.01
-"""Where more than this share of the step is unproven, experts' layouts, flags and tighter limits are tried too."""
+"""If the gap is larger than this share of the step, hand-written recipes, flags and tighter limits are tried too."""
 HOPE = 2 / 3
-"""Experts' layouts are searched further where their bound is below the step by more than this share of the gap: the
-schedule of what attains a bound is longer than that by about as much as the best plan's is."""
+"""Recipes are searched further if their bound is below the step by more than this share of the gap: their schedule
+exceeds their bound by about as much as the best plan's does."""
 NEAR = 0.05
-"""Where no more is unproven at the multipliers that are best without a limit on memory, no others are looked for: plain
-problems under a limit take long."""
+"""If the gap at the best multipliers without a memory limit is at most this, no others are searched: plain problems
+under a limit take long."""
 ROOMY = 1.5
-"""Where the best plan without a limit on memory holds at most so many times that, all looks are made without it first:
-those that follow may hold less."""
+"""If the best plan without a memory limit needs at most this many times the limit, all searches run without it first:
+later candidates may need less."""
 AGAIN = 16
-"""Of the plans that were found without a limit on memory, so many are laid out under it."""
+"""Number of plans without a memory limit that are scheduled again under it."""
 TIGHTER = 0.8
-"""Share of the limit on memory under which another plan is sought where the limit stands in the way."""
+"""Share of the memory limit under which another plan is searched if memory is scarce."""
 LESS_TIGHT = 0.9
-"""The same where no plan that holds so little is better."""
+"""The same, if no plan within that share is better."""
 LESS = 0.98
-"""Share of what the best plan holds under which others are sought: a tighter limit is to lead to no better plan."""
+"""Share of the best plan's memory under which others are searched: a tighter limit must not lead to a better plan."""
 UNSURE = 0.03
-"""Where less of the step is unproven, they are not: they take as long as a third of the search."""
+"""Gap below which they are not searched: they take a third of the time of a search."""
 FIRST_WORK = 0.6
-"""Share of that which the question that proves the bound may take."""
+"""Share of the remaining work for the question that proves the bound."""
 ROUGH_WORK = 2e3
-"""Work of a question that only leads to further plans."""
+"""Work of a question that only gives further candidates."""
 PARENTS = 2
-"""Of the plans that were simulated, the best so many are crossed with all others."""
+"""Number of the best simulated plans that are crossed over with all others."""
 CROSSED = 16
-"""Crossings of the best plan with others that are laid out at most."""
+"""Maximum number of crossovers of the best plan that are scheduled."""
 RESCUE_S = 0.4
-"""Seconds beyond a time limit that brought no plan, for the layouts of each expert."""
+"""Seconds for each recipe after a time limit that gave no plan."""
 
 
 def shortest(search: Search, enough_s: float = math.inf) -> Questions[Found]:

@@ -28,13 +28,14 @@ from shardplan.solve import Plane, Problem, Progress, Solution, Start, solve
 from shardplan.units import PS_PER_S
 
 AVERAGES: Final[Mapping[Effort, int]] = {"quick": 3, "thorough": 10, "exhaustive": 10}
-"""Plain problems that are solved at most for the objective's maxima: more raise the bound a little."""
+"""Maximum number of plain problems for the objective's maxima: more raise the bound a little."""
 MOST_JUDGED = 6
-"""Candidates of one answer that are laid out: the best of the sums need not have the shortest schedule."""
+"""Candidates of one answer that are scheduled: the best by the sums need not have the shortest schedule."""
 JUDGED_NODES = 12_000
-"""More are, as long as all of them together have so many nodes: small plans are laid out in no time."""
+"""More candidates are scheduled as long as they have at most this many nodes in all: small plans take almost
+no time."""
 MOST_EQUAL = 6
-"""Those with equal layers among them at least, where such were found first."""
+"""Minimum number of candidates with equal layers among them, if the search found such first."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ class Question:
 
 
 Assigned: TypeAlias = tuple[Layouts, tuple[int, ...]]
-"""An assignment with the problem whose choices it has."""
+"""An assignment with the problem to whose choices it refers."""
 
 
 @dataclass(frozen=True)

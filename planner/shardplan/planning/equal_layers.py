@@ -20,11 +20,11 @@ from shardplan.planning.reduction import Assignment, Posed, Reduction
 from shardplan.solve.problem import Costs, Edge, LinearSum, Maximum, Problem
 
 WORTH_FOLDING: Final = 0.5
-"""Share of the nodes that may be left where a problem of equal layers is worth its time."""
+"""Share of the nodes that may remain if a problem of equal layers is to be worth its time."""
 Places = tuple[int, ...]
-"""For every node the number of the node that stands for it; empty where each is its own."""
+"""For every node the number of its representative; empty if each node represents itself."""
 View = Callable[[Costs], Costs]
-"""An array as it is, turned, or its diagonal."""
+"""An array unchanged, transposed, or its diagonal."""
 
 
 @dataclass(frozen=True)

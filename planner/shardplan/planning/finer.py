@@ -33,9 +33,9 @@ from shardplan.solve import Plane
 PAIR_WORK = 1.2e3
 """Work, in the units of `shardplan.solve.constants`, of the search of one pair of axes: more finds better plans."""
 WHOLE_AVERAGES = 2
-"""Plain problems of all axes together, each of which takes seconds: where to solve them the pairs have found out."""
+"""Plain problems of all axes together, each of which takes seconds; good multipliers are known from the pairs."""
 MOST_JUDGED = 4
-"""Candidates of a pair of axes that are laid out."""
+"""Candidates of a pair of axes that are scheduled."""
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from shardplan.planning.search import Found, NoBetterError, NoPlanError, Search
 from shardplan.planning.standing import OnProgress, Turn, of_some
 
 _SAME_S = 1e-9
-"""Steps are told in nanoseconds."""
+"""Steps are integer nanoseconds."""
 
 
 def best_for_runtime(
@@ -90,7 +90,7 @@ class RuntimePlans:
     restriction: Restrict | None = None
     on_progress: OnProgress | None = None
     _others: dict[Mesh, RuntimePlans | None] = field(init=False, default_factory=dict)
-    """Of coarser meshes."""
+    """Plans of coarser meshes."""
 
     @property
     def _instance(self) -> Instance:

@@ -19,7 +19,7 @@ from shardplan.planning.memory_need import Need, need_of
 from shardplan.units import size, sizes_apart
 
 NEED_SECONDS = 15.0
-"""For a plan that shows what fills the memory, where none fits."""
+"""Time for the plan that shows what fills the memory, if none fits."""
 
 
 def lighter_options(options: PlanOptions) -> tuple[str, ...]:

@@ -29,9 +29,9 @@ from shardplan.rules.types import Rule
 
 _SHOWN = 8
 MOST_WHOLE = 3
-"""Axes up to which all layouts are weighed at once: choices multiply with every axis."""
+"""Number of axes up to which all layouts are considered at once: the choices multiply with every axis."""
 MOST_AXES = 6
-"""Axes up to which a plan is searched at all, from that of a coarser mesh: the search on more would not end."""
+"""Number of axes up to which a plan is searched, from that of a coarser mesh: a search on more axes would not end."""
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,7 @@ class Candidate:
 
 
 Known = dict[tuple[int, tuple[int, ...]], Candidate]
-"""Plans by cost graph and choices: each is laid out once."""
+"""Plans by cost graph and choices: each is scheduled once."""
 
 
 def judged(

@@ -28,7 +28,7 @@ from shardplan.rules.batch import batch_dims_of
 TENSOR, CONTEXT, EXPERT, DATA, PIPELINE = "tensor", "context", "expert", "data", "pipeline"
 _INSIDE_OUT = (TENSOR, CONTEXT, EXPERT, DATA)
 _ON_RESIDUAL = frozenset({"Add", "Dropout", "LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization"})
-"""What happens to the hidden state outside attention and MLP."""
+"""Operators on the hidden state outside of attention and MLP."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -100,7 +100,7 @@ class Planner:
         self.instance = instance_of(model, cluster, options, self._warn, complete=complete, decided=decided)
         self._answers = Answers(self.instance, self._warn)
         self.known: Known = {}
-        """Plans that `solve_at` laid out."""
+        """Plans that `solve_at` has scheduled."""
 
     @property
     def work(self) -> float:

@@ -21,10 +21,10 @@ from shardplan.solve.problem import Costs, Edge
 Data = TypeVar("Data")
 Mask = NDArray[np.bool_]
 Allowed = Mapping[Any, Mask]
-"""For some nodes (`Node`) and edges (`Join`) of a cost graph, which of their choices, or pairs of choices, are allowed;
-the others are free."""
+"""Masks of the allowed choices of some nodes (`Node`), and of the allowed pairs of some edges (`Join`), of a cost
+graph; the others are unrestricted."""
 Restrict = Callable[[CostGraph], Allowed]
-"""What is to be allowed in a cost graph."""
+"""From a cost graph to what is allowed in it."""
 
 
 @dataclass(frozen=True)

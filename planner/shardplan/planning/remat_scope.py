@@ -23,7 +23,7 @@ from shardplan.rules.types import Rule
 ONCE = -1
 """The label of an operator that runs once; other labels are the operator before whose backward it is recomputed."""
 SHORTEST, LENGTH = 4, 1.25
-"""Operators of a stretch: at most so many, or so many times the square root of all."""
+"""A stretch has at most this many operators, or this many times the square root of all."""
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from shardplan.planning.remat_scope import ONCE, Scope, scope
 from shardplan.solve.problem import Bytes, Costs, Edge, Problem, Usage
 
 _RECOMPUTE_PICOSECONDS = 1.0
-"""Charged for every recomputed operator, so that none is without need."""
+"""Charge for every recomputed operator, so that none is recomputed without need."""
 State = int | str | frozenset[int] | None
 
 
@@ -108,7 +108,7 @@ def everything(built: CostGraph) -> Recompute:
 
 
 FLAGS: Final[tuple[Remat, ...]] = ("none", "selective", "full")
-"""What is tried beside what `auto` chooses, which by itself recomputes nothing."""
+"""Flags that are tried beside the choice of `auto`, which by itself recomputes nothing."""
 
 
 def flags(built: CostGraph) -> Iterator[Recompute]:

@@ -23,13 +23,14 @@ from shardplan.units import PS_PER_S
 
 T = TypeVar("T")
 Questions: TypeAlias = Generator[Question, Answer, T]
-"""What asks questions, is sent their answers, and returns what they come to."""
+"""A generator that yields questions, is sent their answers, and returns its result."""
 
 WORK: Final[Mapping[Effort, float]] = {"quick": 1e4, "thorough": 2e4, "exhaustive": math.inf}
 """Work, in the units of `shardplan.solve.constants` (a thousand are about a second), after which no further question is
-asked and the best plan is the answer: more finds better plans and bounds of models whose proofs take long."""
+asked and the best plan is the answer: more finds better plans, and better bounds of models whose proofs take long."""
 CLOSING = 3.5
-"""Times that laying out a plan takes, which are left of a time limit for making the file of the best one."""
+"""Reserve at the end of a time limit for making the file of the best plan, in units of the time that scheduling a plan
+takes."""
 
 
 class NoPlanError(Exception):
@@ -133,10 +134,10 @@ class Search:
     only_best: bool = True
     roomy: bool = False
     known: Known = field(default_factory=dict)
-    """Plans that were laid out already."""
+    """Plans that were scheduled."""
     hopeless: dict[Choices, Layouts] = field(default_factory=dict)
-    """Assignments that were not, as their sums say that their schedules are longer than the best: parts of them may do
-    in others."""
+    """Assignments that were not scheduled, as their sums bound their schedules above the best: parts of them may be
+    useful in crossovers."""
     spent: Spent = field(default_factory=Spent)
 
     @classmethod

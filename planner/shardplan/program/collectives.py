@@ -176,7 +176,7 @@ _NODES: Mapping[str, Callable[[Sequence[Array], Mapping[str, Any]], list[Array]]
     "ReduceScatter": lambda arrays, settings: np.split(_combined(arrays, settings), len(arrays), axis=settings["dim"]),
     "AllToAll": _exchanged,
 }
-"""What the members of one group get, from what they give, in the order of the group."""
+"""For each collective, the results of a group's members from their operands, in the order of the group."""
 NODE_KINDS = (*_NODES, "Permute")
 _COUNTED = {
     "AllReduce": ("all_reduce", 2),

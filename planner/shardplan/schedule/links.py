@@ -36,4 +36,4 @@ class LinkLevels:
 
 
 WHOLE = LinkLevels()
-"""Every collective takes whole links of all of its levels."""
+"""Link levels for which every collective takes whole links of all of its levels."""

@@ -36,7 +36,7 @@ Weights = tuple[tuple[float, ...], ...]
 """By phase, a number for each of its sums."""
 _USUAL: Final[Mapping[Side, float]] = {"busy": 0.0, "link": 0.03, "gathered first": 0.1, "reduced last": 0.5}
 ALWAYS = 1.0
-"""Coefficient of what every objective charges: the update."""
+"""Coefficient of the update, which every objective charges."""
 
 
 @dataclass(frozen=True, slots=True)

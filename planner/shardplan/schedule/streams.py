@@ -27,8 +27,8 @@ from shardplan.schedule.links import WHOLE, Levels, LinkLevels
 
 Action = Literal["compute", "blocking", "issue", "wait"]
 MOST_PASSING: Final = 0.5
-"""Of a link, at most so much may be taken by collectives that other links bound while one runs that this link bounds:
-more would slow down what goes first by more than it hides."""
+"""Share of a link that collectives bound by other links may take beside one that this link bounds: more would slow down
+the collective with precedence by more than it overlaps."""
 
 
 @dataclass(frozen=True, slots=True)

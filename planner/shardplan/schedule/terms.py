@@ -18,8 +18,8 @@ from shardplan.schedule.links import Levels
 Segment = Literal["forward", "backward", "once", "first", "update"]
 """`forward`, `backward`: of every microbatch; `once`: in the last backward; `first`: in the first forward."""
 Resource = Literal["compute", "blocking", "gather", "reduce"]
-"""What is kept busy: the compute stream; it and links, by something that is waited for; links alone, by weights that
-are gathered ahead of use or by gradients that are reduced."""
+"""The resource that a cost occupies: the compute stream; compute and links, by communication that is waited for; links
+only, by weights gathered ahead of use or by gradients that are reduced."""
 NO_LEVELS: Final[Levels] = frozenset()
 
 

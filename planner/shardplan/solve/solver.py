@@ -33,7 +33,7 @@ from shardplan.solve.small import fit
 from shardplan.solve.validate import validate
 
 _EXACT, _ROUNDED = 2.0**53, 1e-12
-"""Whole numbers beyond are rounded on their way through the search, by less than this part."""
+"""Integers above are rounded on their way through the search, by less than this share."""
 
 
 def solve(

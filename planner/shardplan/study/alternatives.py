@@ -36,7 +36,7 @@ from shardplan.units import NS_PER_S, size
 _MOST = 16
 _NAMED = 3
 Limits = Sequence[tuple[Runtime, Roles]]
-"""How the axes may be used by the format that a plan is for; empty: as one likes."""
+"""The roles that the axes may have for the target format of a plan; empty: no limits."""
 
 
 @dataclass(frozen=True, slots=True)

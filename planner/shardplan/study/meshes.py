@@ -33,7 +33,7 @@ from shardplan.processes import run_all
 from shardplan.units import NS_PER_S, PS_PER_NS, counted
 
 _SOME_SECONDS = 0.01
-"""Left of a time limit that other meshes have used up."""
+"""Time for a mesh when other meshes have used up the time limit."""
 _NO_ROOM = "does not fit in memory"
 OUT_OF_TIME = "out of time"
 INTERRUPTED = "interrupted"

@@ -80,7 +80,7 @@ class Priced:
     limit_bytes: int
     microbatches: int
     usable_fraction: float
-    """Of what an allocator reserves, so much is held at a peak: the rest is between its blocks."""
+    """Share of an allocator's reserved memory that is held at a peak; the rest is fragmentation."""
 
     @property
     def reserved_bytes(self) -> int:

@@ -16,7 +16,7 @@ from shardplan.errors import ShardplanError
 from shardplan.planning.parallelism import Parallelism, axes_of
 
 _SAME = ("topology", "link_gbps", "pair_gbps", "eta", "base_us", "step_us", "ramp_mb", "nvls", "wrap", "busbw_gbps")
-"""What two levels of links have in common that are one fabric."""
+"""Attributes in which two link levels of one fabric agree."""
 _TORUS = "torus"
 
 

@@ -23,10 +23,10 @@ _MICROBATCHES = (2, 4, 8, 16)
 _GROWTH = (2, 4, 8)
 
 _NEAR_ENOUGH, _SECONDS, _IN_ALL = 0.1, 20.0, 60.0
-"""A remedy is to be found, not perfected: relative gap and time limit of each solve. After so many seconds in all, no
-further one is begun: somebody waits to be told that nothing fits."""
+"""A remedy has to be found, not perfected: relative gap and time limit of each solve. After this many seconds in all,
+no further solve is started, since the user waits for the answer that nothing fits."""
 _TRIED_S = 2.0
-"""Under a time limit none is begun in its last seconds."""
+"""Under a time limit, no solve is started in its last seconds."""
 
 
 @dataclass(frozen=True, slots=True)

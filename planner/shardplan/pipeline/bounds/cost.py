@@ -22,13 +22,13 @@ from shardplan.pipeline.bounds.run_costs import RunCosts
 from shardplan.solve.problem import Costs
 
 _FIRST = 0.05
-"""Of the cost of a run over the bytes of a device: the first multiplier that is tried."""
+"""First multiplier that is tried: this share of the cost of a run, divided by the bytes of a device."""
 _NEARLY_FREE = 1e-6
 _STEPS = (3.0, 3.0**0.5)
 """Factors between the multipliers that are tried, the coarse one first."""
 _WORTH = 1e-3
 _CEILING = 64.0
-"""A bound of so many times what a run costs without regard to memory is as good as a proof that it does not fit."""
+"""A bound of this many times a run's cost without a memory limit counts as a proof that it does not fit."""
 
 
 @dataclass

@@ -37,7 +37,7 @@ from shardplan.yaml_source import Mark, compose, mark_of
 _OWN = ("runs", "mesh")
 _ALLOWED = (*_OWN, "mesh_axis_names", *SECTIONS)
 REST = "*"
-"""Of `runs`: what no stage before has."""
+"""In `runs`: all operators that no earlier stage has."""
 
 
 @dataclass(frozen=True)

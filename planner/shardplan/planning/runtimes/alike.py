@@ -15,7 +15,7 @@ from shardplan.planning.runtimes.facts import Facts, facts_of, wildcard
 
 T = TypeVar("T")
 Way = tuple[tuple[str, ...], tuple[bool, ...], tuple[bool, ...]]
-"""How a module does its work: the labels of its operator's strategy by axis, whether its result is kept in slices, and
+"""How a module is split: the labels of its operator's strategy by axis, whether its result is kept in slices, and
 whether its data arrives in slices."""
 
 

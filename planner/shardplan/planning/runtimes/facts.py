@@ -11,7 +11,7 @@ from shardplan.graph.build import CostGraph
 from shardplan.model.types import Model, Operator, Parameter
 
 VIEWS: Final = frozenset({"Transpose", "Cast", "Identity", "Unsqueeze", "Squeeze", "Reshape"})
-"""Operators through which a weight is still that weight."""
+"""Operators whose result is still the same weight."""
 _DIMS_KEPT: Final = frozenset({"Cast", "Identity"})
 
 

@@ -28,9 +28,10 @@ from shardplan.layout.mesh import Mesh
 
 Role = Literal["data", "shards", "expert", "context", "tensor", "sequence", "dp", "cp", "tp", "any"]
 MODULE_ROLES: Final[frozenset[Role]] = frozenset({"tensor", "sequence"})
-"""Those in which a module of all layers has one rule."""
+"""Roles with one rule per module of all layers."""
 FREE_ROLES: Final[frozenset[Role]] = frozenset({"dp", "cp", "tp", "any"})
-"""Those in which neighbouring axes may do different things; of all others, axes with one role are one to a runtime."""
+"""Roles under which neighbouring axes may do different things; with all others, axes with one role are one axis to a
+runtime."""
 Roles = tuple[Role, ...]
 """One for each mesh axis; axes of one device have the first role of their runtime."""
 

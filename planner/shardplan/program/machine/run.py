@@ -73,7 +73,7 @@ class Report:
     mispriced: list[str] = field(default_factory=list)
     mismatch: Mismatch | None = None
     misdeclared: tuple[str, ...] = ()
-    """What the plan says of the model that is not so; nothing was run then."""
+    """Differences between the plan's description of the model and the model; if there are any, nothing was run."""
 
     @property
     def verified(self) -> bool:

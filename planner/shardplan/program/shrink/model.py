@@ -31,7 +31,7 @@ from shardplan.rules.types import Option, Rule
 
 _T = TypeVar("_T")
 QUICK_BYTES = 256 << 20
-"""What needs more than this takes long to run, and may have shorter dims."""
+"""A run that needs more memory than this takes long, and may have shorter dims."""
 COPIES = 3
 """Of every repeated block so many copies stay: the first, the last, and what lies between two of a kind."""
 

@@ -23,7 +23,7 @@ from shardplan.solve.highs.program import quiet_highs
 
 PRIMES = (2, 3, 5, 7)
 LEAST = 4
-"""No dim becomes smaller, if it was not: with fewer elements too many mistakes look right."""
+"""No dim becomes smaller than this, unless it was: with fewer elements too many mistakes are not noticed."""
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import numpy as np
 from shardplan.solve.reduce.graph import Graph
 
 Prices = dict[int, float]
-"""Cost per byte at moments."""
+"""Multiplier (cost per byte) of each moment."""
 
 
 def rounded(prices: Prices) -> Prices:

@@ -23,7 +23,8 @@ from shardplan.solve.reduce.graph import Graph
 from shardplan.solve.reduce.memory import flat, keep_moments, paid_above
 
 Prove = Callable[[Relaxation, Incumbent, float], None]
-"""Raises the bound of a problem of one maximum, and offers what it finds, from the best price of all averages on."""
+"""Raises the bound of a problem with one maximum and offers what it finds, from the best multiplier of all
+averages on."""
 
 
 def one_by_one(relaxation: Relaxation, best: Incumbent, enough: float, prove: Prove) -> None:
