@@ -37,9 +37,9 @@ FLOPS: dict[str, Decimal] = {
 
 @dataclass(frozen=True, slots=True)
 class Dimension:
-    """What a number measures. `units`: spelling -> factor to SI; `bare`: the unit of a number written without one,
-    which is also the unit of the parsed value; `example` is shown to the person who used another; `si`: the value in
-    bytes, seconds, operations and their rates."""
+    """The dimension of a quantity. `units`: spelling -> factor to SI; `bare`: the unit of a number without one, which
+    is also the unit of the parsed value; `example` is shown in errors; `si`: the value in bytes, seconds, operations
+    and their rates."""
 
     name: str
     units: Mapping[str, Decimal]

@@ -110,7 +110,7 @@ def resolve(profile: Record, name: str) -> Plain:
 
 
 def filled(keys: Keys, given: Plain, around: Around = _NOWHERE) -> Plain:
-    """What is `given` with every default, in the order of the table."""
+    """The `given` values with every default, in the order of the table."""
     found: Plain = {}
     for key in keys.keys:
         if isinstance(key.kind, Keys):

@@ -1,7 +1,6 @@
 """From YAML text to values with file, line and column, checked against a declarative schema.
 
-Scalars stay the text that was written until a field says what they should be. Faults are collected, not raised one by
-one.
+Scalars stay text until the schema of a field interprets them. All faults are collected.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ class Record:
     mark: Mark
 
     def get(self, *path: str) -> Tree | None:
-        """What stands at `path`, or None."""
+        """The value at `path`, or None."""
         found: Tree | None = self
         for key in path:
             found = found.entries.get(key) if isinstance(found, Record) else None
@@ -155,7 +154,7 @@ class Reader:
         return Record(entries, self.mark(node))
 
     def _kind_of(self, node: yaml.Node, key: str, path: str, kind: Section | Table) -> Field | None:
-        """What the value under `key` should be, or None after noting that there is no such key."""
+        """The expected kind of the value under `key`, or None after recording that there is no such key."""
         if isinstance(kind, Table) and kind.ranks:
             if key.isdecimal() and int(key) >= 1:
                 return kind.values

@@ -1,10 +1,14 @@
 """From constraint files (YAML) and `--pin 'PATTERN=SPEC'` to constraints; all faults are collected.
 
-```yaml mesh_axis_names: [data, model] # optional: other names for the mesh axes, outermost first inputs: {x: [data]} #
-dims beyond the last entry are not sharded outputs: [[data, null], replicate] # a list: one entry for each graph output
-parameters: {"*.up.weight": [null, model], "*.norm.*": replicate} tensors: {hidden: {dims: [data, free], cost: 3 us}}
-operators: {"*q_proj": {model: n}, "softmax*": {model: not n}} axes: {data: {inputs: 0, parameters: replicate, forbid:
-[all_to_all]}} ```
+```yaml
+mesh_axis_names: [data, model]          # optional: other names for the mesh axes, outermost first
+inputs:     {x: [data]}                 # dims beyond the last entry are not sharded
+outputs:    [[data, null], replicate]   # a list: one entry for each graph output
+parameters: {"*.up.weight": [null, model], "*.norm.*": replicate}
+tensors:    {hidden: {dims: [data, free], cost: 3 us}}
+operators:  {"*q_proj": {model: n}, "softmax*": {model: not n}}
+axes:       {data: {inputs: 0, parameters: replicate, forbid: [all_to_all]}}
+```
 """
 
 from __future__ import annotations

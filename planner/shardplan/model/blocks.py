@@ -36,7 +36,7 @@ class _Run:
 
     @property
     def rank(self) -> tuple[int, int, int]:
-        """What makes one run better: operators that need no thought of their own, then the shorter period."""
+        """The order of runs, best first: operators that do not just repeat themselves, then the shorter period."""
         return ((self.copies - 1) * self.period, -self.period, -self.start)
 
 
@@ -111,7 +111,7 @@ class _Graph:
         return sorted(found, key=lambda run: run.rank, reverse=True)
 
     def isomorphic(self, run: _Run) -> list[tuple[int, ...]]:
-        """The longest row of copies in `run` that are wired alike; empty when there is none worth the name."""
+        """The longest sequence of copies in `run` with equal wiring; empty if there is none of at least two."""
         start = self._aligned(run)
         pieces = [
             tuple(range(first, first + run.period)) for first in range(start, run.stop - run.period + 1, run.period)
@@ -131,7 +131,7 @@ class _Graph:
         return self._extended(best)
 
     def _extended(self, copies: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
-        """`copies` with one more at the front, if there is one among foreign operators.
+        """`copies` with one more at the front, if there is one among other operators.
 
         Exporters compute what all layers share in the middle of the first layer that needs it.
         """
@@ -247,7 +247,8 @@ def _distances(numbers: np.ndarray[Any, Any]) -> list[int]:
 
 
 def _starts(first: Sequence[tuple[Hashable, ...]], second: Sequence[tuple[Hashable, ...]]) -> bool:
-    """Whether a copy wired as `first` can come before one wired as `second`: it may be fed from outside instead."""
+    """Whether a copy wired as `first` can precede one wired as `second`: values from its predecessor may come from
+    outside instead."""
     fed: dict[Hashable, Hashable] = {}
     for mine, theirs in zip(first, second, strict=True):
         for left, right in zip(mine, theirs, strict=True):
@@ -261,7 +262,7 @@ def _starts(first: Sequence[tuple[Hashable, ...]], second: Sequence[tuple[Hashab
 
 
 def _is_chain(wiring: Sequence[tuple[Hashable, ...]]) -> bool:
-    """Whether the copy is fed by the one before it, as layers are."""
+    """Whether a copy reads a value of the previous one, as layers do."""
     return any(_is_source(source, "previous") for row in wiring for source in row)
 
 

@@ -49,7 +49,7 @@ def spliced(draft: Draft, node: Node, graph: onnx.GraphProto) -> list[Node]:
 def both_branches(draft: Draft, node: Node) -> list[Node] | None:
     """The nodes of both branches of an `If`, and one `Choose` per result; None for anything else.
 
-    Also None where branches deal in other things than tensors: the node then stays what it is.
+    Also None if the branches have values other than tensors: the node then stays as it is.
     """
     if node.op_type != "If" or node.domain:
         return None

@@ -29,7 +29,7 @@ def build_model(name: str, draft: Draft, binding: Binding, weights: Weights, inf
 
 
 def needed_nodes(nodes: list[Node], outputs: list[str]) -> list[Node]:
-    """Nodes that some graph output depends on, through the values that iterations of loops hand on, too."""
+    """Nodes that some graph output depends on, also through carried values of loops."""
     wanted, carried = set(outputs), set[object]()
     while True:
         kept, entered = [], len(carried)
@@ -44,7 +44,7 @@ def needed_nodes(nodes: list[Node], outputs: list[str]) -> list[Node]:
 
 
 def _carry(node: Node) -> object:
-    """Which carried value an `Enter` or `Leave` is about; None for other nodes."""
+    """The number of the carried value of an `Enter` or `Leave`; None for other nodes."""
     if node.domain != CONTROL or node.op_type not in {Border.ENTER, Border.LEAVE}:
         return None
     return node.loops, next(int(entry.i) for entry in node.proto.attribute if entry.name == "carry")
@@ -61,7 +61,8 @@ class _Root:
 
 
 class _Builder:
-    """Turns an inferred draft into a model: constants vanish from the nodes, weights absorb what only reorders them."""
+    """Turns an inferred draft into a model: constants are folded into the nodes, weights absorb operators that only
+    reorder them."""
 
     def __init__(self, draft: Draft, weights: Weights, inferred: Inferred) -> None:
         self.draft = draft
@@ -72,7 +73,8 @@ class _Builder:
         self.uses: dict[str, list[Use]] = {}
 
     def simplify(self) -> None:
-        """Drop computed nodes, resolve `Identity` of stored values, fold `Transpose` of weights, drop dead nodes."""
+        """Drops computed nodes, resolves `Identity` of stored values, folds `Transpose` of weights, drops dead
+        nodes."""
         known, made_by = self.inferred.known, self.weights.made_by
         self.nodes = [
             node
@@ -86,7 +88,7 @@ class _Builder:
         self._drop_unread_outputs()
 
     def _drop_unread_outputs(self) -> None:
-        """Optional results that nobody reads (the mask of Dropout, the indices of MaxPool) are not made."""
+        """Drops optional results that no operator reads (the mask of Dropout, the indices of MaxPool)."""
         for node in self.nodes:
             for place, name in enumerate(node.outputs):
                 is_unread = place and name and name not in self.uses and name not in self.draft.outputs

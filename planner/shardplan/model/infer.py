@@ -75,7 +75,8 @@ class _Pass:
         self.draft.nodes = [placed for node in self.draft.nodes for placed in self._guarded(node)]
 
     def _guarded(self, node: Node) -> list[Node]:
-        """`_typed_nodes`; a node that nothing refused and nothing can read is told by name. Raises `ShardplanError`."""
+        """`_typed_nodes`, with an error that names the node for exceptions from malformed nodes. Raises
+        `ShardplanError`."""
         try:
             return self._typed_nodes(node)
         except UNREADABLE as problem:
@@ -100,8 +101,8 @@ class _Pass:
         return [node]
 
     def _inlined(self, node: Node) -> list[Node] | None:
-        """What is inside of a node that controls the flow, with its border; None for others, and where that is not to
-        be had."""
+        """The inner nodes of a control-flow node, with its border; None for other nodes, and if it cannot be
+        inlined."""
         pieces = both_branches(self.draft, node)
         if pieces is None:
             try:
@@ -214,7 +215,7 @@ class _Pass:
         return Typed(elem_type, merged)
 
     def _note_stale(self, node: Node, name: str, stored: Shape, found: Shape) -> None:
-        """One warning for all: a file whose input sizes were edited disagrees everywhere."""
+        """One warning for all stale shapes: a file whose input sizes were edited has many."""
         self.stale += 1
         if self.stale == 1:
             self.first_stale = f"'{name}' of {node.label}: stored {show(stored)}, inferred {show(found)}"

@@ -29,7 +29,7 @@ def dtype_of(elem_type: int) -> str:
 def unresolved_values(
     draft: Draft, inferred: Inferred, nodes: Sequence[Node], values: Sequence[str]
 ) -> list[Diagnostic]:
-    """One error for each of `values` that cannot be planned: where the trouble starts, not what follows from it."""
+    """One error for each of `values` that cannot be planned, with the first cause and not its consequences."""
     budget = Budget.of_environment()
     bad = {value for value in values if not _is_usable(inferred.typed[value], budget)}
     makers = {name: node for node in nodes for name in node.outputs}

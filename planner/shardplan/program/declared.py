@@ -9,8 +9,8 @@ from shardplan.program.machine.pipeline import stage_models
 
 
 def misdeclared(model: Model, plan: Plan) -> tuple[str, ...]:
-    """Whatever `plan`, made for `model`, says of it that is not so, one sentence each: names, shapes, types, the names
-    of parameters in checkpoint and file, their dims and aliases, what operators read and make, what is missing."""
+    """The differences between `plan` and `model`, one sentence each: names, shapes, types, parameter names in
+    checkpoint and file, their dims and aliases, operands and results of operators, and missing entries."""
     if plan.pipeline is None:
         return tuple(disagreements(plan, model))
     pairs = zip(stage_models(model, plan), plan.pipeline.stages, strict=True)

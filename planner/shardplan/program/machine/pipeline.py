@@ -1,8 +1,8 @@
 """Runs a pipeline on simulated devices, stage after stage, each from what the stage before sent.
 
-A stage's devices compute from the value that the devices of the stage before have made, put together and laid out anew.
-Every value of a stage is compared with that part of the model run whole, the value sent among them; so the last one is
-right when all are.
+A stage starts from the value that the devices of the previous stage have made, assembled and sharded anew. Every value
+of a stage, including the sent one, is compared with the same value of the model run whole; so the last stage is right
+if all are.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def stage_models(model: Model, plan: Plan) -> Iterator[Model]:
 
 def stage_of(model: Model, plan: Plan, file: str, name: str) -> tuple[Plan, str, Model]:
     """The plan of the first stage that has a tensor or operator called `name` (a glob), its file, and its part of
-    `model`; the last stage where none has it, and the one that is said where `name` begins as `stage 1: `. Raises
-    `ShardplanError` (`stale-plan`) for another model."""
+    `model`; the last stage if none has it, and the given stage if `name` begins as `stage 1: `. Raises `ShardplanError`
+    (`stale-plan`) for another model."""
     assert plan.pipeline is not None
     if not is_of(plan, model):
         raise ShardplanError(error("stale-plan", "the plan was made for another model", file=file, hint="solve again"))
