@@ -19,9 +19,6 @@ class CollectivePricer(Protocol):
     def seconds(self, kind: CollectiveKind, axes: tuple[int, ...], payload_bytes: float) -> float:
         """Seconds of one collective while all sibling groups run the same one."""
 
-    def seconds_array(self, kind: CollectiveKind, axes: tuple[int, ...], payload_bytes: Floats) -> Floats:
-        """`seconds` of many payloads at once, same shape."""
-
 
 class ComputePricer(Protocol):
     """Prices the local work of operators. `warnings`: about missing data."""

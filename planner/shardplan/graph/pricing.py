@@ -13,7 +13,7 @@ from shardplan.cost.collectives import CollectiveModel
 from shardplan.cost.compute import ComputeModel
 from shardplan.cost.named import CostModel
 from shardplan.cost.occupancy import levels_of
-from shardplan.cost.types import CollectivePricer, ComputePricer, Floats
+from shardplan.cost.types import CollectivePricer, ComputePricer
 from shardplan.graph.tensors import MovePrices
 from shardplan.layout.collective import Collective, CollectiveKind
 from shardplan.layout.mesh import Mesh
@@ -33,9 +33,6 @@ class _Microseconds:
 
     def seconds(self, kind: CollectiveKind, axes: tuple[int, ...], payload_bytes: float) -> float:
         return 1e-6 * self.collectives.seconds(kind, axes, payload_bytes)
-
-    def seconds_array(self, kind: CollectiveKind, axes: tuple[int, ...], payload_bytes: Floats) -> Floats:
-        return 1e-6 * self.collectives.seconds_array(kind, axes, payload_bytes)
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,8 @@ class _Run:
 
     @property
     def rank(self) -> tuple[int, int, int]:
-        """The order of runs, best first: operators that do not just repeat themselves, then the shorter period."""
+        """The order of runs: the one with more operators in repeated copies is better, then the one with the shorter
+        period."""
         return ((self.copies - 1) * self.period, -self.period, -self.start)
 
 
@@ -111,7 +112,8 @@ class _Graph:
         return sorted(found, key=lambda run: run.rank, reverse=True)
 
     def isomorphic(self, run: _Run) -> list[tuple[int, ...]]:
-        """The longest sequence of copies in `run` with equal wiring; empty if there is none of at least two."""
+        """The longest sequence of copies in `run` with equal wiring; empty if there are not two copies that form a
+        chain and read weights."""
         start = self._aligned(run)
         pieces = [
             tuple(range(first, first + run.period)) for first in range(start, run.stop - run.period + 1, run.period)

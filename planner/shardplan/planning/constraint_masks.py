@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from shardplan.constraints.resolve import AxisConstraint, OperatorConstraint, ResolvedConstraints, TensorConstraint
 from shardplan.constraints.types import Constraint
-from shardplan.cost.types import CollectivePricer, Floats
+from shardplan.cost.types import CollectivePricer
 from shardplan.errors import Diagnostic, ShardplanError, did_you_mean, error
 from shardplan.graph.build import CostGraph, Node
 from shardplan.graph.problem import node_order
@@ -120,11 +120,6 @@ class Without:
         if any((kind, axis) in self.forbidden for axis in axes):
             return float("inf")
         return self.collectives.seconds(kind, axes, payload_bytes)
-
-    def seconds_array(self, kind: CollectiveKind, axes: tuple[int, ...], payload_bytes: Floats) -> Floats:
-        if any((kind, axis) in self.forbidden for axis in axes):
-            return np.full(np.shape(payload_bytes), np.inf)
-        return self.collectives.seconds_array(kind, axes, payload_bytes)
 
 
 def _sharded_dims(space: TensorSpace) -> NDArray[np.int64]:
