@@ -9,8 +9,8 @@ import numpy as np
 from jax.sharding import AxisType, Mesh
 
 from shardplan.errors import ShardplanError, error
+from shardplan.plan.padding import unpadded
 from shardplan.plan.types import Plan
-from shardplan.runtime.padding import unpadded
 from shardplan.runtime.stages import one_mesh
 from shardplan.units import counted
 

@@ -44,10 +44,6 @@ class Part:
     def size_bytes(self) -> int:
         return math.prod(self.shape) * self.entry.itemsize
 
-    @property
-    def is_whole(self) -> bool:
-        return self.shape == self.entry.shape
-
 
 @dataclass(frozen=True)
 class Assignment:

@@ -12,8 +12,8 @@ from typing import Literal
 from shardplan.layout.layout import Layout
 from shardplan.layout.mesh import Mesh
 from shardplan.layout.text import to_text
+from shardplan.plan.breakdown import Exposure
 from shardplan.plan.orientation import checkpoint_layout, checkpoint_shape
-from shardplan.plan.overlap import Exposure
 from shardplan.plan.types import Move, OperatorDecision, Plan, TensorDecision
 
 Table = Literal["parameters", "tensors", "operators", "moves"]

@@ -14,8 +14,8 @@ from shardplan.errors import Diagnostic, ShardplanError, did_you_mean, error
 from shardplan.layout.layout import Layout
 from shardplan.patterns import matches
 from shardplan.plan.orientation import checkpoint_layout, checkpoint_shape, graph_layout, graph_shape
+from shardplan.plan.padding import unpadded
 from shardplan.plan.types import Plan, TensorDecision
-from shardplan.runtime.padding import unpadded
 from shardplan.runtime.stages import one_mesh
 from shardplan.units import counted
 

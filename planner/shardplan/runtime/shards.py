@@ -54,10 +54,6 @@ class Shard:
         return tuple(sum(stop - start for start, stop in runs) for runs in self.runs)
 
     @property
-    def is_whole(self) -> bool:
-        return self.local_shape == self.shape
-
-    @property
     def pieces(self) -> tuple[Piece, ...]:
         """The smallest list of slices, in row-major order of their places in the local tensor."""
         dims = [_placed(runs) for runs in self.runs]

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from shardplan.folding import folded, pattern
-from shardplan.plan.overlap import Exposure
+from shardplan.plan.breakdown import Exposure
 from shardplan.plan.types import Move, OperatorDecision, Pipeline, Plan
 
 _INSIDE = "collectives inside"

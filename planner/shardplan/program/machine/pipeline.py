@@ -14,7 +14,7 @@ from shardplan.errors import ShardplanError, error
 from shardplan.model.types import Model
 from shardplan.patterns import matches
 from shardplan.pipeline.cut_points import begins, chain_at, part_of
-from shardplan.plan.agreement import require_agreement
+from shardplan.plan.agreement import disagreements, require_agreement
 from shardplan.plan.recorded import is_of
 from shardplan.plan.types import Plan
 from shardplan.program import collectives
@@ -31,6 +31,15 @@ def stage_models(model: Model, plan: Plan) -> Iterator[Model]:
     chain = chain_at(model, begins(model, [[op.name for op in stage.plan.operators] for stage in stages]))
     for number, stage in enumerate(stages):
         yield part_of(chain, number, number + 1, str(stage.plan.model["name"]))
+
+
+def misdeclared(model: Model, plan: Plan) -> tuple[str, ...]:
+    """The differences between `plan` and `model`, one sentence each: names, shapes, types, parameter names in
+    checkpoint and file, their dims and aliases, operands and results of operators, and missing entries."""
+    if plan.pipeline is None:
+        return tuple(disagreements(plan, model))
+    pairs = zip(stage_models(model, plan), plan.pipeline.stages, strict=True)
+    return tuple(f"{stage.name}: {text}" for part, stage in pairs for text in disagreements(stage.plan, part))
 
 
 def stage_of(model: Model, plan: Plan, file: str, name: str) -> tuple[Plan, str, Model]:
