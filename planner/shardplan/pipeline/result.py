@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from shardplan.cluster.types import Cluster
 from shardplan.graph.options import PlanOptions
 from shardplan.layout.layout import Layout
 from shardplan.pipeline.cut_choices import Cut
@@ -86,3 +87,25 @@ def assemble_result(
         step_ns=schedule.step(steps_ns, options.microbatches) + handed_ns + waited_ns(tied),
         bound_ns=schedule.step(bounds_ns, options.microbatches) + least_ns,
     )
+
+
+def result_of_plans(
+    chain: Chain,
+    cuts: Sequence[Cut],
+    parts: Sequence[Submesh],
+    plans: Sequence[Plan],
+    in_flight: Sequence[int],
+    cluster: Cluster,
+    options: PlanOptions,
+    schedule: Schedule,
+) -> PipelineResult:
+    """The pipeline of these stages, in which values cross borders in the layouts in which they are kept."""
+    kept = [{tensor.name: tensor.layout for tensor in plan.tensors} for plan in plans]
+    borders, sizes = [], []
+    for place, cut in enumerate(cuts[1:]):
+        border = chain.borders[cut.first - 1]
+        borders.append((kept[place][border], kept[place + 1][border]))
+        size = -(-chain.model.tensor(border).size_bytes // options.microbatches)
+        sizes.append((size, size if options.training else 0))
+    transfers = Transfers(cluster)
+    return assemble_result(chain, cuts, parts, plans, in_flight, borders, sizes, transfers, options, schedule)

@@ -131,11 +131,7 @@ def check_other(path: str | Path, kind: str) -> None:
 
     Raises `ShardplanError` as `write_other`.
     """
-    target = Path(path)
-    try:
-        head = _head(target) if target.exists() else _check_folder(target)
-    except OSError as problem:
-        raise ShardplanError(_unwritable(path, problem, kind)) from None
+    head = _replaceable_head(path, kind)
     if head.strip() and not _OTHERS[kind].match(head):
         raise ShardplanError(_something_else(path, kind))
 
@@ -153,12 +149,16 @@ def check_output(path: str | Path) -> None:
     Raises `ShardplanError`: `unwritable-output`, `output-not-a-plan` (a file that is something else),
     `unsupported-format` (a plan of another major format version).
     """
+    _check_existing(_replaceable_head(path), path)
+
+
+def _replaceable_head(path: str | Path, kind: str = "plan") -> str:
+    """The first characters of what a file at `path` would replace. Raises `ShardplanError` (`unwritable-output`)."""
     target = Path(path)
     try:
-        head = _head(target) if target.exists() else _check_folder(target)
+        return _head(target) if target.exists() else _check_folder(target)
     except OSError as problem:
-        raise ShardplanError(_unwritable(path, problem)) from None
-    _check_existing(head, path)
+        raise ShardplanError(_unwritable(path, problem, kind)) from None
 
 
 def _head(target: Path) -> str:

@@ -22,10 +22,9 @@ from shardplan.layout.mesh import Mesh
 from shardplan.model.types import Model
 from shardplan.pipeline.cut_choices import Cut
 from shardplan.pipeline.cut_points import Chain, begins, chain_at, chain_of, part_of
-from shardplan.pipeline.p2p import Transfers
 from shardplan.pipeline.plan import Asked, plan_of, stage_name
-from shardplan.pipeline.result import PipelineResult, assemble_result
-from shardplan.pipeline.schedule import Schedule, parse_schedule
+from shardplan.pipeline.result import result_of_plans
+from shardplan.pipeline.schedule import parse_schedule
 from shardplan.pipeline.stage_inputs import constraints_on, limit_bytes
 from shardplan.pipeline.submeshes import Submesh, part
 from shardplan.plan.assemble import Outcome, Proof, assemble, in_best_buckets, price
@@ -179,7 +178,7 @@ def _staged(
             constraints = constraints_on(options.constraints, run, own.mesh)
         wanted = replace(options, in_flight=waiting[-1], constraints=constraints, memory_limit_bytes=limit)
         plans.append(_stage(place, stage.plan, run, own.cluster, wanted))
-    result = _result(chain, cuts, parts, plans, waiting, cluster, options, schedule)
+    result = result_of_plans(chain, cuts, parts, plans, waiting, cluster, options, schedule)
     result = replace(result, bound_ns=float(plan.summary.bound_ns))
     return plan_of(Asked(model, cluster, options, schedule, asked if isinstance(asked, int) else str(asked)), result)
 
@@ -225,25 +224,3 @@ def _part(cluster: Cluster, mesh: Mesh, *, by_hand: bool) -> Submesh:
     if found.mesh != mesh:
         raise NotDerivableError([f"a stage is on {mesh}, which is no part of {cluster.mesh}"])
     return found
-
-
-def _result(
-    chain: Chain,
-    cuts: Sequence[Cut],
-    parts: Sequence[Submesh],
-    plans: Sequence[Plan],
-    in_flight: Sequence[int],
-    cluster: Cluster,
-    options: PlanOptions,
-    schedule: Schedule,
-) -> PipelineResult:
-    """The pipeline of these stages, in which values cross borders in the layouts in which they are kept."""
-    kept = [{tensor.name: tensor.layout for tensor in plan.tensors} for plan in plans]
-    borders, sizes = [], []
-    for place, cut in enumerate(cuts[1:]):
-        border = chain.borders[cut.first - 1]
-        borders.append((kept[place][border], kept[place + 1][border]))
-        size = -(-chain.model.tensor(border).size_bytes // options.microbatches)
-        sizes.append((size, size if options.training else 0))
-    transfers = Transfers(cluster)
-    return assemble_result(chain, cuts, parts, plans, in_flight, borders, sizes, transfers, options, schedule)

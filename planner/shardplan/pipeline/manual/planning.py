@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -19,12 +18,10 @@ from shardplan.pipeline.cut_choices import Cut
 from shardplan.pipeline.cut_points import Chain, chain_at, part_of
 from shardplan.pipeline.manual.matching import stage_starts
 from shardplan.pipeline.manual.stages import ManualStage, ManualStages
-from shardplan.pipeline.p2p import Transfers
-from shardplan.pipeline.result import PipelineResult, assemble_result
+from shardplan.pipeline.result import PipelineResult, result_of_plans
 from shardplan.pipeline.schedule import Schedule
 from shardplan.pipeline.stage_inputs import constraints_on
 from shardplan.pipeline.submeshes import Submesh
-from shardplan.plan.types import Plan
 from shardplan.planning import Planner
 from shardplan.units import counted
 
@@ -53,7 +50,8 @@ def plan_manual(
         handed = _handed(chain, place, wish, part, manual.intermediate)
         asked = replace(options, in_flight=waiting[-1], constraints=(*everywhere, *wish.constraints, *handed))
         plans.append(Planner(own, part.cluster, asked).plan())
-    return _staged(chain, parts, tuple(plans), tuple(waiting), cluster, options, schedule)
+    cuts = [Cut(place, place + 1, 0, 0, 0) for place in range(len(parts))]
+    return result_of_plans(chain, cuts, parts, plans, waiting, cluster, options, schedule)
 
 
 def _refuse_unmatched(constraints: Sequence[Constraint], model: Model, mesh: Mesh) -> None:
@@ -109,24 +107,3 @@ def _handed(
         text = "[" + ", ".join(f"[{', '.join(axes)}]" for axes in entries) + "]"
         found.append(Constraint("tensors", border, Dims(entries), text, wish.mark, None, wish.names))
     return found
-
-
-def _staged(
-    chain: Chain,
-    parts: tuple[Submesh, ...],
-    plans: tuple[Plan, ...],
-    in_flight: tuple[int, ...],
-    cluster: Cluster,
-    options: PlanOptions,
-    schedule: Schedule,
-) -> PipelineResult:
-    cuts = [Cut(place, place + 1, 0, 0, 0) for place in range(len(parts))]
-    kept = [{tensor.name: tensor.layout for tensor in plan.tensors} for plan in plans]
-    borders = [
-        (mine[border], theirs[border])
-        for border, (mine, theirs) in zip(chain.borders, itertools.pairwise(kept), strict=True)
-    ]
-    each = [-(-chain.model.tensor(border).size_bytes // options.microbatches) for border in chain.borders]
-    sizes = [(size, size if options.training else 0) for size in each]
-    transfers = Transfers(cluster)
-    return assemble_result(chain, cuts, parts, plans, in_flight, borders, sizes, transfers, options, schedule)
