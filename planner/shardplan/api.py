@@ -1,6 +1,6 @@
-"""`shardplan.make_plan`, `save` and `robustness`: from a model to a plan in one call, for programs and notebooks.
+"""The Python API: `shardplan.make_plan`, `save`, `load`, `price`, `check` and `robustness`, for programs and notebooks.
 
-What is asked has the same names and defaults as on the command line: the fields of `shardplan.request.Request`.
+Arguments have the same names and defaults as on the command line: they are the fields of `shardplan.request.Request`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ OnWarning = Callable[[Diagnostic], None]
 
 
 def _asking(_request: Callable[P, Request]) -> Callable[[Callable[[Request, OnWarning], Plan]], Callable[P, Plan]]:
-    """Let a function of a request take the request's fields; faults of fields and of inputs are raised together."""
+    """Lets a function of a request take the request's fields; faults of fields and of inputs are raised together."""
 
     def taking(function: Callable[[Request, OnWarning], Plan]) -> Callable[P, Plan]:
         signature = inspect.signature(Request)
@@ -100,16 +100,17 @@ def price(
     overlap_exchange: bool = False,
     **asked: Any,
 ) -> Priced:
-    """What `model` takes under exactly this configuration, as `shardplan price` says it: `fits`, `peak` (memory of the
-    fullest device by category), `spent` (compute, exposed communication, bubble) and `plan.summary.step_ns`.
+    """Memory and time of `model` under exactly this configuration, as from `shardplan price`: `fits`, `peak` (memory of
+    the fullest device by category), `spent` (compute, exposed communication, bubble) and `plan.summary.step_ns`.
 
     >>> shardplan.price("transformer:llama3-8b", dp=8, zero=3, global_batch=16).fits
     True
 
-    `precision`: `fp8`, `mxfp8` or `nvfp4` for products with weights inside of layers. `etp`: tensor-parallel ways of
-    experts, 1 for whole ones, which `ep` then counts over `tp` and `dp`; None for those of `tp`. `fused_loss`: the loss
-    holds no logits in fp32. `overlap_exchange`: experts' tokens are exchanged beside another microbatch's compute.
-    `asked`: `cluster`, `dims`, `optimizer` and `memory_limit`, as `make_plan` takes them.
+    `precision`: `fp8`, `mxfp8` or `nvfp4` for products with weights inside of layers. `etp`: tensor-parallel degree of
+    experts, 1 for whole experts, which `ep` then spreads over `tp` and `dp`; None for the degree `tp`. `fused_loss`:
+    the loss holds no logits in fp32. `overlap_exchange`: experts' tokens are exchanged beside another microbatch's
+    compute. `asked`: `cluster`, `dims`, `optimizer` and `memory_limit`, as in `make_plan`.
+
     Raises `ShardplanError` (`bad-parallelism`) for sizes that do not divide.
     """
     from shardplan.planning.parallelism import Parallelism
@@ -124,10 +125,10 @@ def price(
 
 
 def save(plan: Plan, path: str | Path) -> bool:
-    """Write `plan` to the file at `path`, with the folders it is in; False where the file says exactly this already.
+    """Writes `plan` to the file at `path` and creates its folders; False if the file already has exactly this content.
 
-    Nobody ever reads half a plan: the text takes the file's place when it is whole. Raises `ShardplanError`
-    (`unwritable-output`; `output-not-a-plan` rather than replace a file that is none).
+    Nobody ever reads half a plan: the file is replaced when the text is complete. Raises `ShardplanError`
+    (`unwritable-output`; `output-not-a-plan` rather than replace a file that is not a plan).
     """
     return write_plan(plan, path)
 
@@ -141,10 +142,10 @@ def load(
 ) -> Plan:
     """The plan in the file at `path`.
 
-    `verify`: refuse one that was edited since it was written, by the digest of its content, or whose decisions are not
-    legal. `model`: and one of which any field does not follow from its decisions for this model, as `shardplan check`
-    says it; that takes onnx and about a second. `allowed_signers`: and one that nobody in this file has signed, as
-    OpenSSH's ssh-keygen says it; the file is in its format.
+    `verify`: refuse a plan that was edited since it was written, by the digest of its content, or whose decisions are
+    not legal. `model`: also refuse one with a field that does not follow from its decisions for this model, as
+    `shardplan check` does; that needs onnx and about a second. `allowed_signers`: also refuse one without a signature
+    of somebody in this file, as verified by OpenSSH's ssh-keygen; the file is in its format.
 
     Raises `ShardplanError` (`unreadable-plan`, `not-a-plan`, `damaged-plan`; `edited-plan`, `invalid-plan`,
     `stale-plan`; `unsigned-plan`, `no-ssh-keygen`, `unreadable-signers`).
@@ -165,10 +166,11 @@ def load(
 def check(
     path: str | Path, *, model: str | Path | None = None, cluster: str | None = None, resolve: bool = False
 ) -> Verdict:
-    """What `shardplan check` says of the plan in the file at `path`: `status` is `fresh`, or `findings` say why not.
+    """The verdict of `shardplan check` on the plan in the file at `path`: `status` is `fresh`, or `findings` say why
+    not.
 
-    `model`, `cluster`: in place of those that the plan records. `resolve`: solve again, and compare.
-    Raises `ShardplanError` where the plan or an input cannot be read.
+    `model`, `cluster`: in place of those that the plan records. `resolve`: solve again, and compare. Raises
+    `ShardplanError` if the plan or an input cannot be read.
     """
     from shardplan.study.check import check_file
     from shardplan.study.freshness import Given
@@ -178,7 +180,8 @@ def check(
 
 
 def robustness(plan: Plan, model: str | Path | Model, draws: int) -> Robustness:
-    """What `plan`, made for `model`, is worth where the profile is wrong, as `shardplan solve --robust DRAWS` says it.
+    """Sensitivity analysis of `plan`, made for `model`, under errors of the profile, as from `shardplan solve --robust
+    DRAWS`.
 
     Raises `ShardplanError` for another model, and (`pipeline-plan`) for a pipeline.
     """

@@ -1,4 +1,4 @@
-"""Checks of single values that are asked for: each turns what was given, as text or as a value, into its one form.
+"""Checks of single values of a request: each converts a value, given as text or as an object, to its canonical form.
 
 A check is called with the name that messages use (`memory_limit`, `--memory-limit`) and the value, and raises
 `ShardplanError` for a value that it does not allow.
@@ -17,28 +17,28 @@ from shardplan.errors import Diagnostic, ShardplanError, did_you_mean, error
 
 _MOST_DIGITS = 18
 _FEWEST_BARE_BYTES = 1 << 16
-"""A smaller size that is written without a unit is hardly meant in bytes."""
+"""A smaller number without a unit is probably not meant in bytes."""
 
 
 _READ = {"model": "a file, a description or a model", "cluster": "a profile's name or a file"}
-"""What may be given read already, and what is expected."""
+"""What may be given as an object, with the description of what is expected."""
 
 
 class Check(Protocol):
-    """What a value must be."""
+    """A check of one value."""
 
     def __call__(self, name: str, value: Any) -> Any:
-        """`value` in its one form. Raises `ShardplanError`."""
+        """`value` in its canonical form. Raises `ShardplanError`."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class OneOf:
-    """One of `words`, or another word for one; the empty word, where it is one of them, is not offered."""
+    """One of `words`, or a synonym of one; the empty word, if it is one of them, is not offered in messages."""
 
     words: tuple[str, ...]
     others: Mapping[str, str] = field(default_factory=dict)
-    """Another word -> the one of `words` that it means."""
+    """Synonym -> the one of `words` that it means."""
 
     def __call__(self, name: str, value: Any) -> str:
         if value in self.words:
@@ -98,8 +98,8 @@ class Number:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Text that is read later. `what`: `text`, which may be None; `word`; `model` and `cluster`, which may also be
-    what was read of one."""
+    """Text that is interpreted later. `what`: `text`, which may be None; `word`; `model` and `cluster`, which may also
+    be objects read earlier."""
 
     what: str
 
@@ -216,7 +216,7 @@ class StageCount:
 
 @dataclass(frozen=True, slots=True)
 class Several:
-    """Any number of things, or of `texts`; a single one may stand alone."""
+    """Any number of values, or of `texts`; a single one may be given without a list."""
 
     texts: bool = False
 

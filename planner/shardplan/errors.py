@@ -1,7 +1,7 @@
-"""What shardplan says when it cannot answer: diagnostics as data, raised as one exception type.
+"""Diagnostics as data, and the exception types that carry them.
 
-A `Diagnostic` names what was found, where, what is allowed and what to do next. Validators collect them in lists;
-the edge of each module raises one `ShardplanError` that carries all of them, and `shardplan.cli` prints them together.
+A `Diagnostic` names what was found, where, what is allowed and what to do next. Validators collect them in lists; the
+edge of each module raises one `ShardplanError` that carries all of them, and `shardplan.cli` prints them together.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 ITEM = "\n  - "
-"""What parts the items of a list in a hint; other line ends in hints are written out."""
+"""Separator of the items of a list in a hint; other line ends in hints are escaped."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Text that files or people gave, on its way out: to a terminal or log, Markdown, GitHub's commands, DOT, JSON.
+"""Escaping of untrusted text for its destination: a terminal or log, Markdown, GitHub's commands, DOT, JSON.
 
 Names come from files that anybody may have made. A terminal obeys escapes, a reader believes marks that turn the
 direction of writing, CI systems obey lines such as `::error::` and `##[error]`, and Markdown obeys its own characters.

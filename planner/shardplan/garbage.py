@@ -1,4 +1,4 @@
-"""Fewer runs of Python's garbage collector: plans are many objects, few of which form cycles."""
+"""Tuning of Python's garbage collector: plans are many objects, few of which form cycles."""
 
 from __future__ import annotations
 

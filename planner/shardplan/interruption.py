@@ -1,4 +1,4 @@
-"""Ctrl-C while there is something worth keeping: the first one only asks to stop, the second one ends the command."""
+"""Ctrl-C while there is a result to keep: the first one asks the search to stop, the second one ends the command."""
 
 from __future__ import annotations
 

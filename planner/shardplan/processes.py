@@ -1,4 +1,4 @@
-"""A function of shared data and an item, run for many items by worker processes of this machine.
+"""Worker processes: a function of shared data and an item, run for many items on this machine.
 
 The data is sent to every worker once. A worker ends with the process that started it, however that ends, and when
 nobody asks for more results; Ctrl-C is for the process that asked, not for its workers.

@@ -1,7 +1,7 @@
-"""What a plan is asked for: one frozen, validated value for the command line, Python and every study.
+"""The request for a plan: one frozen, validated value that the command line, Python and every study share.
 
-Each field is declared once, with its option on the command line, its check, its help and its default. The checks are
-those that need no file: names, numbers, combinations. `shardplan.study.instance` reads the inputs of a valid request.
+Each field is declared once, with its option on the command line, its check, its help and its default. The checks here
+need no file: names, numbers, combinations. `shardplan.study.instance` reads the inputs of a valid request.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ TARGETS = (
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """How a field is asked for: `flags` on the command line, the `check` of its value, and its help there."""
+    """The declaration of a field: its `flags` on the command line, the `check` of its value, and its help there."""
 
     check: Check
     flags: tuple[str, ...] = ()
@@ -65,7 +65,7 @@ class Term:
 
     @property
     def option(self) -> str:
-        """The option as messages call it: `--memory-limit`."""
+        """The option as messages name it: `--memory-limit`."""
         return max(self.flags, key=len).partition("/")[0] if self.flags else ""
 
 
@@ -76,18 +76,17 @@ def _term(check: Check, *flags: str, say: str = "", metavar: str | None = None, 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What is asked for. Raises `ShardplanError` with everything that is wrong with the values given.
+    """The request for a plan. Raises `ShardplanError` with everything that is wrong with the values given.
 
-    `model`: an ONNX file, a description such as `transformer:llama3-8b,batch=16`, or what either was read to.
-    `mesh`: sizes, outermost axis first (`4x4`), or names (`machine=4,gpu=4`), or `auto`: the best logical mesh over
-    `devices`; the profile's own where it is None. `cluster`: a shipped profile, a YAML file, or a cluster as built.
-    `dims`: sizes of symbolic dims; `trips`: trip counts of loops; `pads`: as how large dims such as `input_ids[0]` are
-    held. `memory_limit`: bytes per device, or text such as `"40 GiB"`. `stages`: a pipeline of so many stages, `auto`,
-    or cut as a plan (or its file) is; `schedule` goes with it. `constraints`: YAML files, the same as mappings, or
-    plans whose inputs and weights keep their layouts; `pins`: single ones. `gap`: where memory binds, the relative gap
-    at which a plan is good enough. `time_limit`: seconds. `target`: the format of `shardplan export` that is to say the
-    plan.
-    `effort`: how much work a search may take: seconds, up to half a minute, or as much as there is to do.
+    `model`: an ONNX file, a description such as `transformer:llama3-8b,batch=16`, or a model already read. `mesh`:
+    sizes, outermost axis first (`4x4`), or names (`machine=4,gpu=4`), or `auto`: the best logical mesh over `devices`;
+    None for the profile's own. `cluster`: a shipped profile, a YAML file, or a cluster object. `dims`: sizes of
+    symbolic dims; `trips`: trip counts of loops; `pads`: padded sizes of dims such as `input_ids[0]`. `memory_limit`:
+    bytes per device, or text such as `"40 GiB"`. `stages`: a pipeline of so many stages, `auto`, or cut as in a plan
+    (or its file); `schedule` goes with it. `constraints`: YAML files, the same as mappings, or plans whose inputs and
+    weights keep their layouts; `pins`: single constraints. `gap`: where memory binds, the relative gap at which a plan
+    is good enough. `time_limit`: seconds. `target`: the format of `shardplan export` that has to express the plan.
+    `effort`: how much work a search may take: seconds, up to half a minute, or without limit.
     """
 
     model: str | Path | Model = field(metadata=_term(Text("model")))
@@ -316,20 +315,20 @@ FIELDS: Mapping[str, Field[Any]] = {one.name: one for one in fields(Request)}
 
 
 def term(name: str) -> Term:
-    """How the field `name` is asked for."""
+    """The declaration of the field `name`."""
     found: Term = FIELDS[name].metadata["term"]
     return found
 
 
 def option_of(name: str) -> str:
-    """`memory_limit` -> `--memory-limit`: what a field is called on the command line."""
+    """`memory_limit` -> `--memory-limit`: the option of a field."""
     return term(name).option or name
 
 
 def checked(
     given: Mapping[str, Any], called: Callable[[str], str] = str
 ) -> tuple[dict[str, Any], dict[str, tuple[Diagnostic, ...]]]:
-    """The values of fields in their one form, and the faults by field; `called`: what messages call a field."""
+    """The values of fields in canonical form, and the faults by field; `called`: the name of a field in messages."""
     values: dict[str, Any] = {}
     faults: dict[str, tuple[Diagnostic, ...]] = {}
     for name, value in given.items():
@@ -343,7 +342,7 @@ def checked(
 
 
 def _combinations(values: Mapping[str, Any], called: Callable[[str], str]) -> list[tuple[str, str, str]]:
-    """What is wrong with fields together: by one of them, with what helps."""
+    """Faults in combinations of fields, each under one of the fields, with what helps."""
     mesh, stages, devices, uneven = called("mesh"), called("stages"), called("devices"), called("uneven")
     auto = values.get("mesh") == AUTO
     found = []
@@ -379,9 +378,10 @@ def _combinations(values: Mapping[str, Any], called: Callable[[str], str]) -> li
 def request_of(
     given: Mapping[str, Any], called: Callable[[str], str] = str
 ) -> tuple[Request, dict[str, tuple[Diagnostic, ...]]]:
-    """The request of these values, with defaults in place of those that are wrong, and what is wrong with them.
+    """The request of these values, with defaults in place of wrong ones, and the faults of the wrong ones.
 
-    So whatever else is wrong with the inputs can be found and said together. Raises `ShardplanError` without a model.
+    This lets the caller report the faults of the other inputs at the same time. Raises `ShardplanError` without a
+    model.
     """
     values, faults = checked(given, called)
     if "model" in faults:

@@ -1,4 +1,4 @@
-"""Documents that people write or tools leave, read whole: never more than any of them has, whatever a path leads to."""
+"""Bounded reading of text documents: a size limit protects against any path, such as a device."""
 
 from __future__ import annotations
 

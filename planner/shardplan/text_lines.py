@@ -1,4 +1,4 @@
-"""Lines of text and the width of a terminal."""
+"""Wrapping of text lines and the width of a terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files that are whole or not there: data is written beside the file, brought to the disk, and takes its place."""
+"""Atomic file writes: data is written to a temporary file, flushed to disk, and then replaces the file."""
 
 from __future__ import annotations
 

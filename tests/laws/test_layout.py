@@ -13,9 +13,7 @@ from shardplan.layout.legal import check, is_legal, local_shape, tile
 from shardplan.layout.mesh import Axis, Mesh
 from shardplan.layout.placement import RP, P, R, S
 from shardplan.layout.text import (
-    from_dim_axes,
     from_text,
-    to_dim_axes,
     to_text,
 )
 
@@ -69,13 +67,6 @@ def test_different_layouts_have_different_text(case):
 
 def orders(mesh):
     return itertools.permutations(range(len(mesh)))
-
-
-@given(placed(st.one_of(PLAIN, st.just(P()))))
-def test_dim_axes_round_trip(case):
-    mesh, layout = case
-    partial = [mesh.names[axis] for axis in layout.axes_of(P())]
-    assert from_dim_axes(to_dim_axes(layout, mesh, 4), mesh, partial) == layout
 
 
 @given(placed(PLAIN), st.sampled_from(["alpa", "ort"]))

@@ -14,7 +14,7 @@ from small_models import proto_of
 
 from shardplan.api import make_plan
 from shardplan.plan.file import read_plan
-from shardplan.plan.held import held_bytes_of
+from shardplan.plan.held import spans
 from shardplan.plan.timeline import laid_out
 from shardplan.plan.types import Plan
 from shardplan.report.notebook import report
@@ -58,7 +58,7 @@ def test_a_model_without_operators_has_a_report(tmp_path: Path) -> None:
     assert made.operators == ()
     found = plan_report(made)["memory"]
     assert (found["points"], found["peak"], found["rest"]) == ([], 0, made.summary.memory.total)
-    assert held_bytes_of(made) == []
+    assert list(spans(made)) == []
 
 
 def test_what_is_not_proven_optimal_is_called_so_nowhere(plan: Plan) -> None:

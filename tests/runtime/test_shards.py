@@ -202,4 +202,3 @@ def test_shards_are_values():
     one, other = (shard_of(example_plan(), "embed.weight", 3) for _ in range(2))
     assert one == other
     assert isinstance(one, Shard)
-    assert not one.is_whole

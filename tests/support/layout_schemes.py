@@ -6,7 +6,8 @@ from typing import Literal
 from shardplan.errors import ShardplanError, error
 from shardplan.layout.layout import Layout
 from shardplan.layout.mesh import Mesh
-from shardplan.layout.text import from_dim_axes, to_dim_axes
+from shardplan.layout.placement import R, S
+from shardplan.plan.orientation import dim_axes
 
 _SCHEME = re.compile(r"(R)|S(?:(\d+)|\[(\d{1,3}(?:,\d{1,3})*)\])?")
 
@@ -19,7 +20,7 @@ def to_scheme(layout: Layout, mesh: Mesh, rank: int, style: Literal["alpa", "ort
     if any(p.kind not in "SR" for p in layout.placements):
         raise ValueError("a per-dim scheme writes S and R only")
     letters = []
-    for names in to_dim_axes(layout, mesh, rank):
+    for names in dim_axes(layout, rank, mesh.names):
         numbers = [str(mesh.index(name)) for name in names]
         if style == "alpa" and any(len(number) > 1 for number in numbers):
             raise ValueError("the scheme has one digit per mesh axis, so it cannot name axis 10 and above")
@@ -42,7 +43,12 @@ def from_scheme(text: str, mesh: Mesh) -> Layout:
             _fail(text, f"'{rest}' does not begin with R, S, S0 or S[0]", mesh)
         lists.append([] if match[1] else _numbered(match, text, mesh))
         rest = rest[match.end() :].lstrip()
-    return from_dim_axes(lists, mesh)
+    order = [mesh.index(name) for names in lists for name in names]
+    if len(set(order)) < len(order):
+        _fail(text, "a mesh axis is used twice", mesh)
+    placed = {mesh.index(name): S(dim) for dim, names in enumerate(lists) for name in names}
+    rest_of = [axis for axis in range(len(mesh)) if axis not in placed]
+    return Layout.of(*(placed.get(axis, R) for axis in range(len(mesh))), order=(*order, *rest_of))
 
 
 def _numbered(match: re.Match[str], text: str, mesh: Mesh) -> list[str]:

@@ -1,1 +1,1 @@
-"""Advice beside a plan: a size rounded up, or fewer devices, with the step that was solved for it."""
+"""Advice with a plan: a size rounded up, or fewer devices, if a solve shows that the step gets shorter."""

@@ -1,8 +1,8 @@
-"""What would make the step of a plan shorter than any layout does: a size rounded up, or fewer devices.
+"""Advice on what makes a step shorter than any layout does: a size rounded up, or fewer devices.
 
-Nothing is guessed. What looks promising is solved at the multipliers of the plan, which takes a small part of what the
-plan took, and so is what was asked for; where the former is shorter, it is searched for as any plan is, and said where
-the step that comes out is shorter than that of the plan by more than `LEAST`.
+Nothing is guessed. A promising change is solved at the multipliers of the plan, which takes a small part of the plan's
+search, and so is the original request. If the change is shorter, it gets a full search, and is reported if its step is
+shorter than the plan's by more than `LEAST`.
 """
 
 from __future__ import annotations
@@ -35,24 +35,23 @@ from shardplan.rules import model_rules
 from shardplan.units import NS_PER_S, counted
 
 LEAST: Final = 0.02
-"""Share of the step that advice must save, and share that must be saved where it is solved roughly."""
+"""Share of the step that advice must save, in a rough solve and in the full search."""
 MOST_TRIED: Final = 3
-"""Sizes, and meshes, that are solved at given multipliers: each takes about a twentieth of what the plan took."""
+"""Number of sizes, and of meshes, that are solved at given multipliers: each takes about a twentieth of the plan's
+search."""
 STILL_SENT: Final = 0.75
-"""Share of the communication waited for that is expected on half the devices of an axis; where the axis is gone, none
-is."""
+"""Share of the exposed communication that is expected on half the devices of an axis; none if the axis is gone."""
 HOPE: Final = 0.9
-"""Fewer devices are tried where that and all the computing take less than this share of the step."""
+"""Fewer devices are tried if that communication and all the compute take less than this share of the step."""
 WORK: Final = 2e3
-"""Work, in the units of `shardplan.solve.constants`, that the search of the most promising size may take, and that of
-the most promising mesh: a tenth of what the search of the plan may."""
+"""Work, in the units of `shardplan.solve.constants`, for the search of the most promising size, and for that of the
+most promising mesh: a tenth of the plan's search."""
 
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """With `rounded` in place of `size` for `what`, or on `mesh` where that is no size, a step takes `step_ns`, which
-    is shorter by the share `saves`. `option`: what asks for that on the command line; empty where the model has to be
-    changed."""
+    """With `rounded` in place of `size` for `what`, or on `mesh` if that is not a size, a step takes `step_ns`, shorter
+    by the share `saves`. `option`: the command-line option for it; empty if the model has to be changed."""
 
     what: str
     size: int
@@ -72,9 +71,9 @@ def advise(
 ) -> list[Advice]:
     """What would be faster than `plan`, the best one for `model` on `cluster`.
 
-    Nothing for a pipeline, for other cost models, on meshes of so many axes that all layouts together are too many to
-    solve for, where little was to be searched (`effort` quick), or where of a time limit not as much is left (`left_s`)
-    as half of it. `on_try` hears what is tried. Ends early where the user says so.
+    Empty for a pipeline, for other cost models, on meshes with too many axes for one search over all layouts, for quick
+    searches (`effort`), and if less than half of a time limit is left (`left_s`). `on_try` is called with each attempt.
+    Ctrl-C ends it early.
     """
     limit = options.time_limit
     late = limit is not None and left_s < limit / 2
@@ -94,7 +93,7 @@ def advise(
 
 @dataclass(frozen=True)
 class Asked:
-    """What was planned, when there is no more time (`time.monotonic`), and who hears what is tried."""
+    """The original request, its end time (`time.monotonic`), and the callback for attempts."""
 
     model: Model
     cluster: Cluster
@@ -103,55 +102,55 @@ class Asked:
     ends_s: float
     on_try: Callable[[str], object] = bool
     planners: dict[tuple[int, Mesh], tuple[Model, Planner]] = field(default_factory=dict, compare=False)
-    """By the `id` of a model, which stands beside, and mesh: cost graphs are built once for all that is asked."""
+    """By the `id` of a model (kept alive beside it) and mesh: cost graphs are built once for all requests."""
 
     @property
     def has_many_axes(self) -> bool:
-        """Whether all layouts together are too many to solve for."""
+        """Whether the mesh has too many axes for one search over all layouts."""
         return len(real_axes(self.cluster.mesh)) > MOST_WHOLE
 
     def size(self) -> Iterator[Advice]:
-        """The size that is worth most to round up, where one is worth it; a usual one rather than another."""
+        """The size that is most useful to round up, if any is; usual sizes first."""
         best = self.best_size()
         if best is not None:
-            yield from self._said(best[1], self.cluster, best[0])
+            yield from self._searched_advice(best[1], self.cluster, best[0])
 
     def best_size(self, *, is_held: bool = False) -> tuple[Rounding, Model] | None:
-        """The size that promises most and the model with it, or (`is_held`) the model that holds it so. On many axes,
-        where nothing is solved roughly, the one around which most is repeated and waited for."""
+        """The size with the largest promise, with its model, or (`is_held`) with the padded model. On many axes, where
+        no rough solve is possible, the size with the most repeated work and waiting."""
         rules = model_rules(self.model)
         classes, found = roundings(self.model, rules, self.plan, LEAST)
         tried: list[tuple[bool, float, int, Rounding, Model]] = []
         for number, one in enumerate(found[:MOST_TRIED]):
             self.on_try(f"{one.what} {one.old:,} as {one.new:,}")
-            model = self._held(one) if is_held else grown(self.model, rules, classes, one.root, one.new)
+            model = self._padded_model(one) if is_held else grown(self.model, rules, classes, one.root, one.new)
             if model is not None and self.has_many_axes:
                 return one, model
-            step_s = math.inf if model is None else self._promised_s(model, self.cluster)
+            step_s = math.inf if model is None else self._promised_step_s(model, self.cluster)
             if model is not None and math.isfinite(step_s):
                 tried.append((not one.is_usual, step_s, number, one, model))
         best = min(tried, default=None, key=lambda one: one[:3])
         return None if best is None else best[3:]
 
-    def _held(self, size: Rounding) -> Model | None:
-        """The model that holds the size so, where that is possible."""
+    def _padded_model(self, size: Rounding) -> Model | None:
+        """The padded model, if padding is possible."""
         try:
             return padded(self.model, {size.place: size.new})
         except ShardplanError:
             return None
 
     def devices(self) -> Iterator[Advice]:
-        """Fewer devices along one axis, where the plan on these is faster."""
+        """Fewer devices along one axis, if the plan on these is faster."""
         meshes = [one for one in _coarser(self.cluster) if self._may_be_faster(one)]
         tried = []
         for number, one in enumerate(meshes[:MOST_TRIED]):
             self.on_try(counted(one.mesh.size, "device"))
-            step_s = self._promised_s(self.model, one)
+            step_s = self._promised_step_s(self.model, one)
             if math.isfinite(step_s):
                 tried.append((step_s, number, one))
         best = min(tried, default=None, key=lambda one: one[:2])
         if best is not None:
-            yield from self._said(self.model, best[2], None)
+            yield from self._searched_advice(self.model, best[2], None)
 
     def _may_be_faster(self, cluster: Cluster) -> bool:
         """Whether the step could be short enough on fewer devices."""
@@ -159,38 +158,37 @@ class Asked:
         axes = zip(cluster.mesh.axes, self.cluster.mesh.axes, strict=True)
         is_gone = any(axis.size == 1 < before.size for axis, before in axes)
         sent_ns = 0.0 if is_gone else STILL_SENT * summary.communication_ns
-        return self._computes_ns(cluster.mesh.size) + sent_ns < HOPE * summary.step_ns
+        return self._compute_estimate_ns(cluster.mesh.size) + sent_ns < HOPE * summary.step_ns
 
-    def _computes_ns(self, devices: int) -> float:
-        """About the time in which so many devices compute what those of the plan do: starting kernels takes as long on
-        any number of them."""
+    def _compute_estimate_ns(self, devices: int) -> float:
+        """An estimate of the compute time on so many devices: kernel launches take as long on any number of them."""
         passes = 3 if self.options.training else 1
         starts_ns = passes * self.cluster.device.launch_s * NS_PER_S
         fixed = sum(min(starts_ns, one.compute_ns) for one in self.plan.operators)
         work = sum(max(0.0, one.compute_ns - starts_ns) * computing(one, self.plan.mesh) for one in self.plan.operators)
         return fixed + work / devices
 
-    def _promised_s(self, model: Model, cluster: Cluster) -> float:
-        """The step that a plan was roughly solved for, where what was asked for takes longer so; else infinite."""
-        step_s = self._roughly_s(model, cluster)
-        if step_s < (1 - LEAST) * self._plainly_s:
+    def _promised_step_s(self, model: Model, cluster: Cluster) -> float:
+        """The step of a rough solve, if the same rough solve of the original request is longer; else infinite."""
+        step_s = self._rough_step_s(model, cluster)
+        if step_s < (1 - LEAST) * self._unchanged_step_s:
             return step_s
-        step_s = self._roughly_s(model, cluster, usual=True)
-        return step_s if step_s < (1 - LEAST) * self._usually_s else math.inf
+        step_s = self._rough_step_s(model, cluster, usual=True)
+        return step_s if step_s < (1 - LEAST) * self._step_at_usual_multipliers_s else math.inf
 
     @cached_property
-    def _plainly_s(self) -> float:
-        """The step of what was asked for, found in the same way."""
-        return self._roughly_s(self.model, self.cluster)
+    def _unchanged_step_s(self) -> float:
+        """The step of the original request by the same rough solve."""
+        return self._rough_step_s(self.model, self.cluster)
 
     @cached_property
-    def _usually_s(self) -> float:
-        return self._roughly_s(self.model, self.cluster, usual=True)
+    def _step_at_usual_multipliers_s(self) -> float:
+        return self._rough_step_s(self.model, self.cluster, usual=True)
 
-    def _roughly_s(self, model: Model, cluster: Cluster, *, usual: bool = False) -> float:
-        """The step of a plan at the multipliers of the best one, or those that searches begin with (`usual`): the
-        former may be right for its mesh alone. Axes over one link are one, which takes far less. Infinite where there
-        is none, or no time."""
+    def _rough_step_s(self, model: Model, cluster: Cluster, *, usual: bool = False) -> float:
+        """The step of a plan at the multipliers of the best one, or at usual ones (`usual`), since the best ones may
+        suit only their own mesh. Axes over one link are merged, which takes much less work. Infinite if there is no
+        plan, or no time."""
         if time.monotonic() >= self.ends_s:
             return math.inf
         try:
@@ -205,14 +203,14 @@ class Asked:
         return plans[0].step_s if plans else math.inf
 
     def _planner(self, model: Model, cluster: Cluster) -> Planner:
-        """Raises `ShardplanError` for what cannot be planned."""
+        """Raises `ShardplanError` for a request that cannot be planned."""
         key = id(model), cluster.mesh
         if key not in self.planners:
             self.planners[key] = model, Planner(model, cluster, self.options, reasons=False)
         return self.planners[key][1]
 
-    def _said(self, model: Model, cluster: Cluster, size: Rounding | None) -> Iterator[Advice]:
-        """The advice, where the step that a search comes to is short enough."""
+    def _searched_advice(self, model: Model, cluster: Cluster, size: Rounding | None) -> Iterator[Advice]:
+        """The advice, if the step of a full search is short enough."""
         left_s = self.ends_s - time.monotonic()
         try:
             if math.isfinite(left_s):
@@ -228,7 +226,7 @@ class Asked:
             return
         if size is not None:
             option = flag(size.name, size.new) if size.name else ""
-            if not option and self._held(size) is not None:
+            if not option and self._padded_model(size) is not None:
                 option = f"--pad '{size.place}={size.new}'"
             yield Advice(size.what, size.old, size.new, step_ns, saves, option)
         else:
@@ -237,7 +235,8 @@ class Asked:
 
 
 def _coarser(cluster: Cluster) -> Iterator[Cluster]:
-    """The cluster with fewer devices along one axis: half of them, where it has an even number."""
+    """For each axis, the cluster with its devices divided by the smallest prime factor: half of them, if their number
+    is even."""
     profile = profile_from_resolved(cluster.resolved)
     for number, axis in enumerate(cluster.mesh.axes):
         fewer = next((axis.size // prime for prime in range(2, axis.size + 1) if axis.size % prime == 0), 0)

@@ -1,4 +1,4 @@
-"""Sizes of a model that are worth rounding up: axes of the mesh do not divide them, and much of the step is theirs."""
+"""Sizes of a model that are worth rounding up: mesh axes do not divide them, and they cause much of the step."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from shardplan.rules.equation import parse
 from shardplan.rules.types import Rule
 
 SLIGHT: Final = 1 / 8
-"""Of a size; rounded up by no more, it is rounded up for all axes together, else for as few as it takes."""
+"""Share of a size up to which it is rounded up for all axes together; otherwise for as few axes as possible."""
 _HEADS: Final = frozenset({"h", "g"})
 
 
 @dataclass(frozen=True)
 class Rounding:
-    """The size `old` of class `root`, rounded up to `new`. `what`: what it is to people; `name`: of the symbolic dim,
-    if it is one; `is_usual`: a batch, a vocabulary, heads or a symbolic dim, which people pad, and not the width of a
-    model; `share`: of the step, what several devices repeat and what is waited for around it; `place`: a dim of it as
-    `--pad` calls it."""
+    """The size `old` of class `root`, rounded up to `new`. `what`: its name for people; `name`: of the symbolic dim, if
+    it is one; `is_usual`: a batch, a vocabulary, heads or a symbolic dim, which people pad, and not the width of a
+    model; `share`: the share of the step that is work repeated on several devices, and waiting around it; `place`: a
+    dim of it as `--pad` names it."""
 
     root: Node
     old: int
@@ -41,8 +41,8 @@ class Rounding:
 
 
 def roundings(model: Model, rules: Sequence[Rule], plan: Plan, least: float) -> tuple[Classes, list[Rounding]]:
-    """Sizes around which more than a share `least` of the step of `plan` is repeated or waited for: usual ones first,
-    then those with most of that."""
+    """Sizes that cause more than a share `least` of the step of `plan` by repeated work and waiting: usual ones first,
+    then by that share."""
     classes = alike_in_copies(model, relate(model, rules))
     worth = _worth(model, rules, plan, classes)
     alike: dict[Node, set[int]] = defaultdict(set)
@@ -65,7 +65,7 @@ def roundings(model: Model, rules: Sequence[Rule], plan: Plan, least: float) -> 
 
 
 def rounded_up(size: int, mesh: Mesh) -> int | None:
-    """The next size that more axes of the mesh divide; None where all do, or where it would be twice as much."""
+    """The next size that more axes of the mesh divide; None if all divide it, or if the next one is twice as large."""
     sizes = [axis.size for axis in mesh.axes if axis.size > 1]
     ways = {math.prod(some) for count in range(1, len(sizes) + 1) for some in itertools.combinations(sizes, count)}
     found = [-(-size // way) * way for way in sorted(ways) if size % way]
@@ -75,8 +75,7 @@ def rounded_up(size: int, mesh: Mesh) -> int | None:
 
 
 def _worth(model: Model, rules: Sequence[Rule], plan: Plan, classes: Classes) -> dict[Node, float]:
-    """By class, shares of the step: work on its dims that axes do not share, and what of the communication of its
-    tensors is waited for."""
+    """By class, shares of the step: repeated work on its dims, and exposed communication of its tensors."""
     summary = plan.summary
     sent = summary.communication_ns + summary.hidden_ns
     waits = summary.communication_ns / sent if sent else 0.0
@@ -103,7 +102,7 @@ def computing(decision: OperatorDecision, mesh: Mesh) -> int:
 
 
 def _named(model: Model, rules: Sequence[Rule], nodes: Sequence[Node], size: int) -> tuple[str, str, bool]:
-    """What a size is to people, the name of the symbolic dim that it is, and whether it is a usual one."""
+    """The name of a size for people, the name of its symbolic dim, and whether it is a usual one."""
     places: list[Place] = [node for node in nodes if isinstance(node[0], str)]
     symbols = [name for name, bound in model.dims.items() if bound == size and ":" not in name]
     of_inputs = [place for place in places if place[0] in model.inputs]

@@ -1,4 +1,4 @@
-"""Sizes that axes do not divide, held as larger ones where that makes the step shorter: shards of unequal size."""
+"""Padding of sizes that axes do not divide, if that makes the step shorter: shards of unequal size."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from shardplan.planning import plan_model
 from shardplan.planning.standing import OnProgress
 
 MOST_SIZES: Final = 3
-"""That are held as larger ones in one plan: each is planned for."""
+"""Number of sizes that are padded in one plan: each takes a search."""
 
 
 def hold_unevenly(
@@ -28,11 +28,10 @@ def hold_unevenly(
     left_s: float = math.inf,
     on_progress: OnProgress | None = None,
 ) -> tuple[Model, Plan]:
-    """`model` and `plan`, or a faster plan and what it is for: the model with sizes held as larger ones (see
-    `shardplan.padding`).
+    """`model` and `plan`, or a faster plan with its padded model (see `shardplan.padding`).
 
-    One size after another is chosen: that which promises the shortest step. `left_s`: seconds that are left of a time
-    limit. Ends early where the user says so.
+    Sizes are chosen one after the other by the shortest promised step. `left_s`: seconds left of a time limit. Ctrl-C
+    ends it early.
     """
     ends_s = time.monotonic() + left_s
     for _ in range(MOST_SIZES):

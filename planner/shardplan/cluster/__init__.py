@@ -1,1 +1,1 @@
-"""YAML profile -> `Cluster`: devices, links, and the mesh laid over them."""
+"""Clusters: from a YAML profile to a `Cluster` of devices, links, and the mesh laid over them."""

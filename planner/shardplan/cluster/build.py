@@ -1,4 +1,4 @@
-"""A resolved profile (plain data) -> the value types, in SI units. A profile kept in a plan goes the same way."""
+"""From a resolved profile (plain data) to value types in SI units; also used for the profile inside of a plan."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Profile:
 
 
 def profile_from_resolved(resolved: Mapping[str, Any], warnings: tuple[Diagnostic, ...] = ()) -> Profile:
-    """The profile that `resolved` (for instance the copy inside a plan) describes."""
+    """The profile described by `resolved` (for instance the copy inside of a plan)."""
     levels = tuple(_build_level(level) for level in resolved["levels"])
     gemm = GemmEfficiency(**built(GEMM, resolved["device"]["gemm"]))
     depth = {level.name: index for index, level in enumerate(levels)}
@@ -64,7 +64,7 @@ def profile_from_resolved(resolved: Mapping[str, Any], warnings: tuple[Diagnosti
 
 
 def _build_level(resolved: Plain) -> Level:
-    """Efficiencies by ranks stand apart from those that are one number."""
+    """A level; efficiencies by ranks are stored apart from those that are one number."""
     found = built(LEVEL, resolved)
     eta = found.pop("eta")
     by_ranks = {kind: value for kind, value in eta.items() if isinstance(value, dict)}
@@ -78,8 +78,8 @@ def _build_curve(resolved: Plain) -> Curve:
 
 
 def built(keys: Keys, resolved: Mapping[str, Any]) -> Plain:
-    """Attributes of the value type, in SI units; of a key that is not there (in a plan of before there was such a key)
-    the type has its own default."""
+    """Attributes of the value type, in SI units; for a key that is missing (in a plan from before the key existed) the
+    type has its own default."""
     return {
         key.attribute or key.key: _in_si(key.kind, resolved[key.key])
         for key in keys.keys
@@ -88,7 +88,7 @@ def built(keys: Keys, resolved: Mapping[str, Any]) -> Plain:
 
 
 def _in_si(kind: Field | Keys, value: Any) -> Any:
-    """A word in place of a number is None; numbers of ranks are whole, and rise."""
+    """The value in SI units; a word in place of a number is None; numbers of ranks are integers in ascending order."""
     if isinstance(kind, Number):
         return None if value in kind.words else kind.dimension.si(value)
     if isinstance(kind, Table) and not isinstance(value, Mapping):

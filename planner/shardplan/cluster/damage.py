@@ -1,6 +1,6 @@
-"""A resolved profile that comes from a file, such as the copy inside a plan: what is wrong about it.
+"""Validation of a resolved profile that was read from a file, such as the one inside of a plan.
 
-`shardplan.cluster.build` takes for granted that nothing is.
+`shardplan.cluster.build` assumes a valid profile.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def _faults(resolved: object) -> Iterator[str]:
 
 
 def _nesting(resolved: Mapping[str, object]) -> Iterator[str]:
-    """Levels have names, axes lie on them, and units of a level hold whole units of the one inside."""
+    """Checks that levels have names, axes lie on them, and units of a level hold whole units of the one inside."""
     levels, axes = resolved.get("levels"), _at(resolved, "mesh", "axes")
     if isinstance(levels, list) and isinstance(axes, list):
         known = [_at(level, "name") for level in levels]
@@ -84,14 +84,14 @@ def _section(keys: Keys, found: object, path: str) -> Iterator[str]:
 
 
 def _is_default(key: Key, value: object) -> bool:
-    """Whether nothing was given: 0 stands for none where a number must be above it, and for any number of devices."""
+    """Whether no value was given: 0 means none if a number must be above it, and any number of devices."""
     if key.key == "devices":
         return type(value) is int and value == 0
     return value is not None and type(value) is type(key.default) and bool(value == key.default)
 
 
 def _fits(kind: Field, value: object) -> bool:
-    """Whether a resolved value is one that `kind` allows."""
+    """Whether a resolved value is allowed by `kind`."""
     match kind:
         case Number():
             fits = value in kind.words if isinstance(value, str) else _in_range(kind, value)

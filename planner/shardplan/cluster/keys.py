@@ -1,4 +1,4 @@
-"""The keys of a cluster profile, version 1, each stated once: what may be written, its default, what it becomes.
+"""The table of a cluster profile's keys, version 1: for each the allowed values, the default, and the resolved form.
 
 From these tables YAML is checked, defaults are filled in, value types are built, misplaced keys are found and the
 tables of docs/cluster-profiles.md are written. A new number is one line here and one in `shardplan.cluster.types`; then
@@ -24,8 +24,8 @@ OMITTED: Final = object()
 
 @dataclass(frozen=True, slots=True)
 class Around:
-    """Of a level that is resolved: `joined` devices of the mesh of the profile by it and those inside, 0 for any
-    number; `inner`: the level inside, resolved."""
+    """The surroundings of a level that is resolved: `joined`, the devices of the profile's mesh on it and inside, 0 for
+    any number; `inner`: the level inside, resolved."""
 
     joined: int
     inner: Plain | None
@@ -129,7 +129,7 @@ def _link(value: float | None, given: Plain, around: Around) -> float:
 
 
 def _busbw(value: Plain, given: Plain, _: Around) -> Plain:
-    """On a custom topology every collective has one: that of the all-gather where nothing is said."""
+    """On a custom topology every collective has a bus bandwidth: by default that of the all-gather."""
     if given.get("topology") != "custom":
         return value
     fallback = value.get("all_gather") or value[min(value)]
@@ -137,7 +137,7 @@ def _busbw(value: Plain, given: Plain, _: Around) -> Plain:
 
 
 def _eta(value: Plain, given: Plain, _: Around) -> Plain:
-    """A `default` that is given replaces what is assumed for each collective."""
+    """A given `default` replaces the assumed efficiency of each collective."""
     assumed = ETA_DEFAULTS["nics" if "node_gbit" in given else given.get("topology", "switch")]
     kept = {kind: eta for kind, eta in assumed.items() if "default" not in value or kind in ("nvls", "partial")}
     return kept | value

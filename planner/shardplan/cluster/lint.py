@@ -1,4 +1,4 @@
-"""What looks wrong about a profile although its form is right: copied spec tables are full of the same few errors."""
+"""Lint of a cluster profile: plausible values with the typical errors of copied specification tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A profile and the text of `--mesh` -> `Cluster`: which mesh axis runs over which link."""
+"""From a profile and the text of `--mesh` to a `Cluster`: which mesh axis runs over which link."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ def cluster_from_resolved(resolved: dict[str, object]) -> Cluster:
 
 def merged(cluster: Cluster, kinds: Sequence[str] = ()) -> tuple[Cluster, tuple[tuple[int, ...], ...]]:
     """The same devices with one axis for all neighbouring axes over one kind of link, and the axes of `cluster` in each
-    of its axes; `kinds`: one for every axis, where only those of one kind are to become one. Every layout of the
-    coarser mesh is one of the finer."""
+    of its axes; `kinds`: one for every axis, if only axes of one kind are to be merged. Every layout of the coarser
+    mesh is one of the finer."""
     groups: list[list[int]] = []
     of = list(zip(cluster.axis_levels, kinds or [""] * len(cluster.mesh), strict=True))
     for axis in range(len(of)):
@@ -79,8 +79,8 @@ def merged(cluster: Cluster, kinds: Sequence[str] = ()) -> tuple[Cluster, tuple[
 
 
 def cluster_digest(cluster: Cluster) -> str:
-    """`sha256:` and 64 hex digits of all that decides a cost: device, levels, mesh, overlap, buckets, curves; not the
-    name and not the provenance."""
+    """`sha256:` and 64 hex digits of everything that affects costs: device, levels, mesh, overlap, buckets, curves; not
+    the name and not the provenance."""
     decisive = {key: value for key, value in cluster.resolved.items() if key not in ("name", "provenance")}
     text = json.dumps(decisive, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
@@ -101,7 +101,8 @@ def _base_names(profile: Profile) -> dict[int, str]:
 
 
 def _capacity(profile: Profile, depth: int) -> int | None:
-    """Largest product of mesh axes on a level: units of the level below in one unit of it; None where it is free."""
+    """Largest product of mesh axes on a level: units of the level below in one unit of it; None if there is no
+    limit."""
     devices = profile.levels[depth].devices
     inner = profile.levels[depth - 1].devices if depth else 1
     return devices // max(inner, 1) if devices else None

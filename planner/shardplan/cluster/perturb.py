@@ -1,4 +1,4 @@
-"""The same cluster with some constants different: how much does a plan depend on numbers that nobody knows exactly?"""
+"""A cluster with perturbed constants, for sensitivity analysis of plans."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def load_profile(name_or_path: str | Path) -> Profile:
 
 
 def profile_from_text(text: str, name: str) -> Profile:
-    """The profile that `text` is, for one that is in no file yet. Raises `ShardplanError` as `load_profile`."""
+    """The profile in `text`, which is in no file yet. Raises `ShardplanError` as `load_profile`."""
     return _load(_Source(text, f"{name}.yaml", name, Path()))
 
 
@@ -69,7 +69,7 @@ class _Source:
 
 
 def is_path(text: str) -> bool:
-    """Whether a cluster is given by its file, not by a name."""
+    """Whether a cluster is given by a file and not by a name."""
     return not text.startswith(BUILTIN) and (text.endswith(_SUFFIXES) or "/" in text or "\\" in text)
 
 
@@ -94,7 +94,7 @@ def _builtin_source(name: str, place: Mapping[str, object] | None) -> _Source:
 
 
 def _read_chain(source: _Source, above: tuple[str, ...]) -> tuple[Record, list[Diagnostic]]:
-    """The profile in `source` laid over the one it extends; `above` are the files that lead here."""
+    """The profile in `source` merged over the one that it extends; `above` are the files that lead here."""
     tree, faults = read_yaml(source.text, source.file, PROFILE.section)
     target = tree.value("extends")
     if not isinstance(target, str):

@@ -1,4 +1,4 @@
-"""Quantities as people write them: `80 GiB`, `450 GB/s`, `40e9`, `4.5 us`. Text in, number out.
+"""Quantities as people write them, such as `80 GiB`, `450 GB/s`, `40e9`, `4.5 us`: from text to number.
 
 PyYAML's own resolver is not used for numbers: it reads `40e9` as text, `12:30` as 750 and `1_0` as 10.
 """
@@ -37,9 +37,9 @@ FLOPS: dict[str, Decimal] = {
 
 @dataclass(frozen=True, slots=True)
 class Dimension:
-    """What a number measures. `units`: spelling -> factor to SI; `bare`: the unit of a number written without one,
-    which is also the unit of the parsed value; `example` is shown to the person who used another; `si`: the value in
-    bytes, seconds, operations and their rates."""
+    """The dimension of a quantity. `units`: spelling -> factor to SI; `bare`: the unit of a number without one, which
+    is also the unit of the parsed value; `example` is shown in errors; `si`: the value in bytes, seconds, operations
+    and their rates."""
 
     name: str
     units: Mapping[str, Decimal]

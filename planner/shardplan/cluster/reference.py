@@ -1,4 +1,4 @@
-"""The tables of docs/cluster-profiles.md, from the tables of keys.
+"""Generation of the tables of docs/cluster-profiles.md from the table of keys.
 
 `python -m shardplan.cluster.reference`, in a checkout, writes them anew.
 """

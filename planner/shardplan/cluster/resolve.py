@@ -1,4 +1,4 @@
-"""A checked profile tree -> the resolved profile: plain data with every default written out.
+"""From a checked profile tree to the resolved profile: plain data with every default written out.
 
 The resolved form is what a plan carries: JSON-ready, in fixed key order, levels as a list from the innermost outwards.
 """
@@ -110,7 +110,7 @@ def resolve(profile: Record, name: str) -> Plain:
 
 
 def filled(keys: Keys, given: Plain, around: Around = _NOWHERE) -> Plain:
-    """What is `given` with every default, in the order of the table."""
+    """The `given` values with every default, in the order of the table."""
     found: Plain = {}
     for key in keys.keys:
         if isinstance(key.kind, Keys):

@@ -1,4 +1,4 @@
-"""A cluster as the planner sees it: bytes, floating-point operations and seconds; bandwidths per device, one way."""
+"""The cluster for the planner, in bytes, floating-point operations and seconds; bandwidths per device, one way."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ Topology = Literal["switch", "full_mesh", "torus", "pcie", "custom"]
 
 @dataclass(frozen=True, slots=True)
 class GemmEfficiency:
-    """Share of the peak a matrix product of local sizes m, n, k reaches: e * m/(m+m0) * n/(n+n0) * k/(k+k0); and what
-    of that a whole step keeps, `sustained`: clocks that a device holds for a second it does not hold for hours.
-    `attention`: of what plain products reach, what attention does, whose two products are narrow and wait for the
-    softmax (None: 0.6); of a device with `Device.attention` a factor of that instead (None: 1). `narrow`: share of
-    their peak that products of 8 bits reach, None for what is measured on most devices; `grouped`: of what plain
-    products reach, what those of many experts at once do."""
+    """The share of the peak that a matrix product of local sizes m, n, k reaches: e * m/(m+m0) * n/(n+n0) * k/(k+k0).
+    `sustained`: the share of that which a whole step keeps, as a device holds its highest clocks for a second and not
+    for hours. `attention`: the efficiency of attention relative to plain products (None: 0.6), whose two products are
+    narrow and wait for the softmax; on a device with `Device.attention` a factor of that (None: 1). `narrow`: share of their peak that products of 8 bits reach, None for the measured value of most
+    devices; `grouped`: the efficiency of grouped products of many experts relative to plain products."""
 
     e: float = 0.75
     m0: float = 64.0
@@ -54,7 +53,7 @@ class Device:
 
     @property
     def usable_bytes(self) -> int:
-        """What a plan may use of the memory: memory * usable_fraction - reserved."""
+        """The memory that a plan may use: memory * usable_fraction - reserved."""
         return int(self.memory_bytes * self.usable_fraction) - self.reserved_bytes
 
 
@@ -90,8 +89,7 @@ class Level:
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
-    """`p2p`: share of what pipeline stages send that overlaps compute; `kappa`: how much slower compute is beside
-    communication."""
+    """`p2p`: share of inter-stage sends that overlaps compute; `kappa`: slowdown of compute beside communication."""
 
     p2p: float = 0.9
     kappa: float = 1.1
@@ -99,8 +97,7 @@ class Overlap:
 
 @dataclass(frozen=True, slots=True)
 class Coalesce:
-    """`bucket_bytes`: gradients of weights are sent together until every collective carries so much; 0: each by
-    itself."""
+    """`bucket_bytes`: size of a bucket of weights' gradients; 0: no buckets."""
 
     bucket_bytes: float = 0.0
 

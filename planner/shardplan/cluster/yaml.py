@@ -1,7 +1,6 @@
-"""YAML text -> values that know their file, line and column, checked against a declarative schema.
+"""From YAML text to values with file, line and column, checked against a declarative schema.
 
-Scalars stay the text that was written until a field says what they should be. Faults are collected, not raised one by
-one.
+Scalars stay text until the schema of a field interprets them. All faults are collected.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ from shardplan.yaml_source import Mark, compose, is_null, mark_of
 _KINDS = {yaml.ScalarNode: "a value", yaml.SequenceNode: "a list", yaml.MappingNode: "a mapping"}
 _MIXED = "a plan gives every device the same share of the work: write a profile for each kind, and plan each part alone"
 _NOT_SEVERAL = {"device": _MIXED, "device.kind": _MIXED}
-"""By path: what to do where somebody lists several of what there can be one of."""
+"""By path: the hint for a list where only one value is possible."""
 _SEVERAL = {"devices": _MIXED, "device.kinds": _MIXED}
-"""By path: what to do where somebody calls several so."""
+"""By path: the hint for a plural key where only one value is possible."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +39,7 @@ class Record:
     mark: Mark
 
     def get(self, *path: str) -> Tree | None:
-        """What stands at `path`, or None."""
+        """The value at `path`, or None."""
         found: Tree | None = self
         for key in path:
             found = found.entries.get(key) if isinstance(found, Record) else None
@@ -155,7 +154,7 @@ class Reader:
         return Record(entries, self.mark(node))
 
     def _kind_of(self, node: yaml.Node, key: str, path: str, kind: Section | Table) -> Field | None:
-        """What the value under `key` should be, or None after noting that there is no such key."""
+        """The expected kind of the value under `key`, or None after recording that there is no such key."""
         if isinstance(kind, Table) and kind.ranks:
             if key.isdecimal() and int(key) >= 1:
                 return kind.values

@@ -1,4 +1,4 @@
-"""Which tensors and operators of a model a constraint is about."""
+"""The tensors and operators of a model that a constraint matches."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shardplan.model.types import Model
 from shardplan.patterns import matches
 
 _SHOWN = 8
-"""Names, or patterns of names, that a refusal lists."""
+"""Number of names, or patterns of names, that an error lists."""
 _CALLED = {
     "inputs": "input",
     "outputs": "output",
@@ -33,7 +33,7 @@ class Target:
 
 
 class Names:
-    """The names by which things of one model can be called."""
+    """All names of the things of one model."""
 
     def __init__(self, model: Model) -> None:
         self.model = model
@@ -48,9 +48,9 @@ class Names:
         self.weights = {name: Target(name) for name in sorted(weights)}
 
     def targets(self, constraint: Constraint) -> tuple[Target, ...]:
-        """The tensors that a constraint is about, each once, in graph order.
+        """The tensors that a constraint matches, each once, in graph order.
 
-        Raises `ShardplanError` (`no-match`) with the nearest name when there is none.
+        Raises `ShardplanError` (`no-match`) with the nearest name if there is none.
         """
         section, pattern = constraint.section, constraint.pattern
         if section in ("inputs", "outputs"):
@@ -124,7 +124,7 @@ def _no_match(constraint: Constraint, known: Iterable[str]) -> Diagnostic:
 
 
 def _rewritten(pattern: str, names: Iterable[str]) -> set[str]:
-    """`pattern` with every part that differs from a name's replaced by that, from the end: what it may have meant."""
+    """`pattern` with every part that differs from a name's replaced by that, from the end: a suggestion."""
     parts, found = pattern.split("."), set()
     for name in names:
         theirs = name.split(".")[-len(parts) :]
@@ -135,7 +135,7 @@ def _rewritten(pattern: str, names: Iterable[str]) -> set[str]:
 
 
 def _with_stars(pattern: str, names: Iterable[str]) -> str:
-    """What to write where names only contain the text that was given."""
+    """The suggestion for a pattern that is only contained in names."""
     inside = [name for name in names if pattern.strip("*") and pattern.strip("*") in name]
     if not inside:
         return ""

@@ -1,4 +1,4 @@
-"""Constraint files (YAML) and `--pin 'PATTERN=SPEC'` -> constraints, with every fault collected.
+"""From constraint files (YAML) and `--pin 'PATTERN=SPEC'` to constraints; all faults are collected.
 
 ```yaml
 mesh_axis_names: [data, model]          # optional: other names for the mesh axes, outermost first

@@ -1,4 +1,4 @@
-"""Constraints resolved against a model and a mesh: what is asked of every single tensor and operator."""
+"""Resolution of constraints against a model and a mesh: what each tensor and operator is required to do."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from shardplan.units import counted
 
 @dataclass(frozen=True, slots=True)
 class TensorConstraint:
-    """How a tensor of the graph is to be kept: `dims[d]`, the mesh axes that shard dim d, major first; `None`: open.
-    `segments[d]`: the pieces each of which they shard on their own; `()`: open."""
+    """The required layout of a tensor: `dims[d]`, the mesh axes that shard dim d, major first; `None`: open.
+    `segments[d]`: the pieces that they shard separately; `()`: open."""
 
     constraint: Constraint
     tensor: str
@@ -46,14 +46,14 @@ class OperatorConstraint:
 
 @dataclass(frozen=True, slots=True)
 class ResolvedConstraints:
-    """All that is asked of single tensors and operators. `forbidden`: collectives that may not run over a mesh axis."""
+    """The requirements on single tensors and operators. `forbidden`: collectives that may not run over a mesh axis."""
 
     tensors: tuple[TensorConstraint | AxisConstraint, ...] = ()
     operators: tuple[OperatorConstraint, ...] = ()
     forbidden: frozenset[tuple[CollectiveKind, int]] = frozenset()
 
     def shards(self) -> Mapping[str, frozenset[int]]:
-        """Tensor -> dims that somebody wants sharded: choices that the operators beside it may not call for."""
+        """Tensor -> dims that a constraint shards: choices that the operators beside it may not need."""
         found: dict[str, set[int]] = {}
         for one in self.tensors:
             wanted = [one.dim] if isinstance(one, AxisConstraint) else [d for d, axes in enumerate(one.dims) if axes]
@@ -61,7 +61,7 @@ class ResolvedConstraints:
         return {name: frozenset(dims) for name, dims in found.items()}
 
     def ordered(self) -> frozenset[str]:
-        """Tensors for which somebody cares which of several axes on one dim is major."""
+        """Tensors with a required order of several axes on one dim."""
         return frozenset(
             one.tensor
             for one in self.tensors
@@ -71,10 +71,10 @@ class ResolvedConstraints:
 
 
 def resolve(constraints: Sequence[Constraint], model: Model, mesh: Mesh) -> ResolvedConstraints:
-    """What `constraints` ask of `model` on `mesh`.
+    """The requirements of `constraints` on `model` on `mesh`.
 
-    A constraint that names one tensor exactly comes before the patterns of its section that match it too. Raises
-    `ShardplanError` with every constraint that matches nothing, names an axis that is not there, or cannot be had.
+    A constraint that names one tensor exactly overrides matching patterns of its section. Raises `ShardplanError` with
+    every constraint that matches nothing, names an unknown axis, or is impossible.
     """
     resolver = _Resolver(model, mesh)
     for constraint in constraints:
@@ -93,7 +93,7 @@ def resolve(constraints: Sequence[Constraint], model: Model, mesh: Mesh) -> Reso
 
 
 class _Resolver:
-    """Collects what is asked, and what is wrong with the asking."""
+    """Collects requirements and faults."""
 
     def __init__(self, model: Model, mesh: Mesh) -> None:
         self.model, self.mesh, self.names = model, mesh, Names(model)
@@ -107,7 +107,7 @@ class _Resolver:
         self._first: dict[tuple[int, str], Diagnostic] = {}
 
     def problem(self, constraint: Constraint, code: str, summary: str, **fields: object) -> None:
-        """Note what is wrong; of what is wrong with a constraint in one way, for several tensors, the first is said."""
+        """Records a fault; of equal faults of one constraint on several tensors, the first is kept."""
         key = (id(constraint), code)
         if key not in self._first:
             found = error(code, summary, **fields, **constraint.where)
@@ -117,7 +117,7 @@ class _Resolver:
         self._alike.setdefault(self._first[key], set()).add(summary)
 
     def complaints(self) -> list[Diagnostic]:
-        """All problems; each says how many more are like it."""
+        """All faults; each says how many similar ones there are."""
         counts = [len(self._alike.get(problem, ())) - 1 for problem in self.problems]
         return [
             replace(problem, detail="\n".join(filter(None, (problem.detail, f"and {more} more like this"))))
@@ -127,7 +127,7 @@ class _Resolver:
         ]
 
     def called(self, constraint: Constraint, target: Target) -> str:
-        """The name of a tensor as the constraint has it, or as the checkpoint does."""
+        """The name of a tensor in the constraint, or in the checkpoint."""
         if constraint.is_exact and constraint.pattern in self.names.parameters:
             return constraint.pattern
         return self._weights.get(target.tensor, target.tensor)
@@ -220,7 +220,8 @@ class _Resolver:
         return None
 
     def check_aliases(self, constraint: Constraint) -> bool:
-        """Whether the file of `constraint` names all axes or none; a fault is said once for all of its constraints."""
+        """Checks that the file of `constraint` names all axes or none; a fault is reported once for all of its
+        constraints."""
         aliases, file = constraint.aliases, constraint.mark.file
         if not aliases or len(aliases) == len(self.mesh):
             return True

@@ -13,11 +13,11 @@ from shardplan.units import counted
 
 
 def adapted(constraints: Sequence[Constraint], model: Model) -> tuple[tuple[Constraint, ...], tuple[Diagnostic, ...]]:
-    """`constraints` with those from plans by the names of `model`: where none is equal, the only one that ends so, or
-    that the other ends with (`model.norm.weight` and `decoder.model.norm.weight`). What `model` has not is left out,
-    with a warning for each plan.
+    """`constraints`, with the names in those from plans replaced by the names of `model`: an equal name, else the only
+    one that ends with the other (`model.norm.weight` and `decoder.model.norm.weight`). Names that `model` lacks are
+    left out, with a warning for each plan.
 
-    Raises `ShardplanError` (`no-match`) when nothing of a plan is in `model`.
+    Raises `ShardplanError` (`no-match`) if nothing of a plan is in `model`.
     """
     names: dict[str, tuple[str, ...]] = {
         "inputs": model.inputs,
@@ -47,7 +47,7 @@ def adapted(constraints: Sequence[Constraint], model: Model) -> tuple[tuple[Cons
 
 
 def _same(name: str, names: Sequence[str]) -> str:
-    """The name that is meant, `""` where there is none or several."""
+    """The corresponding name, `""` if there is none or several."""
     if name in names:
         return name
     near = {other for other in names if other.endswith(f".{name}") or name.endswith(f".{other}")}

@@ -1,4 +1,4 @@
-"""A constraint as it was written: where it stands, what it is about, and what it asks for."""
+"""A constraint as written: its place in a file, what it matches, and what it requires."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ SECTIONS: tuple[str, ...] = tuple(section for section in get_args(Section) if se
 
 @dataclass(frozen=True, slots=True)
 class Dims:
-    """How a tensor is sharded, dim by dim: the axes of each dim, major first; `()` not sharded, `None` left open.
+    """The sharding of a tensor, dim by dim: the axes of each dim, major first; `()` not sharded, `None` open.
 
-    `rest_open`: dims beyond the last entry are left open; else they are not sharded, as in a `PartitionSpec`.
-    `segments`: of an entry, the sizes of the pieces each of which its axes shard on their own; missing or `()`: open.
+    `rest_open`: dims beyond the last entry are open; otherwise they are not sharded, as in a `PartitionSpec`.
+    `segments`: of an entry, the sizes of the pieces that its axes shard separately; missing or `()`: open.
     """
 
     entries: tuple[tuple[str, ...] | None, ...]
@@ -49,11 +49,12 @@ Spec = Dims | tuple[Split, ...] | AxisUse
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """`pattern`: a glob over names; `#2` is the third graph input or output. `any` (a pin): whatever has the name.
+    """`pattern`: a glob over names; `#2` is the third graph input or output. `any` (a pin): tensors and operators of
+    that name.
 
-    `cost_us`: what it costs to break it, per tensor or operator; `None` forbids to. `text`: as people would write it.
-    `aliases`: names given to the mesh axes, in their order (`mesh_axis_names`). `is_reused`: it says what a plan of
-    another model does, whose names may have another beginning (`shardplan.constraints.reuse`).
+    `cost_us`: the penalty of breaking it, per tensor or operator; `None` for a hard constraint. `text`: in people's
+    notation. `aliases`: names given to the mesh axes, in their order (`mesh_axis_names`). `is_reused`: it comes from a
+    plan of another model, whose names may have another prefix (`shardplan.constraints.reuse`).
     """
 
     section: Section
@@ -68,7 +69,7 @@ class Constraint:
 
     @property
     def is_exact(self) -> bool:
-        """Whether it names one thing; such a constraint comes before patterns that match it too."""
+        """Whether it names one thing; such a constraint overrides patterns that match it too."""
         return not any(character in self.pattern for character in "*?[{")
 
     @property

@@ -1,1 +1,1 @@
-"""Seconds and bytes: collectives, compute, memory."""
+"""Cost models: seconds and bytes of collectives, local compute and memory."""

@@ -1,7 +1,7 @@
-"""How a group of devices runs one collective: a table of flat algorithms, each with its steps and its seconds per byte.
+"""Algorithms of collectives: a table of flat algorithms, each with its number of steps and its seconds per byte.
 
-A price is the cheapest of all rows that do the collective (`shardplan.cost.collectives` composes them further).
-Formulas are in docs/cost-model.md. What a switch does itself is a row of `shardplan.cost.links.OFFLOADS`.
+The price of a collective is that of the cheapest row for it (`shardplan.cost.collectives` composes rows further).
+Formulas are in docs/cost-model.md. In-network reduction by switches is a row of `shardplan.cost.links.OFFLOADS`.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from shardplan.layout.collective import CollectiveKind
 
 @dataclass(frozen=True, slots=True)
 class Algorithm:
-    """One way to run collectives of `kinds`. `steps`: (group, level) -> messages that follow one another over that
-    level; `at_once`: the levels' messages go side by side instead. `per_byte`: seconds per byte of payload (as in
-    `Collective.share`), the slowest link's."""
+    """One algorithm for collectives of `kinds`. `steps`: (group, level) -> number of consecutive messages over that
+    level; `at_once`: messages of different levels run concurrently. `per_byte`: seconds per byte of payload (as in
+    `Collective.share`) of the slowest link."""
 
     name: str
     kinds: tuple[CollectiveKind, ...]
@@ -30,12 +30,12 @@ class Algorithm:
 
 
 def _ring_steps(group: Group, level: int) -> int:
-    """Around the ring, as many messages as there are neighbours joined by this level."""
+    """Steps of a ring: one message for each pair of neighbours that this level joins."""
     return math.prod(group.ranks[level:]) - math.prod(group.ranks[level + 1 :])
 
 
 def _tree_steps(group: Group, level: int) -> int:
-    """A chain inside a machine, a binary tree over machines."""
+    """Steps of a chain inside a machine and a binary tree over machines."""
     ranks = group.ranks[level]
     return ranks - 1 if level == 0 else math.ceil(math.log2(ranks))
 
@@ -45,7 +45,7 @@ def _there_and_back(steps: Callable[[Group, int], int]) -> Callable[[Group, int]
 
 
 def _reduced(group: Group, kind: CollectiveKind) -> float:
-    """Every byte crosses a link (n - 1)/n times, of an all-reduce twice."""
+    """Every byte crosses a link (n - 1)/n times; twice for an all-reduce."""
     wire = (2 if kind == "all_reduce" else 1) * (group.size - 1) / group.size
     return wire / bus_bandwidth(group, kind)
 
@@ -72,7 +72,7 @@ ALGORITHMS: Final = (
 
 
 def flat_prices(group: Group, kind: CollectiveKind) -> list[Price]:
-    """The prices of `kind` over `group`, one for each algorithm: seconds as `(a, b, c)` of `a + b S + c sqrt(S)`."""
+    """The prices of `kind` over `group`, one per algorithm: seconds as `(a, b, c)` of `a + b S + c sqrt(S)`."""
     return [_price(group, kind, algorithm) for algorithm in ALGORITHMS if kind in algorithm.kinds]
 
 
@@ -82,7 +82,7 @@ def _price(group: Group, kind: CollectiveKind, algorithm: Algorithm) -> Price:
 
 
 def _latency(group: Group, algorithm: Algorithm) -> float:
-    """Start-up, and a step for every message."""
+    """The start-up time, and the latency of every step."""
     levels = group.levels
     steps = [algorithm.steps(group, level) * levels[level].step_s for level in group.crossed]
     return max(levels[level].base_s for level in group.crossed) + (max(steps) if algorithm.at_once else sum(steps))

@@ -1,13 +1,13 @@
-"""Gradients of weights sent together: what one of them costs as its share of a bucket.
+"""Gradient bucketing: the share of a bucket's time that one weight's gradient is charged.
 
-A collective of few bytes costs mostly its latency. Frameworks put gradients together until a bucket is full, and send
-that. With T(S) what it takes to move a tensor of which a device has S bytes, and B the size of a bucket, it is charged
+A collective of few bytes costs mostly its latency. Frameworks collect gradients until a bucket is full, and send it.
+Let T(S) be the time to move a tensor of which a device has S bytes, and B the size of a bucket. The tensor is charged
 
     S / B T(B)   for S < B,      T(S)   else
 
-T is concave and 0 at 0, so that is min(T(S), S / B T(B)): it rises, is concave, and never above T. A bucket holds at
-most B, or a single tensor; whatever it is made of, it takes at least the sum of what its parts are charged
-(tests/cost/test_coalesce.py). Which buckets there are is decided for a whole plan: `shardplan.plan.bucketing`.
+T is concave and 0 at 0, so that is min(T(S), S / B T(B)): it is increasing, concave, and never above T. A bucket holds
+at most B, or a single tensor; it always takes at least the sum of what its tensors are charged
+(tests/cost/test_coalesce.py). The buckets themselves are formed for a whole plan: `shardplan.plan.bucketing`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ COALESCED: Final[frozenset[CollectiveKind]] = frozenset({"all_reduce", "reduce_s
 
 
 def in_bucket(seconds: CollectiveSeconds, bucket_bytes: float) -> CollectiveSeconds:
-    """`seconds` of a collective on a tensor of so many bytes, in a bucket of `bucket_bytes`, all of whole tensors."""
+    """`seconds` of a collective on a tensor of `size_bytes`, as its share of a bucket of `bucket_bytes`."""
 
     def price(collective: Collective, size_bytes: float) -> float:
         if collective.kind not in COALESCED or size_bytes >= bucket_bytes:

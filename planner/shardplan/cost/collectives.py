@@ -1,9 +1,10 @@
-"""Seconds of collectives: flat algorithms, and everything that can be composed of others, whichever is fastest.
+"""Seconds of collectives: the fastest of all flat algorithms and their compositions.
 
-Compositions are what a runtime may do instead: an all-reduce is a reduce-scatter and an all-gather; an all-gather is an
-all-reduce of zero-padded shards; a collective over several mesh axes is one over each of them in some order; an
-all-to-all or a permute is an all-gather of which a part is kept; and what can be done between machines can be done as
-fast inside one. So these hold exactly, for every profile, with T the price of a payload of b or S bytes on n devices:
+Compositions are alternatives that a runtime has: an all-reduce is a reduce-scatter and an all-gather; an all-gather is
+an all-reduce of zero-padded shards; a collective over several mesh axes is one over each of them in some order; an
+all-to-all or a permute is an all-gather of which a part is kept; and a collective inside of a machine is never slower
+than the same between machines. So these laws hold exactly, for every profile, with T the price of a payload of b or S
+bytes on n devices:
 
     T(S) rises, is concave and subadditive;   T = 0 for n = 1
     reduce_scatter, all_gather <= all_reduce <= reduce_scatter + all_gather
@@ -29,7 +30,7 @@ Axes = tuple[int, ...]
 
 
 class CollectiveModel:
-    """Prices collectives on the mesh of a cluster. Groups are priced once, when first asked for."""
+    """Prices collectives on the mesh of a cluster. Each group is priced once, on first use."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
@@ -54,7 +55,7 @@ class CollectiveModel:
         return prices_at(self.prices(kind, axes), payload_bytes)
 
     def prices(self, kind: CollectiveKind, axes: Axes) -> Envelope:
-        """The price curves whose minimum `seconds` is; none where nothing moves."""
+        """The price curves whose minimum `seconds` is; none if nothing moves."""
         key = (kind, axes)
         if key not in self._envelopes:
             group = tuple(axis for axis in self._real if axis in axes)
@@ -75,8 +76,8 @@ class CollectiveModel:
         return envelope(reduced if kind == "all_reduce" else [*self._base(kind, axes), *reduced])
 
     def _base(self, kind: CollectiveKind, axes: Axes) -> Envelope:
-        """Prices before another kind may stand in: the flat algorithm, stages over one axis set after another, and
-        whatever farther groups of this size can do."""
+        """Prices without substitution of another kind: the flat algorithms, stages over one set of axes after another,
+        and the prices of farther groups of this size."""
         key = (kind, axes)
         if key not in self._bases:
             farther = [self._base(kind, other) for other in self._farther(axes)]
@@ -90,7 +91,7 @@ class CollectiveModel:
         return curve if curve is not None else envelope(flat_prices(group, kind))
 
     def _staged(self, kind: CollectiveKind, axes: Axes) -> Iterator[Price]:
-        """Every way of running `kind` over two parts of `axes` in turn, a permute excepted."""
+        """Prices of `kind` over two parts of `axes` in turn, for every way to split them; not for a permute."""
         for outer, inner in _splits(axes) if kind != "permute" else ():
             near, far = self.prices(kind, inner), self.prices(kind, outer)
             part = 1 / self._group(inner).size
@@ -103,7 +104,7 @@ class CollectiveModel:
                 yield from then(around, scaled(far, part))
 
     def _farther(self, axes: Axes) -> Iterator[Axes]:
-        """Groups of as many devices that span more machines (on no level fewer)."""
+        """Groups of the same size that span more machines (at no level fewer)."""
         group = self._group(axes)
         for other in _subsets(self._real):
             candidate = self._group(other)

@@ -1,9 +1,9 @@
-"""Seconds of local work: a roofline with matrix-unit saturation.
+"""Seconds of local work: a roofline model with saturation of the matrix units.
 
     seconds = launches * launch + max( FLOP / (peak[dtype] e f),  bytes / (hbm e_mem) )
     f       = k/(k+k0) n/(n+n0) m/(m+m0) sustained        matrix products only, local sizes
-    f       = k/(k+k0) sustained grouped                  those of many experts, which fill a device together
-    e f     = a(k) n/(n+n_a) sustained                    fused attention, where the device says what it reaches
+    f       = k/(k+k0) sustained grouped                  grouped matrix products, whose experts fill a device together
+    e f     = a(k) n/(n+n_a) sustained                    fused attention on a device whose profile has `attention`
 
 See docs/cost-model.md; the constants of the shipped profiles are fits to measured GEMM sweeps.
 """
@@ -41,14 +41,14 @@ _NARROW_EFFICIENCY: Final[dict[str, float]] = {"fp8": 0.50, "int8": 0.50, "fp4":
 """Matrix products in narrow types reach at most this share of their peak (medians of measured large ones)."""
 
 _ATTENTION: Final = 0.6
-"""Of what plain products of its sizes reach, what fused attention is taken to reach where nobody measured it."""
+"""The efficiency of fused attention relative to plain products of its sizes, where the profile has no `attention`."""
 GROUPED: Final = "grouped"
 """Products of many experts at once."""
 _MATRIX_COSTS: Final = frozenset({"gemm", "conv", "attention", GROUPED})
 
 
 class ComputeModel:
-    """Prices the local work of operators on the device of a cluster. `warnings`: peaks that were missing."""
+    """Prices the local work of operators on the device of a cluster. `warnings`: about peaks that the profile lacks."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
@@ -58,7 +58,7 @@ class ComputeModel:
 
     @property
     def warnings(self) -> tuple[Diagnostic, ...]:
-        """One warning for every dtype that was priced at the peak of another, so far."""
+        """One warning for every dtype that was priced at the peak of another dtype."""
         return tuple(self._warnings[dtype] for dtype in sorted(self._warnings))
 
     def seconds(
@@ -90,7 +90,7 @@ class ComputeModel:
         return np.asarray(busy + launches * self.device.launch_s)
 
     def _share(self, cost: str, m: Floats | None, n: Floats | None, k: Floats | None) -> Floats | float:
-        """Of what large matrix products reach, what this work of these sizes does."""
+        """The efficiency of work of these sizes relative to large matrix products."""
         gemm, known = self.device.gemm, self.device.attention
         if cost == GROUPED:
             return gemm.grouped * self._saturation(None, None, k)
@@ -103,7 +103,8 @@ class ComputeModel:
         return (1.0 if gemm.attention is None else gemm.attention) * of_peak * of_keys
 
     def matrix_flops_per_s(self, dtype: str) -> float:
-        """What large matrix products of the ONNX type `dtype` reach, in FLOP/s; notes a warning for a missing peak."""
+        """The FLOP/s that large matrix products of the ONNX type `dtype` reach; records a warning if its peak is
+        missing."""
         if dtype not in self._rates:
             wanted = _profile_dtype(dtype)
             used = self._available(wanted)
@@ -118,7 +119,7 @@ class ComputeModel:
         return self._rates[dtype]
 
     def _narrow(self, dtype: str) -> float:
-        """The most that products in a type of the profile reach of its peak."""
+        """The largest share of its peak that products in a narrow type reach."""
         said = self.device.gemm.narrow
         assumed = _NARROW_EFFICIENCY.get(dtype, 1.0)
         return assumed if said is None or assumed == 1.0 else said * assumed / _NARROW_EFFICIENCY["fp8"]
@@ -140,7 +141,7 @@ class ComputeModel:
 
 
 def nearest_peak(peaks: Mapping[str, float], dtype: str) -> float:
-    """Of `peaks` by the dtype names of profiles, that of the ONNX type `dtype` or of what stands in for it."""
+    """The peak, among `peaks` by the profile's dtype names, of the ONNX type `dtype` or of its substitute."""
     order = _FALLBACK[_profile_dtype(dtype)]
     return next((peaks[name] for name in order if name in peaks), min(peaks.values()))
 

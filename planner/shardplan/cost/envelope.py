@@ -1,8 +1,8 @@
-"""Price curves in closed form: a collective takes `a + b S + c sqrt(S)` seconds for S bytes, by its fastest algorithm.
+"""Price curves in closed form: a collective takes `a + b S + c sqrt(S)` seconds for S bytes with its fastest algorithm.
 
-`a` is latency, `b` the inverse bandwidth, `c` the ramp towards full bandwidth. Doing one thing after another, or
-scaling S, gives such a triple again; so an algorithm composed of stages is one too, and a price is the lower envelope
-of a few of them. Every law we rely on (rising, concave, hence subadditive in S) is a property of that form.
+`a` is latency, `b` the inverse bandwidth, `c` the ramp towards full bandwidth. Running one after another, or scaling S,
+gives such a triple again; so an algorithm composed of stages is one too, and a price is the lower envelope of a few of
+them. The laws that the planner relies on (increasing, concave, hence subadditive in S) follow from this form.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _FARTHEST = 1e10
 
 
 def then(first: Iterable[Price], second: Iterable[Price]) -> list[Price]:
-    """Every way of doing one of `first` and then one of `second`."""
+    """The prices of one of `first` followed by one of `second`, for all pairs."""
     return [(a + d, b + e, c + f) for a, b, c in first for d, e, f in second]
 
 
@@ -45,7 +45,8 @@ def envelope(prices: Iterable[Price]) -> Envelope:
 
 
 def _lowest(prices: Sequence[Price]) -> Envelope:
-    """The prices on the lower envelope: in u = sqrt(S) they are parabolas, whose order changes only where two meet."""
+    """The prices on the lower envelope: as functions of u = sqrt(S) they are parabolas, whose order changes only where
+    two meet."""
     a, b, c = np.array(prices).T
     kept = []
     for number, price in enumerate(prices):
@@ -88,10 +89,10 @@ def prices_at(prices: Envelope, payload_bytes: Floats) -> Floats:
 
 
 def measured(points: Sequence[tuple[float, float]]) -> Envelope:
-    """The least rising concave curve over measured (bytes, seconds) points, as its straight pieces.
+    """The least increasing concave curve above measured (bytes, seconds) points, as its linear pieces.
 
-    Noise that would make a larger message cheaper, or two small ones cheaper than one, is repaired upwards. Beyond the
-    points the first and the last piece go on. At least two points of different size, by rising size.
+    Noise that would make a larger message cheaper, or two small ones cheaper than one, is corrected upwards. Outside of
+    the points, the first and the last piece continue. Needs at least two points of different size, in ascending order.
     """
     hull: list[tuple[float, float]] = [(0.0, 0.0)]
     for payload, seconds in points:

@@ -1,9 +1,9 @@
-"""Bandwidth of the links that a group of devices crosses, from the levels of a cluster.
+"""Bandwidth of the links that a group of devices crosses, from the link levels of a cluster.
 
-Formulas: docs/cost-model.md. A group has s_l ranks on every level l of links, in the common two-level case r = s_0
-ranks on each of k = s_1 machines. In SPMD programs all sibling groups run at the same moment: of the network cards of a
-machine a group gets the share r/g, g being the devices of the mesh on that machine. What is sent over the links is said
-by `shardplan.cost.algorithms`.
+Formulas: docs/cost-model.md. A group has s_l ranks on every level l of links; in the common two-level case, r = s_0
+ranks on each of k = s_1 machines. In SPMD programs all sibling groups run at the same moment: a group gets the share
+r/g of a machine's network cards, where g is the number of the mesh's devices on that machine.
+`shardplan.cost.algorithms` says what is sent over the links.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from shardplan.layout.collective import CollectiveKind
 
 @dataclass(frozen=True, slots=True)
 class Offload:
-    """What a switch does itself, for collectives of `kinds`. `eta`: the efficiency of a level that is then asked first;
-    `applies`: whether a level does it for so many ranks."""
+    """In-network reduction by a switch, for collectives of `kinds`. `eta`: the efficiency of a level that is then
+    looked up first; `applies`: whether a level does it for so many ranks."""
 
     kinds: tuple[CollectiveKind, ...]
     eta: str
@@ -37,7 +37,7 @@ OFFLOADS: Final = (
 @dataclass(frozen=True, slots=True)
 class Group:
     """Devices that differ in some mesh axes. Per level, innermost first: `ranks` of the group, `devices` of the mesh,
-    and `stride`: how many sibling groups interleave with this one on the same line of devices."""
+    and `stride`: the number of sibling groups interleaved with this one on the same line of devices."""
 
     levels: tuple[Level, ...]
     ranks: tuple[int, ...]
@@ -63,7 +63,7 @@ class Group:
 
     @property
     def machines(self) -> int:
-        """Units of the innermost level that the group spans."""
+        """The number of units of the innermost level that the group spans."""
         return math.prod(self.ranks[1:])
 
     @property
@@ -72,13 +72,13 @@ class Group:
         return tuple(level for level, ranks in enumerate(self.ranks) if ranks > 1)
 
     def spans(self) -> tuple[int, ...]:
-        """Per level, the number of units of the level below that the group spans: what makes it a far one."""
+        """Per level, the number of units of the level below that the group spans; compares how far groups reach."""
         return tuple(math.prod(self.ranks[level:]) for level in range(1, len(self.ranks)))
 
 
 def ramp_bytes(group: Group) -> float:
-    """Payload at which the ramp doubles the transfer time. Network ramps are measured on whole machines: what counts is
-    the message each card gets, so a group with a share of the cards ramps up on that share of the payload."""
+    """Payload at which the ramp doubles the transfer time. Network ramps are measured on whole machines, and what
+    counts is the message per card, so a group with a share of the cards ramps up on that share of the payload."""
     outermost = group.crossed[-1]
     link = group.levels[outermost]
     if not link.node_bytes_per_s:
@@ -87,8 +87,8 @@ def ramp_bytes(group: Group) -> float:
 
 
 def bus_bandwidth(group: Group, kind: CollectiveKind) -> float:
-    """Bus bandwidth, bytes per second, of a ring-like collective: the least over the links crossed. Lines of a
-    torus work side by side."""
+    """Bus bandwidth, bytes per second, of a ring-like collective: the minimum over the links crossed. Lines of a torus
+    work concurrently."""
     crossed = group.crossed
     torus = [level for level in crossed if group.levels[level].topology == "torus"]
     plain = [level for level in crossed if level not in torus and not group.levels[level].node_bytes_per_s]
@@ -101,7 +101,7 @@ def bus_bandwidth(group: Group, kind: CollectiveKind) -> float:
 
 
 def _fabric(level: Level, kind: CollectiveKind, ranks: int) -> float:
-    """Bus bandwidth where every device has its own link into the level."""
+    """Bus bandwidth if every device has its own link into the level."""
     if kind in level.busbw:
         return interpolate(level.busbw[kind], ranks)
     efficiency = _efficiency(level, kind, ranks)
@@ -111,7 +111,7 @@ def _fabric(level: Level, kind: CollectiveKind, ranks: int) -> float:
 
 
 def _line(group: Group, level: int, kind: CollectiveKind) -> float:
-    """Bus bandwidth of a line or, when the group is the whole of a wrapped torus axis, a ring of devices."""
+    """Bus bandwidth of a line of devices, or of a ring if the group is the whole of a wrapped torus axis."""
     link, ranks = group.levels[level], group.ranks[level]
     if kind in link.busbw:
         return interpolate(link.busbw[kind], ranks)
@@ -138,7 +138,7 @@ def _cards(group: Group, level: int, kind: CollectiveKind) -> float:
 
 
 def _card_rate(group: Group, level: int, kind: CollectiveKind) -> float:
-    """What one device gets of the cards when every device sends on its own: cards are not pooled."""
+    """The card bandwidth per device if every device sends on its own: cards are not pooled."""
     return _cards(group, level, kind) / math.prod(group.ranks[:level])
 
 
@@ -161,7 +161,7 @@ def exchange_seconds(group: Group, level: int) -> float:
 
 
 def send_seconds(group: Group, level: int) -> float:
-    """Permute: seconds per byte sent over `level`, every device sending to one other."""
+    """Permute: seconds per byte over `level`, every device sending to one other."""
     link = group.levels[level]
     if link.node_bytes_per_s:
         return 1 / _card_rate(group, level, "permute")
@@ -172,7 +172,7 @@ def send_seconds(group: Group, level: int) -> float:
 
 
 def _efficiency(level: Level, kind: CollectiveKind, ranks: int) -> float:
-    """Share of the link that `kind` over so many ranks reaches."""
+    """The share of the link bandwidth that `kind` over so many ranks reaches."""
     offloaded = [offload.eta for offload in OFFLOADS if kind in offload.kinds and offload.applies(level, ranks)]
     for key in (*offloaded, kind, "default"):
         if key in level.eta:

@@ -1,8 +1,8 @@
 """Prices of all moves of a tensor at once: the cheapest path of single collectives between any two plain layouts.
 
-`MoveSpace` holds what depends on the mesh and the number of shardable dims alone: the plain layouts (states) and the
-single collectives that join them. `MoveSpace.prices` gives, for one shape and size, the matrix of cheapest seconds;
-`shardplan.layout.lower` finds the path itself and must agree with it (a test holds this).
+`MoveSpace` holds what depends only on the mesh and the number of shardable dims: the plain layouts (states) and the
+single collectives between them. `MoveSpace.prices` gives the matrix of cheapest seconds for one shape and size;
+`shardplan.layout.lower` finds the path itself and must agree with it (a test checks this).
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ Numbers = NDArray[np.int32]
 _BLOCK_ENTRIES = 1 << 21
 """Paths to so many targets are shortened together that the work fits in a cache and little memory."""
 STEP_S = 4e-15
-"""Charged for every step while the cheapest way is looked for: an all-reduce costs what a reduce-scatter and an
-all-gather do, and which of both has the lower rounded sum shall not decide."""
+"""Charge for every step in the search of the cheapest path: an all-reduce costs as much as a reduce-scatter and an
+all-gather, and rounding must not decide between them."""
 MOST_S = 1e6
-"""Above this, prices of other collectives are lost beside one: what sums them up is a float."""
+"""Above this, the prices of other collectives are lost in a floating-point sum with it."""
 CollectiveSeconds = Callable[[Collective, float], float]
 """Seconds of a collective on a tensor of so many bytes."""
 
@@ -41,9 +41,9 @@ class MoveSpace:
     """Plain layouts over `count` shardable pseudo-dims of a tensor on `mesh`, and the collectives between them.
 
     Placement codes, one per mesh axis: 0 .. count-1 shard that pseudo-dim, `count` is R, `count + 1` is P. Pseudo-dims
-    are numbered, not named: `shards[j]` of a tensor is pseudo-dim j here, so all tensors with as many share one space.
-    Axes of one device are R in every state. `chosen`: these states alone and the replicated one; a move between two of
-    them may then be priced above the cheapest there is, whose way leads over others.
+    are numbered, not named: `shards[j]` of a tensor is pseudo-dim j here, so all tensors with as many shards use one
+    space. Axes of one device are R in every state. `chosen`: only these states and the replicated one; a move may then
+    cost more than the cheapest path, which may lead over other states.
     """
 
     def __init__(self, mesh: Mesh, count: int, chosen: tuple[State, ...] | None = None) -> None:
@@ -92,9 +92,9 @@ class MoveSpace:
     def prices(self, legal: NDArray[np.bool_], size_bytes: int, seconds: CollectiveSeconds) -> Seconds:
         """Seconds of the cheapest path from every state (row) to every state (column); `inf` from and to illegal ones.
 
-        `seconds` may be `inf` for collectives that must not be used. Bellman-Ford over many targets together: a path is
-        as long as it must be. Raises `ShardplanError` (`bad-price`) for a price that is no number, below zero or above
-        `MOST_S`: there would be no cheapest path, or a step more would not count.
+        `seconds` may be `inf` for collectives that must not be used. The algorithm is Bellman-Ford over many targets at
+        once. Raises `ShardplanError` (`bad-price`) for a price that is not a number, negative or above `MOST_S`: then
+        there is no cheapest path, or one more step would be lost in rounding.
         """
         price = np.array([seconds(collective, float(size_bytes)) for collective in self.collectives])
         self._check(price, size_bytes)
@@ -123,8 +123,8 @@ class MoveSpace:
     ) -> Seconds:
         """The seconds of `prices` by groups of collectives, shape (count, states, states).
 
-        `groups[c]`: group of collective c. Illegal pairs are `inf` in the first group. The path is the cheapest, and of
-        equally cheap ones the shortest, as `shardplan.layout.lower` finds it.
+        `groups[c]`: group of collective c. Illegal pairs are `inf` in the first group. The path is the cheapest, and
+        among equally cheap ones the shortest, as `shardplan.layout.lower` finds it.
         """
         best = self.prices(legal, size_bytes, lambda collective, size: seconds(collective, size) + STEP_S)
         price = np.array([seconds(collective, float(size_bytes)) for collective in self.collectives])
@@ -171,7 +171,7 @@ class MoveSpace:
 
 
 def _relax(best: Seconds, step: Seconds, target: Numbers, starts: Index, rows: Numbers) -> None:
-    """Shorten the paths to some targets, in place, until no first step of any state shortens one."""
+    """Shortens the paths to some targets, in place, until no first step of any state shortens one."""
     while True:
         reached = np.minimum.reduceat(step + best[target], starts, axis=0)
         improved = np.minimum(best[rows], reached)
@@ -187,8 +187,8 @@ def move_space(mesh: Mesh, count: int, chosen: tuple[State, ...] | None = None) 
 
 
 def _table(mesh: Mesh, alphabet: Sequence[Placement], chosen: tuple[State, ...] | None) -> TransitionTable:
-    """The transitions on the axes of several devices: nothing is ever split or moved on the others, and with them there
-    would be many times as many states."""
+    """The transitions on axes of several devices: nothing is split or moved on the others, which would only multiply
+    the states."""
     real = tuple(axis for axis, size in enumerate(mesh.shape) if size > 1)
     if chosen is not None:
         place = {axis: number for number, axis in enumerate(real)}

@@ -1,7 +1,7 @@
-"""Cost models by name and settings, as `--cost-model alpa:beta=1x0.01` writes them: ours, and those that providers add.
+"""Cost models by name and settings, as in `--cost-model alpa:beta=1x0.01`: our own, and those of providers.
 
 A provider is a module with a table `COST_MODELS` from names to `CostModelKind`s. It is imported when a name that is not
-ours is asked for, so that nothing here depends on it.
+ours is requested, so that nothing here depends on it.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ _OURS: Final = "shardplan"
 
 
 class Pricers(Protocol):
-    """Makes the prices of collectives and of local work of a cost model on a cluster; `element_bytes`: of the model's
-    floats, where elements are counted. Raises `ShardplanError` (`bad-cost-model`) for settings that do not suit."""
+    """Makes the prices of collectives and of local work of a cost model on a cluster. `element_bytes`: bytes of the
+    model's floats, for models that count elements. Raises `ShardplanError` (`bad-cost-model`) for settings that do not
+    fit the mesh."""
 
     def __call__(
         self, asked: CostModel, cluster: Cluster, element_bytes: int
@@ -35,10 +36,10 @@ class Pricers(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CostModelKind:
-    """What a provider says of a cost model. `settings`: names of its settings; `texts`: those that are no numbers.
+    """A provider's description of a cost model. `settings`: names of its settings; `texts`: those that are not numbers.
 
-    `unit`: what a cost is a number of; empty where it is a time in seconds. `restrict(problem, cost_graph)`: the
-    problem with only the choices that its planner has; None: all of them.
+    `unit`: the unit of its costs; empty if they are seconds. `restrict(problem, cost_graph)`: the problem with only the
+    choices that its planner has; None: all of them.
     """
 
     pricers: Pricers
@@ -61,11 +62,11 @@ class CostModel:
 
     @property
     def unit(self) -> str:
-        """What a cost is a number of; empty where it is a time. One unit is kept as one microsecond."""
+        """The unit of a cost; empty if it is a time. One unit is stored as one microsecond."""
         return "" if self.is_ours else _provided()[self.name].unit
 
     def pricers(self, cluster: Cluster, element_bytes: int) -> tuple[CollectivePricer, ComputePricer]:
-        """What it prices collectives and local work with, for every model but ours; see `Pricers`."""
+        """Its prices of collectives and local work, for every model except ours; see `Pricers`."""
         return _provided()[self.name].pricers(self, cluster, element_bytes)
 
     def restricted(self, problem: P, cost_graph: object) -> P:
@@ -79,7 +80,7 @@ class CostModel:
         return dict(self.settings).get(setting, "")
 
     def numbers(self, setting: str) -> tuple[float, ...]:
-        """The numbers of a setting, `()` where it was not written."""
+        """The numbers of a setting, `()` if it was not written."""
         return tuple(map(float, self.text(setting).split("x"))) if self.text(setting) else ()
 
     def __str__(self) -> str:
@@ -114,7 +115,7 @@ def parse_cost_model(text: str) -> CostModel:
 
 
 def measure_of(written: object) -> Measure:
-    """How costs are read that a plan's `cost_model` (None: ours) put there; as times where it is not known."""
+    """How to read the costs of a plan with this `cost_model` (None: ours); as times if it is not known."""
     name = str(written).partition(":")[0]
     if written is None or name == _OURS or name not in _provided():
         return Measure()

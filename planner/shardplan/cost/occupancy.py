@@ -1,9 +1,9 @@
-"""The links that a collective occupies, from the mesh axes of its group: which levels, and how much of each.
+"""The link levels that a collective occupies, and its share of each, from the mesh axes of its group.
 
-A collective over axes of one level occupies the links of that level; a hierarchical one, over axes of several levels,
-occupies all of them for the whole of its time, as it passes its payload through all levels in pipelined chunks: the
-outermost, which bounds it, whole, and of the others the share that its rate is of theirs. Two collectives that share no
-level run side by side; on a shared level they follow one another, unless one of them only passes.
+A collective over axes of one level occupies the links of that level. A hierarchical one, over axes of several levels,
+occupies all of them for its whole time, as it passes its payload through all levels in pipelined chunks: the outermost
+level, which bounds it, wholly, and the others by the ratio of its rate to theirs. Two collectives that share no level
+run concurrently; on a shared level they run one after another, unless one of them takes only a share.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from shardplan.schedule.links import LinkLevels
 _LARGE_BYTES: Final = 2.0**32
 """Payload from which latency no longer counts."""
 _KINDS: Final[tuple[CollectiveKind, ...]] = ("all_gather", "reduce_scatter", "all_reduce")
-"""Whose bytes pass all levels; others send to other machines what they need not pass on inside."""
+"""Collectives whose bytes pass through all levels; with others, bytes for other machines are not sent again inside of a
+machine."""
 _DIGITS = 6
 
 
@@ -34,8 +35,8 @@ def levels_of(cluster: Cluster, axes: Iterable[int]) -> tuple[str, ...]:
 
 
 def links_of(cluster: Cluster) -> LinkLevels:
-    """The levels of a cluster, and the share of a link that a collective takes at most which an outer level bounds: the
-    time of a byte more inside, beside that of a byte more over both levels."""
+    """The levels of a cluster, and the largest share of an inner link taken by a collective that an outer level bounds:
+    the time per byte inside, divided by the time per byte over both levels."""
     on = [tuple(a for a, at in enumerate(cluster.axis_levels) if at == level) for level in range(len(cluster.levels))]
     real = [level for level, axes in enumerate(on) if any(cluster.mesh.shape[axis] > 1 for axis in axes)]
     model = CollectiveModel(cluster)

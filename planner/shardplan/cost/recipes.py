@@ -26,8 +26,9 @@ from shardplan.model.types import DTYPE_BITS
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """`gradient`: ONNX type of gradients, `""` for the weight's own. `moments`: tensors of state as large as the
-    weight, of type `moment` (`""`: the weight's own). `master`: an fp32 copy of narrower weights is kept."""
+    """`gradient`: ONNX type of gradients, `""` for the weight's own. `moments`: number of optimizer state tensors of
+    the weight's shape, of type `moment` (`""`: the weight's own). `master`: whether narrower weights have an fp32
+    master copy."""
 
     name: str
     gradient: str
@@ -39,7 +40,7 @@ class Recipe:
 
 @dataclass(frozen=True, slots=True)
 class StateBytes:
-    """Bytes per parameter element; `step_traffic`: read and written by the optimizer step."""
+    """Bytes per parameter element; `step_traffic`: bytes read and written by the optimizer step."""
 
     parameter: float
     gradient: float
@@ -63,7 +64,7 @@ RECIPES: Final[dict[str, Recipe]] = {
 
 
 def recipe(name: str) -> Recipe:
-    """The recipe of that name. Raises `ShardplanError` for any other, with the nearest."""
+    """The recipe of that name. Raises `ShardplanError` for an unknown name, with the nearest one."""
     if name not in RECIPES:
         hint = did_you_mean(name, RECIPES) or f"recipes: {', '.join(RECIPES)}"
         raise ShardplanError(error("unknown-optimizer", f"unknown optimizer '{name}'", hint=hint))
@@ -92,6 +93,6 @@ def state_bytes(optimizer: str, dtype: str) -> StateBytes:
 
 
 def optimizer_seconds(optimizer: str, elements: Floats, device: Device, dtype: str) -> Floats:
-    """Seconds of the optimizer step on so many local elements of a weight of type `dtype`: its memory traffic."""
+    """Seconds of the optimizer step on so many local elements of a weight of type `dtype`, from its memory traffic."""
     per_element = state_bytes(optimizer, dtype).step_traffic
     return np.asarray(elements) * per_element / (device.hbm_bytes_per_s * device.memory_efficiency)

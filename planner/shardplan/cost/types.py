@@ -1,4 +1,4 @@
-"""What the rest of the program asks of a cost model, so that named models of other systems can stand in for ours."""
+"""The interface of a cost model: what the graph asks of it, so that cost models of other systems can replace ours."""
 
 from __future__ import annotations
 
@@ -19,12 +19,9 @@ class CollectivePricer(Protocol):
     def seconds(self, kind: CollectiveKind, axes: tuple[int, ...], payload_bytes: float) -> float:
         """Seconds of one collective while all sibling groups run the same one."""
 
-    def seconds_array(self, kind: CollectiveKind, axes: tuple[int, ...], payload_bytes: Floats) -> Floats:
-        """`seconds` of many payloads at once, same shape."""
-
 
 class ComputePricer(Protocol):
-    """Prices the local work of operators. `warnings`: what was missing for it, so far."""
+    """Prices the local work of operators. `warnings`: about missing data."""
 
     @property
     def warnings(self) -> tuple[Diagnostic, ...]: ...

@@ -1,1 +1,1 @@
-"""Plans in other people's formats. `shardplan.export.targets` is the table of them."""
+"""Exports of plans in the formats of other programs. `shardplan.export.targets` is the table of formats."""

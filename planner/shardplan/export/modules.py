@@ -1,9 +1,9 @@
-"""What every module of a model does on one mesh axis, for formats that shard modules and not tensors.
+"""The tensor-parallel style of every module of a model, for formats that shard modules and not tensors.
 
 Such formats know one axis of tensor parallelism. A module with a weight is a *column* (it makes a slice of its
 outputs), a *row* (it sums over a slice of its inputs), an embedding split over its vocabulary or its width, or whole;
-between a column and a row, the code of the model works on slices as it is. A plan fits if that is all it does on the
-values that come out of weights: here is found which module is what, and everything that is something else.
+between a column and a row, the model's code works on slices unchanged. A plan fits if it does nothing else to the
+values that depend on weights: this module finds the style of every module, and everything that does not fit.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ class ModuleStyle:
 
 @dataclass
 class OneAxis:
-    """What `axis` (None where no axis splits a module) does. `modules`: by name, whole ones included. `refused`: what
-    else the plan does, one line each, with the tensor's name. `other_axes`: axes that only split the batch;
-    `in_pieces`: those on which weights are kept in pieces beside."""
+    """What `axis` (None if no axis splits a module) does. `modules`: by name, whole ones included. `refused`: what else
+    the plan does, one line each, with the tensor's name. `other_axes`: axes that only split the batch; `in_pieces`:
+    those on which weights are also stored in shards."""
 
     axis: int | None
     modules: dict[str, ModuleStyle] = field(default_factory=dict)
@@ -58,8 +58,8 @@ class OneAxis:
 
 
 def one_axis(plan: Plan, *, gathers: bool = False) -> OneAxis:
-    """Find the axis of tensor parallelism and what every module does on it. `gathers`: on other axes weights may be
-    kept in pieces and gathered for use (FSDP)."""
+    """Finds the axis of tensor parallelism and the style of every module on it. `gathers`: on other axes weights may be
+    stored in shards and gathered for use (FSDP)."""
     in_pieces = tuple(axis for axis in _sharding_axes(plan) if gathers and _is_gathered(plan, axis))
     sharding = [axis for axis in _sharding_axes(plan) if axis not in in_pieces]
     found = OneAxis(sharding[0] if sharding else None)

@@ -1,4 +1,4 @@
-"""What a plan says of a training step that no format of shardings has a word for."""
+"""Properties of a planned training step that sharding formats cannot express, as warnings."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _SAY_STATES = frozenset({"jax"})
 
 
 def left_to_programs(plan: Plan, format_name: str) -> list[Diagnostic]:
-    """Warnings of what the program that reads the format must do by itself to be as fast, and as small, as planned."""
+    """Warnings of what the program that reads the format must do itself to reach the planned time and memory."""
     found = []
     apart = [tensor.checkpoint for tensor in plan.tensors if tensor.optimizer is not None]
     if apart and format_name not in _SAY_STATES:

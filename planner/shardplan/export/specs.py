@@ -1,4 +1,4 @@
-"""What the formats that write layouts per dim have in common: lists of axes, and what such lists cannot express."""
+"""Layouts as one list of mesh axes per dim, for the formats that use them, and what such lists cannot express."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def specs(plan: Plan, role: str) -> tuple[Spec, ...]:
 
 
 def segmented(plan: Plan) -> Iterator[str]:
-    """What is cut by segments (a fused q, k, v), which a list of axes per dim would cut elsewhere."""
+    """Tensors with segmented shards (a fused q, k, v), which a list of axes per dim would cut elsewhere."""
     for tensor in plan.tensors:
         if tensor.role in {"parameter", "input", "output"}:
             for dim, segments in checkpoint_layout(tensor.layout, tensor.perm).dims():
@@ -44,18 +44,18 @@ def segmented(plan: Plan) -> Iterator[str]:
 
 
 def plain(text: object) -> str:
-    """A name out of a file as it may stand in the text of a program: without what could end a string or a line."""
+    """A name from a file, made safe for the text of a program: without characters that end a string or a line."""
     return re.sub(r"[^\w .,:;=@/+*()\[\]<>-]", "_", str(text))
 
 
 def solve_for(target: str) -> str:
-    """What to do where a format cannot express a plan."""
+    """The hint for a plan that a format cannot express."""
     return f"solve --for {target} finds the best plan that it can express, and what that costs"
 
 
 def cannot_say(form: str, what: str, lines: Iterable[str], hint: str = "") -> list[Diagnostic]:
-    """One error that lists what `form` has no words for; empty if there is nothing. Of lines that differ only in
-    numbers (the same in every layer) the first is shown."""
+    """One error with everything that `form` cannot express; empty if there is nothing. Of lines that differ only in
+    numbers (equal layers) the first is shown."""
     alike: dict[str, list[str]] = {}
     for line in lines:
         alike.setdefault(re.sub(r"\d+", "*", line), []).append(line)

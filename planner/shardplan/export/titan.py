@@ -1,10 +1,10 @@
-"""A plan in the four-sided form of torchtitan's `ShardingConfig`: for every module that has parameters, how they are
-kept, how its inputs arrive and are wanted, and how its result is made and handed on.
+"""A plan as torchtitan's `ShardingConfig`s: for every module with parameters, how these are stored, how its inputs
+arrive and are read, and how its result is made and passed on.
 
 Source: pytorch/torchtitan 0.3.0, `protocols/sharding.py` and `distributed/parallel_dims.py`: a `SpmdLayout` has a type
 of spmd_types for every axis. These are pairs of value and gradient, as the plan's placements are: `R` is the plan's
-`R/P` (the gradient is partial), `I` the plan's `R`. What moves between two operators that are both outside of modules
-with parameters has no place to be written, and is refused.
+`R/P` (the gradient is partial), `I` the plan's `R`. The format has no place for moves between two operators outside of
+modules with parameters; a plan with such moves is refused.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def export_titan(plan: Plan) -> Exported:
     function that gives the modules of a model their `ShardingConfig`s."""
     walk = _Boundaries(plan)
     configs = {name: walk.sides(name) for name in walk.modules}
-    reasons = [*walk.axes.disordered(), *walk.unsaid(), *walk.refused]
+    reasons = [*walk.axes.disordered(), *walk.inexpressible(), *walk.refused]
     refused = cannot_say("a ShardingConfig", "what this plan does", dict.fromkeys(reasons), solve_for("torchtitan"))
     refused += _warnings(walk, configs)
     return Exported(module_text(plan, walk.axes, _folded(configs), sharded_weights=walk.sharded), tuple(refused))
@@ -37,14 +37,18 @@ def export_titan(plan: Plan) -> Exported:
 def _warnings(walk: _Boundaries, configs: Mapping[str, Sides]) -> Iterator[Diagnostic]:
     """What is said, but not quite as the plan has it."""
     if walk.repeated:
-        summary = f"{_some(walk.repeated)}: moved once for all readers by the plan, once for each by ShardingConfigs"
+        summary = (
+            f"{_first_names(walk.repeated)}: moved once for all readers by the plan, once for each by ShardingConfigs"
+        )
         yield warning("not-said", summary)
     several = [name for name, sides in configs.items() if len(sides.get("in_src_shardings", ())) > 1]
     if several:
-        summary = f"{_some(several)}: several inputs, in the order of their use: let forward take them so"
+        summary = f"{_first_names(several)}: several inputs, in the order of their use: let forward take them so"
         yield warning("not-said", summary)
     if walk.sharded and walk.unsharded:
-        summary = f"{_some(walk.unsharded)}: whole on every replica in the plan; torchtitan's FSDP cuts all weights"
+        summary = (
+            f"{_first_names(walk.unsharded)}: whole on every replica in the plan; torchtitan's FSDP cuts all weights"
+        )
         yield warning("not-said", summary)
 
 
@@ -99,15 +103,15 @@ class _Boundaries:
         """The fields of one module's config."""
         operators = self.modules[module]
         inside = {operator.name for operator in operators}
-        state = {self._short(t, module): self._said(t, self._state(t)) for t in self._parameters(operators)}
+        state = {self._short(t, module): self._layout_text(t, self._state(t)) for t in self._parameters(operators)}
         entering = list(self._entering(operators, inside))
         leaving = list(self._leaving(operators, inside))
         sides: Sides = {"state_shardings": state}
         if entering:
-            sides["in_src_shardings"] = tuple(self._said(value, source) for value, source, _ in entering)
-            sides["in_dst_shardings"] = tuple(self._said(value, target) for value, _, target in entering)
-        made = [self._said(value, source) for value, source, _ in leaving]
-        handed = [self._said(value, target) for value, _, target in leaving]
+            sides["in_src_shardings"] = tuple(self._layout_text(value, source) for value, source, _ in entering)
+            sides["in_dst_shardings"] = tuple(self._layout_text(value, target) for value, _, target in entering)
+        made = [self._layout_text(value, source) for value, source, _ in leaving]
+        handed = [self._layout_text(value, target) for value, _, target in leaving]
         if len(made) == 1:
             sides["out_src_shardings"], sides["out_dst_shardings"] = made[0], handed[0]
             if any(_looks_up_in_part(operator) for operator in operators):
@@ -120,13 +124,13 @@ class _Boundaries:
             self.refused += [f"'{name}' is moved, and is one of {len(made)} results of '{module}'" for name in moved]
         return sides
 
-    def unsaid(self) -> Iterator[str]:
+    def inexpressible(self) -> Iterator[str]:
         """Moves that no module's boundary can carry out, and weights that are gathered where FSDP does not."""
         for operator in self.plan.operators:
             for name, read in zip(operator.inputs, operator.reads, strict=True):
                 tensor = self.tensors.get(name)
                 if read is not None and tensor is not None and tensor.role != "constant":
-                    yield from self._unread(operator, tensor, read)
+                    yield from self._operand_faults(operator, tensor, read)
             for name, made in zip(operator.outputs, operator.makes, strict=True):
                 tensor = self.tensors.get(name)
                 if made is None or tensor is None or operator.name in self.module_of:
@@ -134,14 +138,14 @@ class _Boundaries:
                 if made.forward != tensor.layout.forward:
                     yield f"'{name}' is moved between operators that are in no module with parameters"
 
-    def _unread(self, operator: OperatorDecision, tensor: TensorDecision, read: Layout) -> Iterator[str]:
+    def _operand_faults(self, operator: OperatorDecision, tensor: TensorDecision, read: Layout) -> Iterator[str]:
         """Why an operand cannot be taken as the plan takes it."""
         if tensor.role == "parameter":
             whole = self._unsharded(tensor)
             if whole != read.forward and not _only_slices(whole, read):
                 yield f"'{tensor.checkpoint}' is gathered for use over an axis on which the batch is not split"
         elif operator.name not in self.module_of:
-            if not self._is_own_part(tensor, self._handed(tensor), read):
+            if not self._is_own_part(tensor, self._passed_layout(tensor), read):
                 yield f"'{tensor.name}' is moved between operators that are in no module with parameters"
         elif self._moved_inside(operator, tensor.name, read):
             yield f"'{tensor.name}' is moved inside of '{self.module_of[operator.name]}'"
@@ -198,7 +202,7 @@ class _Boundaries:
             elif (read := operator.reads[operator.inputs.index(name)]) is not None:
                 yield read
 
-    def _handed(self, tensor: TensorDecision) -> Layout:
+    def _passed_layout(self, tensor: TensorDecision) -> Layout:
         """How a value travels: as it is kept, or, where a module makes it, as it is served, or as all readers outside
         of modules take it, for whom nothing else can move it."""
         maker = self.maker.get(tensor.name)
@@ -226,7 +230,7 @@ class _Boundaries:
                     continue
                 if maker is None or maker.name not in inside:
                     seen.add(name)
-                    handed = self._handed(tensor)
+                    handed = self._passed_layout(tensor)
                     if handed.forward != tensor.served.forward and len(self.readers[name]) > 1:
                         self.repeated.add(name)
                     yield tensor, handed, read
@@ -240,7 +244,7 @@ class _Boundaries:
                 tensor = self.tensors.get(name)
                 outside = [reader for reader in self.readers.get(name, ()) if reader.name not in inside]
                 if tensor is not None and made is not None and (outside or tensor.role == "output"):
-                    yield tensor, self._before_bias(operator, inside) or made, self._handed(tensor)
+                    yield tensor, self._before_bias(operator, inside) or made, self._passed_layout(tensor)
 
     def _made_inside(self, operator: OperatorDecision, name: str, inside: set[str]) -> Layout | None:
         """How an operand is made, if by an operator of the same module."""
@@ -272,7 +276,7 @@ class _Boundaries:
             return any(before not in (R, after) for before, after in elsewhere)
         return self._before_bias(operator, inside) is None
 
-    def _said(self, tensor: TensorDecision, layout: Layout) -> str:
+    def _layout_text(self, tensor: TensorDecision, layout: Layout) -> str:
         """The text of a layout; what it cannot express is kept in `refused`."""
         self.refused += self.axes.unlike(tensor.checkpoint or tensor.name, layout)
         return self.axes.text(layout, len(tensor.shape), gradients=self.plan.model.get("mode") == "training")
@@ -318,5 +322,5 @@ def _folded(configs: Mapping[str, Sides]) -> dict[str, Sides]:
     return found
 
 
-def _some(names: set[str] | list[str]) -> str:
+def _first_names(names: set[str] | list[str]) -> str:
     return ", ".join(sorted(names)[:4]) + (" ..." if len(names) > 4 else "")

@@ -1,4 +1,4 @@
-"""The axes of a plan's mesh as those of torchtitan: data, context and tensor parallelism, in this order of ranks."""
+"""The mesh axes of a plan as axes of torchtitan: data, context and tensor parallelism, in this order of ranks."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ TITAN_AXES = ("dp", "cp", "tp")
 
 @dataclass(frozen=True, slots=True)
 class TitanAxes:
-    """`members`: per axis of torchtitan, the axes of the plan that are it together, major first; often one or none. An
-    axis of one device is none of them."""
+    """`members`: per axis of torchtitan, the axes of the plan that form it, major first; often one or none. An axis of
+    one device belongs to none."""
 
     mesh: Mesh
     members: Mapping[str, tuple[int, ...]]
@@ -26,8 +26,8 @@ class TitanAxes:
         return self.mesh.ways(self.members[axis])
 
     def unlike(self, name: str, layout: Layout) -> Iterator[str]:
-        """Why a layout cannot be expressed: segments, sums that are none, an order that is not the mesh's, axes that
-        are one in torchtitan and do different things to a tensor."""
+        """Why a layout cannot be expressed: segments, reductions other than sums, an order other than the mesh's, or
+        axes that are one in torchtitan but treat a tensor differently."""
         if any(placement.segments for placement in layout.placements):
             yield f"'{name}' is cut by segments (a fused dim)"
         if layout.order != tuple(range(len(self.mesh))):

@@ -1,4 +1,4 @@
-"""Sharding configs as a Python module for torchtitan: what is written around the layouts."""
+"""Python text of a torchtitan module: the code around the sharding configs."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ def _export(plan: Plan, form: str) -> Exported:
     for pattern, module in modules.items():
         kind, why = _kind(module)
         if module.style == "whole":
-            for name in _stays_whole(pattern, module, modules):
+            for name in _rules_of_whole(pattern, module, modules):
                 rules.setdefault(name, _STYLES[form][kind])
             continue
         if module.experts and form == "full":
@@ -88,7 +88,7 @@ def _export(plan: Plan, form: str) -> Exported:
             why = "is a stack of experts that is cut"
         if why or kind not in _STYLES[form]:
             known = "" if form == "full" else " of the five that all readers know"
-            reasons.append(f"'{module.name}' {why or f'is {_spelled(module)}'}: no style{known}")
+            reasons.append(f"'{module.name}' {why or f'is {_style_text(module)}'}: no style{known}")
         elif _STYLES[form][kind]:
             rules[pattern] = _STYLES[form][kind]
     reasons += found.refused
@@ -101,12 +101,12 @@ def _export(plan: Plan, form: str) -> Exported:
         refused.append(warning("not-said", f"{axes}: data parallelism, which a tp_plan leaves to the launcher"))
     prefix = _prefix(modules)
     if form == "portable":
-        refused += _not_read(modules, prefix)
+        refused += _ignored_by_readers(modules, prefix)
     size = plan.mesh.shape[found.axis] if found.axis is not None else 1
     return Exported(_text(rules, prefix, size), tuple(refused))
 
 
-def _stays_whole(pattern: str, module: ModuleStyle, modules: Mapping[str, ModuleStyle]) -> Iterator[str]:
+def _rules_of_whole(pattern: str, module: ModuleStyle, modules: Mapping[str, ModuleStyle]) -> Iterator[str]:
     """The names under which a whole module needs a rule.
 
     transformers keeps the rules of the model's class for names that a plan does not have. Classes cut matrices, tables
@@ -133,7 +133,7 @@ def _kind(module: ModuleStyle) -> tuple[str, str]:
     return f"{module.style}{suffix}", ""
 
 
-def _spelled(module: ModuleStyle) -> str:
+def _style_text(module: ModuleStyle) -> str:
     words = {
         "vocabulary": "an embedding cut by its vocabulary",
         "width": "an embedding cut by its width",
@@ -146,7 +146,7 @@ def _spelled(module: ModuleStyle) -> str:
     return words[module.style] + result + fused
 
 
-def _not_read(modules: Mapping[str, ModuleStyle], prefix: str) -> list[Diagnostic]:
+def _ignored_by_readers(modules: Mapping[str, ModuleStyle], prefix: str) -> list[Diagnostic]:
     """What a `base_model_tp_plan` does not change: readers' own handling of embeddings and of heads."""
     tables = [name for name, module in modules.items() if module.style == "whole" and module.weight == "table"]
     heads = [

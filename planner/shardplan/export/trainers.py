@@ -108,18 +108,18 @@ def _degrees(plan: Plan, source: Source, name: str) -> tuple[Exported, Roles | N
     nearest: list[str] | None = None
     for roles in RUNTIMES[name].arrangements(plan.mesh):
         try:
-            wrong = list(_against(masks, Arrangement(RUNTIMES[name], roles)(built)))
+            wrong = list(_violations(masks, Arrangement(RUNTIMES[name], roles)(built)))
         except ShardplanError:
             continue
         if not wrong:
             return Exported(), roles
         if nearest is None or len(wrong) < len(nearest):
-            nearest = [f"with {_said(plan, roles)}: {line}" for line in wrong]
+            nearest = [f"with {_roles_text(plan, roles)}: {line}" for line in wrong]
     form = {"megatron": "Megatron-LM's arguments", "maxtext": "a MaxText configuration"}[name]
     return Exported(refused=tuple(cannot_say(form, "what this plan does", nearest or [], solve_for(name)))), None
 
 
-def _against(masks: Allowed, allowed: Allowed) -> Iterator[str]:
+def _violations(masks: Allowed, allowed: Allowed) -> Iterator[str]:
     """What is decided that is not allowed."""
     for node, mask in allowed.items():
         if node in masks and not (mask & masks[node]).any():
@@ -127,6 +127,6 @@ def _against(masks: Allowed, allowed: Allowed) -> Iterator[str]:
             yield f"'{name}' is {'split' if kind == 'operator' else kind} otherwise"
 
 
-def _said(plan: Plan, roles: Roles) -> str:
+def _roles_text(plan: Plan, roles: Roles) -> str:
     real = [axis for axis, size in enumerate(plan.mesh.shape) if size > 1]
     return ", ".join(f"{plan.mesh.names[axis]} as {roles[axis]}" for axis in real)

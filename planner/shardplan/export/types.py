@@ -1,4 +1,4 @@
-"""What a format is made from and what comes out of it."""
+"""The input and output types of an export."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """What a target made of a plan.
+    """The result of a target for a plan.
 
     `text`: the whole of a text target, `""` for one that wrote files. `refused`: what the format cannot express;
-    warnings are told beside the text, with an error among them nothing is written. `files`: what was written, relative
-    to the output, in order.
+    warnings are printed beside the text, and if there is an error among them nothing is written. `files`: what was
+    written, relative to the output, in order.
     """
 
     text: str = ""

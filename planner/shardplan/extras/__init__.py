@@ -1,1 +1,1 @@
-"""What planning does not need: other planners' prices, calibration, contest files, checks of XLA's output."""
+"""Optional parts outside of planning: other planners' prices, calibration, contest files, checks of XLA's output."""

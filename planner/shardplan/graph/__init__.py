@@ -1,1 +1,2 @@
-"""Model, cluster, rules and costs -> cost graph (networkx) -> `Problem` (arrays)."""
+"""The cost graph: from a model, a cluster, rules and costs to a networkx graph, and from that to a `Problem`
+(arrays)."""

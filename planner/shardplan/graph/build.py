@@ -1,11 +1,11 @@
-"""Model x cluster x rules x cost -> cost graph.
+"""Construction of the cost graph from a model, a cluster, the operators' rules and their costs.
 
 The graph is bipartite, a networkx multigraph. An operator node's choices are strategies; a tensor's *kept* node chooses
-the layout it rests in, and where several operators read it a *served* node chooses the layout in which they get it.
-Where optimizer state may be sharded apart from its weight, an *updated* node chooses the layout of that state.
-Every node and every edge carries `priced` (`shardplan.schedule.terms`): picoseconds per choice or per pair of choices,
-by the part of the step to which they belong and what they keep busy; and `position`, the number of the operator that
-causes it. Equal operators and tensors share their spaces, and equal edges their priced objects: depth costs next to
+the layout in which it is stored; if several operators read it, a *served* node chooses the layout that they share. If
+optimizer state may be sharded apart from its weight, an *updated* node chooses the layout of that state. Every node and
+edge carries `priced` (`shardplan.schedule.terms`): picoseconds per choice or per pair of choices, by the part of the
+step to which they belong and the resource that they keep busy; and `position`, the number of the operator that causes
+it. Equal operators and tensors share their spaces, and equal edges their priced objects, so depth costs next to
 nothing.
 """
 
@@ -45,12 +45,12 @@ from shardplan.units import PS_PER_S
 Node = tuple[str, str]
 """("operator", name), ("kept", tensor), ("served", tensor) or ("updated", weight)."""
 Join = tuple[Node, Node, int]
-"""An edge: from where, to where, and its number among those between the two, which are in the order of operands."""
+"""An edge: its source, its target, and its number among the edges between the two, in the order of operands."""
 
 
 @dataclass(frozen=True)
 class CostGraph:
-    """The networkx graph and what is needed to read an assignment back. `operators[i]`, `kept`, `served`: spaces."""
+    """The networkx graph and what is needed to decode an assignment. `operators[i]`, `kept`, `served`: spaces."""
 
     graph: nx.MultiGraph
     model: Model
@@ -68,17 +68,17 @@ class CostGraph:
     updated: Mapping[str, TensorSpace]
     trainable: frozenset[str]
     lowered: dict[tuple[object, ...], object] = field(default_factory=dict)
-    """Moves as collectives, by what they depend on: lowered once for all assignments."""
+    """Moves as collectives, by everything they depend on: lowered once for all assignments."""
     decided: dict[tuple[int, int], object] = field(default_factory=dict)
-    """What a plan says of an operator, by its number and strategy."""
+    """The decision of a plan on an operator, by its number and strategy."""
     emitted: dict[tuple[object, ...], object] = field(default_factory=dict)
-    """Moves along one edge for a pair of choices, likewise."""
+    """The moves along one edge for a pair of choices."""
     is_near: bool = False
-    """Whether only layouts near some plans are offered: moves that go over others may be priced too high."""
+    """Whether only layouts near some plans are offered: moves that pass through others may be priced too high."""
 
     @cached_property
     def node_data(self) -> tuple[tuple[Node, dict[str, Any]], ...]:
-        """Nodes in graph order with their attributes; networkx makes them anew each time."""
+        """Nodes in graph order with their attributes; cached, since networkx builds this list anew each time."""
         return tuple(self.graph.nodes(data=True))
 
     @cached_property
@@ -93,12 +93,12 @@ class CostGraph:
 
     @cached_property
     def links(self) -> LinkLevels:
-        """What collectives take of the links of the cluster."""
+        """The shares of the cluster's links that collectives take."""
         return links_of(self.cluster)
 
     @cached_property
     def node_numbers(self) -> Mapping[Node, int]:
-        """The place of every node in graph order."""
+        """The index of every node in graph order."""
         return {node: place for place, (node, _) in enumerate(self.node_data)}
 
     @cached_property
@@ -120,8 +120,8 @@ class CostGraph:
 
     @cached_property
     def all_work(self) -> tuple[tuple[Table, ...], tuple[Table, ...]]:
-        """Picoseconds of everything computed and sent in a step, whatever runs beside it: of nodes and of edges, in
-        graph order, by choice or pair of choices."""
+        """Picoseconds of all compute and communication of a step without overlap: of nodes and of edges, in graph
+        order, by choice or pair of choices."""
         micro, known = self.options.microbatches, dict[int, Table]()
 
         def work(priced: Priced) -> Table:
@@ -138,7 +138,7 @@ class CostGraph:
         return {"kept": self.kept, "served": self.served, "updated": self.updated}
 
     def tie_picoseconds(self, choice: Mapping[Node, int]) -> float:
-        """What the objective charges for the layouts of all tensors, to break ties."""
+        """The picoseconds that the objective charges for all tensors' layouts to break ties."""
         kept = sum(float(space.ties[choice["kept", name]]) for name, space in self.kept.items())
         return kept + sum(float(space.ties[choice["updated", name]]) for name, space in self.updated.items())
 
@@ -149,7 +149,7 @@ class CostGraph:
         return ("kept", weight), self.kept[weight]
 
     def source_of_reads(self, tensor: str) -> Node:
-        """The node from which readers take a tensor: its served node where it has one, else its kept node."""
+        """The node from which readers take a tensor: its served node if it has one, else its kept node."""
         return ("served" if tensor in self.served else "kept", tensor)
 
 
@@ -167,10 +167,10 @@ def build_cost_graph(
 ) -> CostGraph:
     """The cost graph of `model`, whose operator i has rule `rules[i]`, on `cluster`.
 
-    `pricing`: the cost model, by default ours; give the same one again to share its prices. `constraints`: what must be
-    among the choices because somebody may ask for it. `complete`: every strategy is there that is best at some
-    multipliers of the objective's sums; else only those that are when all times are added up. `again`: what is
-    recomputed, by default what `options.remat` says. `near`: the only layouts that are offered.
+    `pricing`: the cost model, by default ours; passing the same object again shares its prices. `constraints`: shards
+    that must be among the choices because a constraint names them. `complete`: keep every strategy that is best at some
+    multipliers of the objective's sums; otherwise only those that are best for the sum of all times. `again`: what is
+    recomputed, by default what `options.remat` says. `near`: the only layouts to offer.
     """
     constraints = constraints or ResolvedConstraints()
     flow = trace(model, rules, training=options.training)
@@ -216,7 +216,7 @@ class _Spaces:
         self._prices, self._near = prices, near
         self._made: dict[TensorKind, TensorSpace] = {}
         self._together = UnionFind()
-        """Kinds of one tensor that is kept, served and updated: moves between them go over the same layouts."""
+        """Kinds of one tensor that is kept, served and updated: moves between them use the same layouts."""
         self._layouts: dict[TensorKind, set[Layout]] = {}
         roles = (traffic.kept, traffic.served, traffic.updated)
         if near is None:
@@ -244,19 +244,19 @@ def _read_space(kept: Mapping[str, TensorSpace], served: Mapping[str, TensorSpac
 
 
 def _compute_dtype(model: Model, index: int) -> str:
-    """Dtype an operator computes in: that of its first float operand, else of its first result."""
+    """The dtype in which an operator computes: that of its first float operand, else of its first result."""
     operator = model.operators[index]
     names = [name for name in (*operator.inputs, *operator.outputs) if name]
     return next((model.tensor(n).dtype for n in names if model.tensor(n).is_float), model.tensor(names[0]).dtype)
 
 
 def _constant(picoseconds: NDArray[np.float64]) -> Priced:
-    """What every objective charges as it is: the optimizer's step, and what breaks ties."""
+    """Costs with coefficient one in every objective: the optimizer's step, and tie breaking."""
     return priced({Term("update", "compute"): picoseconds}, shape=picoseconds.shape)
 
 
 ANYWHERE = -1
-"""Position of operators that read weights alone: schedules may put them off, so that they are on no side of a cut."""
+"""Position of operators that read only weights: schedules may postpone them, so they are on no side of a cut."""
 
 
 def _add_nodes(built: CostGraph) -> None:
@@ -341,7 +341,7 @@ def _add_updates(built: CostGraph, tables: dict[tuple[object, ...], Priced]) -> 
 
 
 def _tie_carried(built: CostGraph, tables: dict[tuple[object, ...], Priced]) -> None:
-    """What a loop carries has one layout around it."""
+    """Constrains a value that a loop carries to one layout over all iterations."""
     for entering, leaving in carried_pairs(built.model):
         enter, leave = (built.operators[index].strategies for index in (entering, leaving))
         key = ("carried", id(enter), id(leave))
@@ -352,6 +352,6 @@ def _tie_carried(built: CostGraph, tables: dict[tuple[object, ...], Priced]) -> 
 
 
 def _join(graph: nx.MultiGraph, source: Node, target: Node, moves: Priced, position: int) -> None:
-    """An undirected edge that remembers which node the rows of its tables belong to; `position`: the operator that is
-    first to wait for its moves in forward, and last to make the gradient that moves back."""
+    """Adds an undirected edge that records which node the rows of its tables belong to; `position`: the operator that
+    first waits for its moves in forward, and last makes the gradient that moves back."""
     graph.add_edge(source, target, source=source, target=target, priced=moves, position=position)

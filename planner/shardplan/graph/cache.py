@@ -1,7 +1,8 @@
-"""The cache of keys and values that serving keeps beside the graph: how many bytes each attention operator holds.
+"""The KV cache that serving keeps beside the graph: the bytes that each attention operator holds.
 
-An exported prefill graph knows no cache; what a server reserves for it is asked for in tokens. Keys and values rest as
-the operator reads them: sharded with the batch, and by heads as far as there are key heads, beyond that replicated.
+An exported prefill graph has no cache; the request says for how many tokens a server reserves one. Keys and values are
+stored as the operator reads them: sharded with the batch, and by heads up to the number of key heads, beyond that
+replicated.
 """
 
 from __future__ import annotations
@@ -19,12 +20,13 @@ from shardplan.rules.types import Rule
 
 _ATTENTION = frozenset({"Attention", "com.microsoft.GroupQueryAttention", "com.microsoft.MultiHeadAttention"})
 _PASSING = frozenset({"Reshape", "Transpose", "Unsqueeze", "Expand", "Squeeze", "RotaryEmbedding", "Identity"})
-"""What may lie between the projection of the keys and the attention, exporters' repetition of key heads included."""
+"""Operators that may be between the projection of the keys and the attention, such as exporters' repetition of key
+heads."""
 _PAST_KEYS = 4
 
 
 def cache_obstacles(model: Model, *, training: bool) -> list[Diagnostic]:
-    """Why no cache can be reserved for `model`; empty when it can."""
+    """Why no cache can be reserved for `model`; empty if it can."""
     if training:
         hint = "add --mode inference"
         return [error("kv-cache", "a cache of keys and values is for serving, and this is training", hint=hint)]
@@ -39,7 +41,7 @@ def cache_obstacles(model: Model, *, training: bool) -> list[Diagnostic]:
 
 
 def cache_bytes(model: Model, index: int, flow: Flow, strategies: StrategySpace, tokens: int) -> Index | None:
-    """Bytes that operator `index` keeps for `tokens` cached tokens, per strategy; `None` if it is no attention."""
+    """Bytes that operator `index` keeps for `tokens` cached tokens, per strategy; `None` if it is not attention."""
     operator = model.operators[index]
     if operator.kind not in _ATTENTION or len(operator.inputs) < 3:
         return None
@@ -54,7 +56,7 @@ def cache_bytes(model: Model, index: int, flow: Flow, strategies: StrategySpace,
 
 
 def _per_token(model: Model, flow: Flow, name: str) -> int:
-    """Elements of a key or value per token, before heads were repeated: the fewest on the way from its projection."""
+    """Elements of a key or value per token before heads were repeated: the minimum on the way from its projection."""
     fewest = model.tensor(name).elements
     tokens = _tokens(model.tensor(name).shape)
     while name in flow.makers:

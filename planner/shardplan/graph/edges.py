@@ -1,15 +1,15 @@
 """Prices of the edges of the cost graph: terms of a step's time (`shardplan.schedule.terms`), in picoseconds.
 
-made -> kept     the producer's result is brought into the layout in which it is kept; its gradient goes the other way
-kept -> served   a tensor with several readers is gathered once for all; their gradients are reduced once
-kept or served -> read   what one reader needs beyond that
-kept -> updated  the gradient of a weight is brought to where the optimizer's state is, and the new weight back, once
+    made -> kept             moves the producer's result to the layout in which it is kept; its gradient moves back
+    kept -> served           gathers a tensor with several readers once for all; their gradients are reduced once
+    kept or served -> read   the further move for one reader
+    kept -> updated          moves a weight's gradient to the optimizer's state, and the new weight back, once per step
 
-Activations and their gradients are waited for (`blocking`), as is whatever an operator makes; weights are gathered
-ahead of use (`gather`), and their gradients reduced beside what follows (`reduce`). The last moves of weights'
-gradients, and those of new weights, are charged their share of a bucket (`shardplan.cost.coalesce`). A value that
-backward reads again is gathered again there, unless it was kept as it is read. What happens inside of a loop happens in
-every iteration; a value from outside is served once, and read in every iteration.
+Activations and their gradients, and all results of operators, are waited for (`blocking`); weights are gathered ahead
+of use (`gather`), and their gradients reduced beside what follows (`reduce`). The last moves of weights' gradients, and
+those of new weights, are charged their share of a bucket (`shardplan.cost.coalesce`). A value that backward reads again
+is gathered again there, unless it was kept as it is read. What happens inside of a loop happens in every iteration; a
+value from outside is served once, and read in every iteration.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ def made_to_kept(
     unread: bool = False,
     iterations: int = 1,
 ) -> Priced:
-    """Strategies (rows) to kept choices (columns). `forwards`: how often the value is made (2 when recomputed).
+    """Strategies (rows) to kept choices (columns). `forwards`: how often the value is made (2 if recomputed).
 
-    `unread`: no operator reads the value but its maker's backward (the mask of a dropout); it stays as it was made.
-    `iterations`: how often a microbatch does all this.
+    `unread`: no operator reads the value except its maker's backward (a dropout mask); it stays as it was made.
+    `iterations`: how often this happens per microbatch.
     """
     made = strategies.makes[position]
     assert made is not None
@@ -64,7 +64,7 @@ def kept_to_served(
 ) -> Priced:
     """Kept choices (rows) to served choices (columns). `forwards`: 2 when backward gathers the value again; `last`:
     as in `to_read`."""
-    parts = list(_value(served, served.value_move(kept.forward, served.forward), forwards, _brought(served)))
+    parts = list(_value(served, served.value_move(kept.forward, served.forward), forwards, _move_resource(served)))
     back = _swapped(served.gradient_move(served.gradient, kept.gradient))
     if last:
         together = _swapped(kept.gradient_share(served.gradient, kept.gradient))
@@ -90,8 +90,8 @@ def to_read(
 ) -> Priced:
     """Kept or served choices (rows) to strategies of the reader (columns).
 
-    `last`: this is the last move of a weight's gradient but for the one to the optimizer, once a step. Where the value
-    is read as it is kept, or as a part of that, nothing waits for it, and it is sent together with those of others.
+    `last`: this is the last move of a weight's gradient before the one to the optimizer, once per step. If the value is
+    read as it is kept, or as a part of that, nothing waits for the gradient, and it is sent in a bucket with others.
     """
     read = strategies.reads[position]
     assert read is not None
@@ -101,13 +101,13 @@ def to_read(
     if last:
         together = _swapped(source.gradient_share(gradient, source.gradient))
         back = np.where(source.comes_free(source.forward, value), together, back)
-    parts = _value(source, source.value_move(source.forward, value), forwards, _brought(source))
+    parts = _value(source, source.value_move(source.forward, value), forwards, _move_resource(source))
     return _picoseconds([*parts, *_gradient(source, back, source.codes, codes)], iterations)
 
 
 def around(enter: StrategySpace, leave: StrategySpace) -> Priced:
-    """From the strategies in which an iteration of a loop begins with a value (rows) to those in which one ends with it
-    (columns). Both have it in one layout: all other pairs are closed."""
+    """From the strategies in which an iteration of a loop starts with a value (rows) to those in which one ends with it
+    (columns). Both have one layout for the value: all other pairs are closed."""
     begins = [enter.layout("results", 0, strategy) for strategy in range(len(enter))]
     ends = [leave.layout("operands", 0, strategy) for strategy in range(len(leave))]
     return priced({}, np.array([[begin != end for end in ends] for begin in begins]))
@@ -116,8 +116,8 @@ def around(enter: StrategySpace, leave: StrategySpace) -> Priced:
 def gradient_count(space: TensorSpace, kept_codes: Index, read_codes: Index) -> Seconds:
     """How often per step the gradient moves from the read layouts (columns) back to the kept ones (rows).
 
-    An activation's moves once per microbatch. A weight's is accumulated and reduced once, unless it is kept sharded
-    where it is read whole: then every microbatch's is scattered to the shards.
+    That of an activation moves once per microbatch. That of a weight is accumulated and reduced once, unless the weight
+    is kept sharded where it is read whole: then every microbatch's gradient is reduce-scattered to the shards.
     """
     micro = space.kind.microbatches
     if space.kind.traffic == "activation" or micro == 1:
@@ -137,12 +137,12 @@ def _by_level(space: TensorSpace, segment: Segment, resource: Resource, stack: S
         yield Term(segment, resource, levels), table
 
 
-def _brought(space: TensorSpace) -> Resource:
+def _move_resource(space: TensorSpace) -> Resource:
     return "gather" if _is_weight(space) else "blocking"
 
 
 def _value(space: TensorSpace, moved: Seconds, forwards: int, resource: Resource) -> Iterator[Part]:
-    """A value in forward, and once more in backward where `forwards` is 2."""
+    """The moves of a value: in forward, and once more in backward if `forwards` is 2."""
     yield from _by_level(space, "forward", resource, moved)
     if forwards > 1:
         yield from _by_level(space, "backward", resource, (forwards - 1) * moved)
@@ -170,7 +170,7 @@ def _swapped(stack: Seconds) -> Seconds:
 
 
 def _picoseconds(parts: list[Part], iterations: int, closed: NDArray[np.bool_] | None = None) -> Priced:
-    """The tables of equal terms added up, in whole picoseconds of all `iterations`."""
+    """The sums of tables with equal terms, in whole picoseconds of all `iterations`."""
     scale = iterations * PS_PER_S
     found: dict[Term, Table] = {}
     shut = np.zeros(parts[0][1].shape, dtype=np.bool_) if closed is None else closed

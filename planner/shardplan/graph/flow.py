@@ -1,6 +1,7 @@
-"""How values and gradients flow through a model: who makes and reads each tensor, what needs a gradient, what is saved.
+"""Data flow of values and gradients: who makes and reads each tensor, which tensors need a gradient, and which are
+saved.
 
-Everything here depends on the model, its rules and the mode alone; layouts and costs come later.
+Everything here depends only on the model, its rules and the mode; layouts and costs come later.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from shardplan.model.types import CONTROL, Border, Model, Operator
 from shardplan.rules.types import Rule
 
 _SMALL_CONSTANT_BYTES = 1 << 20
-"""Known constants up to this size are simply present on every device: no choice is made for them."""
+"""Known constants up to this size are present on every device without a choice."""
 
 _MOST_TRIED, _MOST_SHOWN = 4096, 16
-"""Numbers of microbatches that are tried, and named, where another is asked for."""
+"""Numbers of microbatches that are tried, and named, as alternatives to an impossible one."""
 _CACHE_WRITERS = frozenset({"Concat", "ScatterND", "ScatterElements", "TensorScatter", "Attention"})
 
 
@@ -26,12 +27,12 @@ class Flow:
     """`makers[name]`: (operator index, result position); `readers[name]`: [(operator index, operand position)].
 
     `planned`: tensors that get a layout, in graph order (parameters and inputs before their first reader).
-    `needs_grad`: tensors with a gradient; empty for inference. `weightlike`: computed from weights and constants
-    alone, so the same for every microbatch. `saved`: values that backward reads again. `lives_in`: loops inside of
-    which a value is made; `kept_until`: last operator of the loop that reads a value from outside; `windows`: first and
-    last operator of the loop whose entries an operator takes from one value, or puts into one. `turns[i]`: the operator
-    whose turn operator i takes part in: itself, but for a view of weights, which is there as soon as what it reads is,
-    the first one that reads it.
+    `needs_grad`: tensors with a gradient; empty for inference. `weightlike`: computed from weights and constants only,
+    so the same for every microbatch. `saved`: values that backward reads. `lives_in`: loops inside of which a value is
+    made; `kept_until`: last operator of the loop that reads a value from outside; `windows`: first and last operator of
+    the loop whose entries an operator takes from one value, or puts into one. `turns[i]`: the operator at whose
+    position operator i counts: itself; for a view of weights, which exists as soon as its operand does, the first
+    operator that reads it.
     """
 
     makers: Mapping[str, tuple[int, int]]
@@ -46,24 +47,24 @@ class Flow:
     turns: tuple[int, ...] = ()
 
     def is_of_weights(self, operator: Operator) -> bool:
-        """Whether an operator reads weights and constants, or what was made of them, alone."""
+        """Whether an operator reads only weights, constants, and values computed from them."""
         return self.weightlike.issuperset(filter(None, operator.outputs))
 
     def first_turn(self, name: str) -> int:
-        """The operator in whose turn a value is read first."""
+        """The operator at whose position a value is read first."""
         return min((self.turns[index] for index, _ in self.readers.get(name, ())), default=self._maker(name))
 
     def first_reader(self, name: str) -> int:
         return self.readers[name][0][0] if self.readers.get(name) else self._maker(name)
 
     def last_reader(self, name: str) -> int:
-        """The last operator for which a value must be there: of a loop that reads it, the last one inside."""
+        """The last operator for which a value must be present; if a loop reads it, the last one inside."""
         if name in self.kept_until:
             return self.kept_until[name]
         return self.readers[name][-1][0] if self.readers.get(name) else self._maker(name)
 
     def _maker(self, name: str) -> int:
-        """The operator that makes a value, the first one for inputs that nobody reads."""
+        """The operator that makes a value; the first one for inputs without readers."""
         return self.makers[name][0] if name in self.makers else 0
 
 
@@ -123,7 +124,7 @@ def _windows(model: Model) -> dict[int, tuple[int, int]]:
 def _kept_until(
     model: Model, readers: Mapping[str, Sequence[tuple[int, int]]], lives_in: Mapping[str, tuple[str, ...]]
 ) -> dict[str, int]:
-    """Until which operator values are needed that some loop reads from outside in every iteration."""
+    """For values that a loop reads from outside in every iteration, the operator until which they are needed."""
     ends = {
         operator.loops[: depth + 1]: index
         for index, operator in enumerate(model.operators)
@@ -132,13 +133,17 @@ def _kept_until(
     kept_until = {}
     for name, found in readers.items():
         home = len(lives_in.get(name, ()))
-        inside = [model.operators[index].loops[: home + 1] for index, _ in found if _stays(model, index, home)]
+        inside = [
+            model.operators[index].loops[: home + 1]
+            for index, _ in found
+            if _is_read_every_iteration(model, index, home)
+        ]
         if inside:
             kept_until[name] = max(found[-1][0], *(ends[loops] for loops in inside))
     return kept_until
 
 
-def _stays(model: Model, reader: int, home: int) -> bool:
+def _is_read_every_iteration(model: Model, reader: int, home: int) -> bool:
     """Whether a value that lives in `home` loops is read by an operator in every iteration of one more."""
     operator = model.operators[reader]
     once = operator.reads_in if operator.op_type == Border.ENTER else operator.loops
@@ -146,7 +151,7 @@ def _stays(model: Model, reader: int, home: int) -> bool:
 
 
 def training_obstacles(model: Model) -> list[Diagnostic]:
-    """Why `model` cannot be trained, naming the nodes that stand against it; empty when it can."""
+    """Why `model` cannot be trained, with the names of the nodes that prevent it; empty if it can."""
     hint = "plan it for serving: --mode inference"
     if not model.fed and not any(parameter.trainable for parameter in model.parameters):
         return [error("not-trainable", f"'{model.name}' has no float weights to train", hint=hint)]
@@ -207,8 +212,8 @@ def _is_small_constant(model: Model, name: str) -> bool:
 
 
 def _with_gradients(model: Model) -> frozenset[str]:
-    """Float tensors that lie between a trainable parameter (or what is fed from another part) and a float output,
-    perhaps by way of further iterations of a loop."""
+    """Float tensors on a path from a trainable parameter (or from a value of another stage) to a float output, possibly
+    through further iterations of a loop."""
     back_edges = [
         (model.operators[last].inputs[0], model.operators[first].outputs[0]) for first, last in carried_pairs(model)
     ]
@@ -250,7 +255,7 @@ def _turns(
 
 
 def storage_of(model: Model, rules: Sequence[Rule]) -> dict[str, tuple[str, str]]:
-    """Where views are stored: the value that they are views of, and the part of it ("" where they are all of it)."""
+    """The storage of views: the value that they are views of, and the part of it ("" for all of it)."""
     storage: dict[str, tuple[str, str]] = {}
     for operator, rule in zip(model.operators, rules, strict=True):
         if rule.cost == "view" and operator.inputs and operator.inputs[0]:
@@ -272,8 +277,8 @@ def read_in_backward(operator: Operator, rule: Rule, needs_grad: frozenset[str])
 
 
 def _saved(model: Model, rules: Sequence[Rule], needs_grad: frozenset[str]) -> frozenset[str]:
-    """Activations that backward reads. Views share storage: of a value and its views only one is counted, except that
-    views of different parts of a value (the queries, keys and values of a packed projection) count each for itself."""
+    """Activations that backward reads. Views share storage: of a value and its views only one counts, but views of
+    different parts of a value (the queries, keys and values of a packed projection) each count."""
     storage = storage_of(model, rules)
     saved: dict[tuple[str, str], str] = {}
     for operator, rule in zip(model.operators, rules, strict=True):

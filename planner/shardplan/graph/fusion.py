@@ -1,10 +1,10 @@
-"""Chains of elementwise operators run as one kernel: what stays inside is neither written to memory nor saved.
+"""Fusion of elementwise operators into one kernel: values inside of it are neither written to memory nor saved.
 
-A value is *inner* when an elementwise operator makes it, it is read by elementwise operators alone, none of which also
-waits for an operator of another kind that comes after, and it is no output of the model (so the residual stream of a
-transformer is none: its next addition waits for matrix products). Operators joined by inner values form a group; the
-group is charged for what it reads and writes, once,
-and one launch. Backward recomputes inner values from what the group reads (as compilers do), so these are saved.
+A value is *inner* if an elementwise operator makes it, only elementwise operators read it, none of which also waits for
+a later operator of another kind, and it is not an output of the model (so the residual stream of a transformer is not
+inner: its next addition waits for matrix products). Operators joined by inner values form a group; the group is charged
+once for what it reads and writes, and for one launch. Backward recomputes inner values from what the group reads (as
+compilers do), so those operands are saved.
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ def fuse(model: Model, rules: Sequence[Rule], flow: Flow) -> Fusion:
 
 
 def _depths(model: Model, rules: Sequence[Rule], flow: Flow) -> list[int]:
-    """Per operator, how many that are neither elementwise nor views lie on the longest way to it from the inputs.
+    """Per operator, the number of operators that are neither elementwise nor views on the longest path from the inputs.
 
-    Elementwise operators of equal depth can run as one kernel: none of them waits for another by way of something else.
+    Elementwise operators of equal depth can run as one kernel: none of them waits for another through a third operator.
     """
     depth: list[int] = []
     for operator in model.operators:
@@ -94,7 +94,7 @@ def _groups(model: Model, flow: Flow, inner: set[str]) -> list[int]:
 
 
 def _saved(model: Model, flow: Flow, inner: set[str], groups: list[int]) -> frozenset[str]:
-    """Inner values are recomputed: what their group reads is saved in their place."""
+    """Values that are saved; for inner values, which are recomputed, the operands of their group."""
     recomputing = {groups[flow.makers[name][0]] for name in inner & flow.saved}
     saved = set(flow.saved - inner)
     for index, operator in enumerate(model.operators):

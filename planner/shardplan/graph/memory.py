@@ -1,10 +1,10 @@
 """Memory of one device over the step, as usages of choices over time (`shardplan.graph.moments`).
 
-A parameter with its gradient and optimizer state is there all the time, a saved activation from its making until
-backward has read it last, any other value while it is made and read; gathered copies and workspace while they are used.
-What is recomputed comes back as its maker runs again: until backward has read it last, or until it has been read by
-what runs again with it. Bytes are those of one microbatch at a time. Gradients of activations live from the backward
-of the last reader to that of the maker.
+A parameter with its gradient and optimizer state is present all the time; a saved activation from its making until its
+last read in backward; any other value while it is made and read; gathered copies and workspace while they are used. A
+recomputed value is present again from its recomputation until its last read in backward or by operators that are
+recomputed with it. Bytes are those of one microbatch at a time. Gradients of activations live from the backward of the
+last reader to that of the maker.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from shardplan.solve.problem import Usage
 
 Category = Literal["parameters", "gradients", "optimizer", "activations", "temporaries"]
 Fate = Literal["passing", "saved", "saved again"] | int
-"""What becomes of a value after its last reader ran forward: nothing; it is saved; it is saved although its maker runs
-again; it is dropped and made again right before the backward of that operator."""
+"""How a value reaches backward after its last reader ran forward: not at all; saved; saved although its maker is
+recomputed; dropped and recomputed right before the backward of that operator."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Memory:
     """All holdings of a cost graph; amounts of equal kinds are one shared array."""
 
     def __init__(self, built: CostGraph, time: Moments | None = None) -> None:
-        """`time`: moments of what might run again, by default of what does."""
+        """`time`: the moments of all operators that may be recomputed, by default of those that are."""
         self.built = built
         self.count = len(built.model.operators)
         pieces = _pieces(built.recompute.until)
@@ -56,7 +56,7 @@ class Memory:
 
     @cached_property
     def usages(self) -> tuple[Usage, ...]:
-        """The holdings as a problem has them: nodes by their numbers."""
+        """The holdings as usages of a problem, whose nodes are numbers."""
         numbers = self.built.node_numbers
         return tuple(Usage(numbers[one.node], one.start, one.end, one.amount) for one in self.holdings)
 
@@ -143,9 +143,9 @@ class Memory:
         return again.until.get(maker[0], "passing")
 
     def spans(self, name: str, fate: Fate, time: Moments) -> list[tuple[int, int, int]]:
-        """When a value is held: (start, end, how many of it), in moments of `time`.
+        """When a value is held: (start, end, number of copies), in moments of `time`.
 
-        A saved value is there once for each microbatch and iteration of a loop that waits for its backward.
+        A saved value is held once for each microbatch and iteration of a loop that waits for its backward.
         """
         flow = self.built.flow
         start = flow.makers[name][0] if name in flow.makers else 0
@@ -190,7 +190,7 @@ class Memory:
 
 
 def _pieces(until: Mapping[int, int]) -> dict[int, list[int]]:
-    """The operators that run again right before the backward of each operator."""
+    """The operators that are recomputed right before the backward of each operator."""
     pieces: dict[int, list[int]] = {}
     for operator, last in sorted(until.items()):
         pieces.setdefault(last, []).append(operator)

@@ -1,7 +1,7 @@
-"""The moments of a step: forward of every operator in order, then backward in reverse, and what runs again on the way.
+"""The moments of a step: forward of every operator in order, then backward in reverse, with recomputation in between.
 
-Operator t of T runs forward at moment t. Its backward comes T-1-t operators after the turn; right before it the
-operators run again that are recomputed for it, in their order, each at a moment of its own.
+Operator t of T runs forward at moment t. Its backward comes T-1-t operators after the turn from forward to backward.
+The operators that are recomputed for it run right before it, in their order, each at its own moment.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 
 class Moments:
-    """`again[e]`: operators that (may) run again right before the backward of operator e."""
+    """`again[e]`: operators that are, or may be, recomputed right before the backward of operator e."""
 
     def __init__(self, operators: int, *, training: bool, again: Mapping[int, Collection[int]] | None = None) -> None:
         self._operators = operators
@@ -27,11 +27,11 @@ class Moments:
         return 2 * self._operators - 1 - operator + self._after[bisect_left(self._lasts, operator)]
 
     def again(self, operator: int, last: int) -> int:
-        """The moment at which an operator runs again, right before the backward of operator `last`."""
+        """The moment at which an operator is recomputed, right before the backward of operator `last`."""
         piece = self._again[last]
         return self.backward(last) - len(piece) + bisect_left(piece, operator)
 
     def again_until(self, operator: int, last: int) -> int:
-        """The end of the moment at which an operator has run again if it does; the end of the one before if not."""
+        """The end of the moment at which an operator is recomputed; if it is not, the end of the one before."""
         piece = self._again[last]
         return self.backward(last) - len(piece) + bisect_right(piece, operator)

@@ -1,8 +1,9 @@
-"""The choices near some layouts: where a mesh has too many axes for all of them, a search goes from plan to plan.
+"""The choices near some layouts: on a mesh with too many axes for all layouts, a search goes from plan to plan.
 
-Near a set of layouts, with some mesh axes free, are the layouts that differ from one of the set on the free axes alone.
-A tensor is kept, served, read and made in those that are near to where it is in some plan; the choices of operators
-follow. Tensors of one kind share what is near to any of them, so that equal layers still have equal tables.
+Near a set of layouts, with some mesh axes free, are the layouts that differ from one of the set only on the free axes.
+A tensor is kept, served, read and made in layouts near to those that it has in some plan; the choices of operators
+follow. Tensors of one kind share all layouts that are near for any of them, so that equal layers still have equal
+tables.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ from shardplan.layout.transitions import State
 
 Codes = NDArray[np.int64]
 _MOST_BETWEEN = 32
-"""Ways to combine what different layouts do on the axes that are not free, beyond which moves go over the layouts
-alone: more finds cheaper ways of moves, whose matrices grow with the square."""
+"""Number of combinations of different layouts on the fixed axes up to which moves may pass through them: more finds
+cheaper moves, with matrices that grow with the square."""
 
 
 @dataclass(frozen=True)
 class Near:
-    """`layouts`: by tensor, those that count; `free`: axes on which anything may be done."""
+    """`layouts`: the given layouts by tensor; `free`: axes on which every placement is allowed."""
 
     layouts: Mapping[str, frozenset[Layout]]
     free: frozenset[int] = frozenset()
@@ -34,7 +35,7 @@ class Near:
 
 @dataclass(frozen=True)
 class Nearby:
-    """What is near for the tensors of one kind, whose shards are these, on a mesh of so many axes.
+    """The nearby layouts for the tensors of one kind, with these shards, on a mesh with so many axes.
 
     Placement codes are those of `shardplan.graph.tensors`: shards, R, P, R/P.
     """
@@ -45,11 +46,11 @@ class Nearby:
     sizes: tuple[int, ...]
 
     def codes(self) -> Codes:
-        """All layouts that are near, by codes, shape (layouts, axes), in ascending order."""
+        """All nearby layouts as codes, shape (layouts, axes), in ascending order."""
         return self._spread([self._coded(layout) for layout in self.layouts], len(self.shards) + 3)
 
     def states(self) -> tuple[State, ...]:
-        """The plain layouts that values and gradients have there, and what lies between them."""
+        """The plain layouts of values and gradients in these layouts, and those on the paths between them."""
         count = len(self.shards)
         codes = [row for layout in self.layouts for row in self._plain(self._coded(layout))]
         held = [sorted({row[axis] for row in codes}) for axis in range(len(self.sizes))]
@@ -78,7 +79,7 @@ class Nearby:
         yield tuple({count + 1: count, count + 2: count + 1}.get(code, code) for code in codes)
 
     def _spread(self, codes: Iterable[tuple[int, ...]], alphabet: int) -> Codes:
-        """With everything on the free axes."""
+        """The layouts with every placement on the free axes."""
         free = sorted(axis for axis in self.free if self.sizes[axis] > 1)
         fixed = sorted(set(codes))
         ways = np.array(list(itertools.product(range(alphabet), repeat=len(free))), dtype=np.int64)

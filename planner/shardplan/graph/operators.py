@@ -25,13 +25,14 @@ from shardplan.units import PS_PER_S
 _CAST_FROM = 2.0
 """Bytes of an element before it is cast to a narrow type."""
 Charged = tuple[tuple[int, ...], tuple[int, ...], bool]
-"""Positions of the operands and of the results whose bytes the operator is charged for; whether it starts a kernel."""
+"""Positions of the operands and of the results whose bytes the operator is charged for; whether it launches a
+kernel."""
 
 
 @dataclass(frozen=True)
 class Kernel:
     """One pass of an operator: `flops`, of all devices and microbatches; `passes` over its bytes; `product`: which of
-    the forward product's m, n and k are the rows, the columns and what is summed over."""
+    the forward product's m, n and k are the rows, the columns and the summed dim."""
 
     flops: float
     passes: int = 1
@@ -60,7 +61,7 @@ class OperatorSpace:
 
 
 class OperatorPricer:
-    """Makes operator spaces; operators that are equal in all that matters get the same one."""
+    """Makes operator spaces; operators that are equal in everything that matters share one."""
 
     def __init__(self, cluster: Cluster, pricing: Pricing, options: PlanOptions) -> None:
         self.cluster = cluster
@@ -85,10 +86,10 @@ class OperatorPricer:
         complete: bool = False,
         cast: Cast | None = None,
     ) -> OperatorSpace:
-        """The space of an operator with these planned operands and results; `forwards`: 2 when it is recomputed.
+        """The space of an operator with these planned operands and results; `forwards`: 2 if it is recomputed.
 
-        `iterations`: iterations of the loops around it. `complete`: strategies that others can stand in for are kept,
-        because somebody may ask for them. `cast`: what is cast to `dtype` first.
+        `iterations`: iterations of the loops around it. `complete`: keep strategies that another one can replace,
+        because a constraint may name them. `cast`: what is cast to `dtype` first.
         """
         key = (
             id(rule),
@@ -194,7 +195,7 @@ class OperatorPricer:
         )  # fmt: skip
 
     def _cast(self, strategies: StrategySpace, cast: Cast, phase: Segment) -> Seconds:
-        """Seconds per step of casting what a product reads: activations and weights in forward, these once a step, and
+        """Seconds per step of the casts for a product: activations and weights in forward, weights once per step, and
         the gradient of the result in backward."""
         micro, moved = self.options.microbatches, np.zeros(len(strategies))
         of_operands = [(strategies.operands[at], strategies.reads[at]) for at in cast.operands]
@@ -206,7 +207,7 @@ class OperatorPricer:
         return self.compute.seconds("memory", "", moved, moved, launches=micro)
 
     def _inner(self, strategies: StrategySpace, *, forwards: int, backward: bool) -> Seconds:
-        """Seconds per step of the collectives that splitting some factor causes inside the operator, by phase (forward,
+        """Seconds per step of the collectives inside the operator that splitting a factor causes, by phase (forward,
         later) and mesh axis: shape (2, axes, strategies)."""
         micro, sizes = self.options.microbatches, self.cluster.mesh.shape
         seconds = np.zeros((2, len(sizes), len(strategies)))
@@ -225,11 +226,11 @@ class OperatorPricer:
 
 
 def _backward_kernels(rule: Rule, operands: Sequence[TensorSpace | None]) -> list[Kernel]:
-    """What runs in an operator's backward.
+    """The kernels of an operator's backward.
 
-    The backward of C[m, n] = sum over k of A[m, k] B[k, n] is two products, each with as many operations as C: dA is
-    m x k and sums over n, dB is k x n and sums over m; only those are made that somebody wants. Everything else,
-    attention with its fused products too, goes over its bytes twice.
+    The backward of C[m, n] = sum over k of A[m, k] B[k, n] is two products, each with as many operations as C: dA is m
+    x k and sums over n, dB is k x n and sums over m; only the required ones are computed. Everything else, including
+    attention with its fused products, takes twice the passes over its bytes.
     """
     wanted = [space is not None and space.kind.has_gradient for space in operands]
     if rule.gemm is None:
@@ -271,7 +272,7 @@ def _rows_hold_batch(strategies: StrategySpace) -> bool:
 
 
 def _is_grouped(strategies: StrategySpace) -> bool:
-    """Whether it multiplies by one matrix for each expert."""
+    """Whether it is a grouped matrix product with one matrix per expert."""
     operands = [space for space in strategies.operands[:2] if space is not None]
     return strategies.rule.cost == "gemm" and any(
         space.kind.traffic == "weight" and len(space.kind.shape) == _RANK_OF_EXPERTS for space in operands

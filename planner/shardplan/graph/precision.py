@@ -20,8 +20,8 @@ PrecisionName = Literal["", "fp8", "mxfp8", "nvfp4"]
 
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """`dtype`: ONNX type of the operands; `cast_bytes`: traffic of casting one 16-bit element both ways it is read, as
-    rows and as columns; `saved`: bytes of an element that waits for backward as columns, scales of blocks included."""
+    """`dtype`: ONNX type of the operands; `cast_bytes`: traffic of casting one 16-bit element for both of its uses, as
+    rows and as columns; `saved`: bytes of an element that is saved for backward as columns, block scales included."""
 
     dtype: str
     cast_bytes: float
@@ -30,7 +30,7 @@ class Precision:
 
 @dataclass(frozen=True, slots=True)
 class Cast:
-    """What is cast for one product: `bytes`, traffic of an element; `operands`: their positions."""
+    """The casts of one product: `bytes`, traffic per element; `operands`: their positions."""
 
     bytes: float
     operands: tuple[int, ...]
@@ -45,12 +45,12 @@ PRECISIONS: Final[dict[str, Precision]] = {
     "nvfp4": Precision("float4e2m1", 9.0, 0.5 + 1 / 16),
 }
 _LEAST_COLUMNS = 512
-"""Products that are narrower make choices of experts, or gates, and stay as they are."""
+"""Narrower products choose experts, or are gates, and keep their type."""
 
 
 def narrowed(model: Model, rules: Sequence[Rule], precision: str) -> Mapping[int, tuple[int, ...]]:
-    """The operators whose products run in the type of `precision` (none for an empty one), with the positions of the
-    operands that are cast for them: what several read is cast for the first."""
+    """The operators whose products run in the type of `precision` (none if it is empty), with the positions of the
+    operands that are cast for them; an operand with several readers is cast for the first."""
     if not precision:
         return {}
     inside = {index for block in model.blocks for copy in block.copies for index in copy}
@@ -68,15 +68,15 @@ def narrowed(model: Model, rules: Sequence[Rule], precision: str) -> Mapping[int
 
 @dataclass(frozen=True, slots=True)
 class Narrow:
-    """Tensors that trainers gather in 8 bits: those that products in a narrow type, and nothing else, `read`; and those
-    that such products `make`, whose gradients they read."""
+    """Tensors that trainers gather in 8 bits: `read`, those that only products in a narrow type read; and `make`, the
+    results of such products, whose gradients they read."""
 
     read: frozenset[str] = frozenset()
     made: frozenset[str] = frozenset()
 
 
 def narrow_tensors(model: Model, rules: Sequence[Rule], precision: str) -> Narrow:
-    """What is read and made by products in the type of `precision` alone. Weights count as read whoever else reads
+    """The tensors that only products in the type of `precision` read or make. Weights count as read whoever else reads
     them."""
     products = narrowed(model, rules, precision)
     weights = {parameter.tensor for parameter in model.parameters}

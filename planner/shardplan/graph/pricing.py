@@ -1,6 +1,6 @@
-"""The prices of a cost graph: of collectives, of local work, and of the moves made of them.
+"""The prices of a cost graph: of collectives, of local work, and of the moves made of collectives.
 
-Other planners' cost models (`shardplan.cost.named`) stand in for ours: same graph, same solver, other prices.
+Other planners' cost models (`shardplan.cost.named`) can replace ours: same graph, same solver, other prices.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from shardplan.cost.collectives import CollectiveModel
 from shardplan.cost.compute import ComputeModel
 from shardplan.cost.named import CostModel
 from shardplan.cost.occupancy import levels_of
-from shardplan.cost.types import CollectivePricer, ComputePricer, Floats
+from shardplan.cost.types import CollectivePricer, ComputePricer
 from shardplan.graph.tensors import MovePrices
 from shardplan.layout.collective import Collective, CollectiveKind
 from shardplan.layout.mesh import Mesh
@@ -21,7 +21,7 @@ from shardplan.schedule.links import Levels
 
 
 def _one_link(axes: Sequence[int]) -> Levels:
-    """As if all mesh axes ran over one link."""
+    """Level function for a cluster whose mesh axes all run over one link."""
     return frozenset({"link"}) if axes else frozenset()
 
 
@@ -34,14 +34,11 @@ class _Microseconds:
     def seconds(self, kind: CollectiveKind, axes: tuple[int, ...], payload_bytes: float) -> float:
         return 1e-6 * self.collectives.seconds(kind, axes, payload_bytes)
 
-    def seconds_array(self, kind: CollectiveKind, axes: tuple[int, ...], payload_bytes: Floats) -> Floats:
-        return 1e-6 * self.collectives.seconds_array(kind, axes, payload_bytes)
-
 
 @dataclass(frozen=True)
 class Pricing:
-    """`moves` are made of `collectives`; `compute` prices what one device does itself. `optimizer`: the step of the
-    optimizer is charged."""
+    """`moves` are made of `collectives`; `compute` prices local work. `optimizer`: whether the optimizer's step is
+    charged."""
 
     collectives: CollectivePricer
     compute: ComputePricer

@@ -1,4 +1,4 @@
-"""Cost graph -> `Problem`: the same nodes and edges as arrays, in graph order, and the memory rows."""
+"""From the cost graph to a `Problem`: the same nodes and edges as arrays, in graph order, and the memory rows."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ from shardplan.schedule.terms import Priced, Table, Term
 from shardplan.solve.problem import Edge, Problem
 
 _SOME_SIZE = 0.002
-"""Share of all parameters."""
+"""Share of all parameters above which a weight counts as large."""
 _FIRST_READERS = 2
-"""Readers of weights with a sum for what is gathered up to them: often nobody gathers the first, an embedding."""
+"""Number of readers of weights with a sum for what is gathered before them: often the first weight, an embedding, is
+not gathered."""
 Arrays = tuple[tuple[Table, ...], tuple[Table, ...]]
 """Costs of nodes and tables of edges, in picoseconds per step."""
 
@@ -37,7 +38,7 @@ def edge_order(built: CostGraph) -> tuple[Join, ...]:
 
 
 def objective_of(built: CostGraph) -> Objective:
-    """The time of a step, phase by phase; with the prices of another system, all times added up."""
+    """The time of a step, phase by phase; with another system's prices, the sum of all times."""
     options, cluster = built.options, built.cluster
     if not options.cost_model.is_ours:
         return serial_objective(training=options.training, microbatches=options.microbatches)
@@ -61,9 +62,9 @@ def objective_of(built: CostGraph) -> Objective:
 
 
 def _readers_of_weights(built: CostGraph) -> list[int]:
-    """The operators that read a weight of some size, or what was made of weights alone, beside something else,
-    ascending: what is gathered for the first of them delays the step, and no gradient is reduced before the backward of
-    the last of them."""
+    """The operators, ascending, that read a weight above a minimal size, or a value of weights only, beside another
+    operand: the gather for the first of them delays the step, and no gradient is reduced before the backward of the
+    last."""
     sizes = {one.tensor: built.model.tensor(one.tensor).elements for one in built.model.parameters}
     least = _SOME_SIZE * sum(sizes.values())
     found = []

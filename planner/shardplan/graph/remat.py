@@ -1,11 +1,11 @@
 """Rematerialisation: which operators are recomputed in backward, and which values are then not saved.
 
-As a flag, `selective` recomputes the inside of decomposed attention (the scores between two matrix products around a
-softmax); a fused attention operator does that by itself. `full` recomputes every repeated block from its inputs, and
-`alternate` does so but for attention and every other product with a weight, whose results are saved.
-Chosen value by value (`shardplan.planning.remat_scope`), any operator of a segment may be recomputed: a block, the
-inside of an attention, or a stretch of what lies between blocks. All that is recomputed of a segment runs right before
-the backward of the segment's last operator.
+Flags: `selective` recomputes the inside of decomposed attention (the scores between two matrix products around a
+softmax; a fused attention operator does that by itself). `full` recomputes every repeated block from its inputs, and
+`alternate` does the same except for attention and every other product with a weight, whose results are saved. Chosen
+value by value (`shardplan.planning.remat_scope`), any operator of a segment may be recomputed: a block, the inside of
+an attention, or a stretch between blocks. Everything recomputed of a segment runs right before the backward of the
+segment's last operator.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _TRANSPARENT = frozenset({"pointwise", "view", "memory"})
 
 @dataclass(frozen=True)
 class Recompute:
-    """`until[i]`: operator i is recomputed right before the backward of operator `until[i]`. `saved`: values
-    saved for backward. `needed`: (operator, operand) of what backward reads; `served`: tensors that readers are given
+    """`until[i]`: operator i is recomputed right before the backward of operator `until[i]`. `saved`: values saved for
+    backward. `needed`: (operator, operand) pairs that backward reads; `served`: tensors that are gathered for readers
     again in backward."""
 
     until: Mapping[int, int]
@@ -51,7 +51,7 @@ class Recompute:
 
 
 def recompute(model: Model, rules: Sequence[Rule], flow: Flow, fusion: Fusion, options: PlanOptions) -> Recompute:
-    """What the flag `options.remat` recomputes, and what is left to save; nothing under `auto`, which chooses."""
+    """What the flag `options.remat` recomputes and saves; nothing is recomputed under `auto`, which is chosen later."""
     until: dict[int, int] = {}
     found: list[Segment] = []
     if options.training and options.remat == "full":
@@ -68,7 +68,7 @@ def recompute(model: Model, rules: Sequence[Rule], flow: Flow, fusion: Fusion, o
 def saving_least(
     model: Model, rules: Sequence[Rule], flow: Flow, fusion: Fusion, until: Mapping[int, int]
 ) -> Recompute:
-    """What follows when the operators `until` are recomputed and as little as possible is saved."""
+    """The result of recomputing the operators `until` while saving as little as possible."""
     latest = latest_reads(model, rules, flow, fusion)
     saved = {name for name, last in latest.items() if until.get(flow.makers[name][0], -1) < last}
     for name, (maker, _) in flow.makers.items():
@@ -81,7 +81,7 @@ def saving_least(
 def recomputed(
     model: Model, rules: Sequence[Rule], flow: Flow, until: Mapping[int, int], saved: frozenset[str]
 ) -> Recompute:
-    """What follows when the operators `until` are recomputed and the values `saved` are saved."""
+    """The result of recomputing the operators `until` while saving the values `saved`."""
     needed = frozenset(
         (index, position)
         for index, (operator, rule) in enumerate(zip(model.operators, rules, strict=True))
@@ -99,7 +99,7 @@ def recomputed(
 def latest_reads(model: Model, rules: Sequence[Rule], flow: Flow, fusion: Fusion) -> dict[str, int]:
     """For every value that backward reads, in graph order, the last operator whose backward does: the first to need it.
 
-    What reads a view reads what it is a view of; what reads a value inside of a kernel reads what the kernel does.
+    Reading a view reads its storage; reading a value inside of a kernel reads the kernel's operands.
     """
     storage = storage_of(model, rules)
     latest: dict[tuple[str, str], int] = {}
@@ -139,7 +139,7 @@ def blocks(model: Model) -> list[Segment]:
 
 
 def between_products(model: Model, rules: Sequence[Rule], flow: Flow) -> list[Segment]:
-    """The repeated blocks without their fused attention and every other product with a weight, the first among them:
+    """The repeated blocks without their fused attention and every other product with a weight, starting with the first:
     torchtitan's selective checkpoints of operators (`distributed/activation_checkpoint.py`)."""
     found = []
     for segment in blocks(model):
@@ -155,7 +155,7 @@ def between_products(model: Model, rules: Sequence[Rule], flow: Flow) -> list[Se
 
 
 def attention_cores(model: Model, rules: Sequence[Rule], flow: Flow) -> list[Segment]:
-    """The insides of decomposed attention: from the scores to the product with the values, which is not among them."""
+    """The insides of decomposed attention: from the scores up to, but without, the product with the values."""
     softmaxes = [index for index, operator in enumerate(model.operators) if operator.op_type == "Softmax"]
     cores = (_attention_core(index, model, rules, flow) for index in softmaxes)
     return [Segment(frozenset(core), _last_reader(core, model, flow)) for core in cores if core]
@@ -170,8 +170,8 @@ def _last_reader(core: set[int], model: Model, flow: Flow) -> int:
 def _attention_core(softmax: int, model: Model, rules: Sequence[Rule], flow: Flow) -> set[int]:
     """Operators from the scores' matrix product to just before the product with the values; empty if there is none.
 
-    All their results have as many elements as the scores: what goes on smaller, or joins a residual stream, is no
-    attention but the choice of an expert.
+    All their results have as many elements as the scores: a softmax whose result gets smaller, or joins a residual
+    stream, is the choice of an expert and not attention.
     """
     scores = model.tensor(model.operators[softmax].outputs[0]).elements
 
@@ -186,7 +186,7 @@ def _attention_core(softmax: int, model: Model, rules: Sequence[Rule], flow: Flo
 def _before(
     softmax: int, model: Model, rules: Sequence[Rule], flow: Flow, inside: Callable[[str], bool]
 ) -> tuple[set[int], bool]:
-    """What leads to a softmax from the product before it, and whether there is one."""
+    """The operators from the last product to a softmax, and whether there is such a product."""
     segment, front = {softmax}, [softmax]
     found_product = False
     while front:
@@ -206,7 +206,7 @@ def _before(
 def _after(
     softmax: int, model: Model, rules: Sequence[Rule], flow: Flow, inside: Callable[[str], bool]
 ) -> tuple[set[int], bool]:
-    """What a softmax leads to before the next product, and whether there is one."""
+    """The operators from a softmax to the next product, and whether there is such a product."""
     segment, front, leads_on = {softmax}, [softmax], False
     while front:
         for name in filter(None, model.operators[front.pop()].outputs):

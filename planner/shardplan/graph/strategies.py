@@ -26,9 +26,9 @@ from shardplan.layout.placement import RP, P, Placement, R
 from shardplan.rules.types import InnerCollective, Rule
 
 _MOST_READS = 2
-"""An operand is brought to its reader once, and perhaps once more for backward."""
+"""An operand moves to its reader once, and at most once more for backward."""
 _ROUNDINGS_S = 1e-10
-"""Prices are rounded to picoseconds; a difference below this is none."""
+"""Prices are rounded to picoseconds; a smaller difference does not count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +50,8 @@ class StrategySpace:
     """All legal strategies of operators with one rule over tensors of the same kinds.
 
     `choices`: index into `axis_choices` per strategy and mesh axis, shape (strategies, axes). `reads[i]`, `makes[i]`:
-    (value state, gradient state) of operand / result i per strategy, or `None` where it is not planned.
-    `work`: into how many pieces the work is cut. `axis_sizes`: sizes of the mesh axes.
+    (value state, gradient state) of operand / result i per strategy, or `None` if it is not planned. `work`: the number
+    of pieces into which the work is cut. `axis_sizes`: sizes of the mesh axes.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class StrategySpace:
         return len(self.choices)
 
     def keep(self, chosen: Index) -> None:
-        """Drop all strategies but `chosen` (ascending numbers)."""
+        """Drops all strategies except `chosen` (ascending numbers)."""
         self._layouts.clear()
         self.choices = self.choices[chosen]
         self.work = self.work[chosen]
@@ -91,7 +91,7 @@ class StrategySpace:
         self.makes = tuple(pair and (pair[0][chosen], pair[1][chosen]) for pair in self.makes)
 
     def splits_of(self, factors: Sequence[str]) -> Index:
-        """Into how many pieces each strategy cuts the given factors together."""
+        """The number of pieces into which each strategy cuts the given factors together."""
         among = np.array([choice.factor in factors and choice.works for choice in self.axis_choices])
         pieces: Index = np.where(among[self.choices], self.axis_sizes, 1).prod(axis=1)
         return pieces
@@ -235,11 +235,11 @@ def _choice(
 
 
 def dominated(space: StrategySpace, seconds: Seconds, held_bytes: Index, *, forwards: int) -> NDArray[np.bool_]:
-    """Strategies that another one can stand in for at less cost and no more memory, whatever the neighbours choose.
+    """Strategies that another one can replace at lower cost and with no more memory, whatever the neighbours choose.
 
-    Move prices are shortest paths, so bringing an operand to where b reads it costs at most what bringing it to where a
-    reads it does, and then moving it from there; likewise for results. If that and the work of b is cheaper than the
-    work of a, a is of no use. `forwards`: how often the operator runs forward per microbatch.
+    Move prices are shortest paths, so moving an operand to where b reads it costs at most the move to where a reads it
+    plus the move from there; likewise for results. If these extra moves and the work of b cost less than the work of a,
+    a is superfluous. `forwards`: how often the operator runs forward per microbatch.
     """
     extra = np.zeros((len(space), len(space)))
     for operand, pair in zip(space.operands, space.reads, strict=True):
@@ -260,12 +260,12 @@ def dominated(space: StrategySpace, seconds: Seconds, held_bytes: Index, *, forw
 
 
 def cheapest_of_equals(space: StrategySpace, seconds: Seconds, parts: tuple[Seconds, Seconds] | None = None) -> Index:
-    """Of strategies that read and make the same layouts only the cheapest is of use: their numbers, ascending. With
-    `parts`, also those that no other one of them beats in both."""
+    """Among strategies that read and make the same layouts, the numbers of the cheapest, ascending. With `parts`, also
+    those that no other one of them beats in both parts."""
     columns = [state for pair in (*space.reads, *space.makes) if pair is not None for state in pair]
     columns += [code for i, made in enumerate(space.makes) if made is not None for code in space.exclusive_codes(i).T]
     if parts is not None:
-        return _unbeaten(columns, len(seconds), *parts)
+        return _nondominated(columns, len(seconds), *parts)
     if not columns:
         return np.array([int(np.argmin(seconds))], dtype=np.int64)
     rank = np.lexsort((np.arange(len(seconds)), seconds))
@@ -275,8 +275,9 @@ def cheapest_of_equals(space: StrategySpace, seconds: Seconds, parts: tuple[Seco
     return chosen
 
 
-def _unbeaten(columns: list[Index], count: int, one: Seconds, other: Seconds) -> Index:
-    """Numbers of the strategies that none with the same columns beats in one part without losing in the other."""
+def _nondominated(columns: list[Index], count: int, one: Seconds, other: Seconds) -> Index:
+    """Numbers of the strategies that no strategy with the same columns beats in one part without losing in the
+    other."""
     least: dict[tuple[int, ...], float] = {}
     kept = []
     for number in np.lexsort((np.arange(count), other, one)).tolist():

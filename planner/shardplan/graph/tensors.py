@@ -29,14 +29,14 @@ Phase = Literal["forward", "backward"]
 
 @dataclass(frozen=True, slots=True)
 class TensorKind:
-    """All that the price and the choices of a tensor depend on.
+    """Everything that the price and the choices of a tensor depend on.
 
-    `shards`: the ways it can be sharded, in order. `traffic`: `weight` moves hide behind compute as weight gathering
-    and gradient reduction do, `activation` moves do not. `stored`: it rests in this layout (parameters, graph inputs
+    `shards`: the ways it can be sharded, in order. `traffic`: `weight` moves overlap compute, as weight gathering and
+    gradient reduction do, `activation` moves do not. `stored`: it is stored in this layout (parameters, graph inputs
     and outputs), so partial values are not allowed. `ordered`: several axes on one dim may take any order (parameters).
-    `accumulates`: it may rest whole while its gradient is summed up as a partial one (weights whose optimizer state is
-    sharded apart from them). `size_bytes`, `gradient_bytes`: payload of the whole value and gradient in one microbatch.
-    `coalesces`: a weight, whose gradient is sent together with those of others where nobody waits for it.
+    `accumulates`: it may be stored whole while its gradient is accumulated as a partial one (weights whose optimizer
+    state is sharded apart from them). `size_bytes`, `gradient_bytes`: payload of the whole value and gradient in one
+    microbatch. `coalesces`: a weight, whose gradient is bucketed with others if nothing waits for it.
     """
 
     shape: tuple[int, ...]
@@ -105,7 +105,7 @@ class TensorSpace:
         return self.space.state_of(plain)
 
     def offers(self, codes: Index) -> NDArray[np.bool_]:
-        """Whether some layout that is offered begins with these pair codes, shape (layouts, axes or fewer)."""
+        """Whether some offered layout begins with these pair codes, shape (layouts, axes or fewer)."""
         if self.nearby is None:
             return np.ones(len(codes), dtype=np.bool_)
         radix = (len(self.kind.shards) + 3) ** np.arange(codes.shape[1])
@@ -128,8 +128,8 @@ class TensorSpace:
         return self._forward_s[:, source[:, None], target[None, :]]
 
     def comes_free(self, source: Index, target: Index) -> NDArray[np.bool_]:
-        """Whether a value gets from states (rows) to states (columns) and nothing is sent: it stays, or a device takes
-        a part of what it has."""
+        """Whether a value moves from states (rows) to states (columns) without communication: it stays, or a device
+        takes a part of its own."""
         free: NDArray[np.bool_] = self.value_move(source, target).sum(axis=0) == 0.0
         return free
 
@@ -148,13 +148,14 @@ class TensorSpace:
         return np.zeros((len(self.level_sets), len(source), len(target)))
 
     def gradient_share(self, source: Index, target: Index) -> Seconds:
-        """As `gradient_move`, of the last move of a step's gradient: it shares buckets with those of other weights."""
+        """As `gradient_move`, for the last move of a step's gradient, which shares buckets with those of other
+        weights."""
         if self._gradient_s is None:
             return self._nothing(source, target)
         return self._shares("backward")[:, source[:, None], target[None, :]]
 
     def value_share(self, source: Index, target: Index) -> Seconds:
-        """As `value_move`, of a new weight that is brought together with others."""
+        """As `value_move`, for a new weight that is gathered in a bucket with others."""
         return self._shares("forward")[:, source[:, None], target[None, :]]
 
     def _shares(self, phase: Phase) -> Seconds:
@@ -164,8 +165,8 @@ class TensorSpace:
         return self._shares_s[phase]
 
     def _tie_picoseconds(self, pieces: Index) -> NDArray[np.float64]:
-        """A few picoseconds per choice that decide between equally good ones: of a weight the one with fewer bytes on a
-        device, of an activation the one with fewer splits."""
+        """A few picoseconds per choice that break ties: for a weight by the bytes on a device, for an activation by the
+        number of splits."""
         if self.kind.ordered:
             return np.asarray(np.ceil(_TIE_PICOSECONDS / pieces))
         return np.asarray((self.codes < len(self.kind.shards)).sum(axis=1), dtype=np.float64)
@@ -238,7 +239,7 @@ class MovePrices:
         space: MoveSpace | None = None,
     ) -> Seconds:
         """Seconds between all plain layouts of a value (`forward`) or a gradient (`backward`) by level set, in a bucket
-        of so many bytes if not 0: shape (level sets, states, states). `space`: of the states, if not of all."""
+        of so many bytes if not 0: shape (level sets, states, states). `space`: the states, by default all."""
         size_bytes = kind.size_bytes if phase == "forward" else kind.gradient_bytes
         space = space or move_space(self.mesh, len(kind.shards))
         return self._stack(space, (bucket_bytes,), legal, size_bytes, self.one(bucket_bytes))
@@ -246,8 +247,8 @@ class MovePrices:
     def shares(
         self, kind: TensorKind, legal: NDArray[np.bool_], phase: Phase, *, space: MoveSpace | None = None
     ) -> Seconds:
-        """As `of`, where values or gradients of many weights are sent together: what a device has of them at the end
-        where it has more makes the bucket full."""
+        """As `of`, for values or gradients of many weights sent together: the bucket is filled by the device's bytes
+        before or after the move, whichever are more."""
         space = space or move_space(self.mesh, len(kind.shards))
         pieces = space.tiles.prod(axis=1)
         least = np.minimum(pieces[:, None], pieces[None, :])

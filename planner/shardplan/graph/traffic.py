@@ -1,4 +1,4 @@
-"""Which kind of tensor every planned tensor is: what it may be sharded by, how many bytes move, where it may rest."""
+"""The kind of every planned tensor: how it may be sharded, how many bytes its moves have, where it may be stored."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from shardplan.rules.types import Rule
 @dataclass(frozen=True)
 class Traffic:
     """`kept`: kind of every planned tensor; `served`: kind under which tensors with several readers are served;
-    `updated`: kind under which the optimizer updates a weight, where it may be another layout than the weight's."""
+    `updated`: kind under which the optimizer updates a weight, if its layout may differ from the weight's."""
 
     kept: Mapping[str, TensorKind]
     served: Mapping[str, TensorKind]
@@ -71,7 +71,7 @@ def tensor_kinds(
 
 
 def _shards_in_use(model: Model, rules: Sequence[Rule]) -> dict[str, set[Placement]]:
-    """The shards that some operator beside a tensor can make or read; others would only be storage."""
+    """The shards that some operator of a tensor can make or read; others would only be storage."""
     used: dict[str, set[Placement]] = {}
     for operator, rule in zip(model.operators, rules, strict=True):
         for option in rule.options:

@@ -45,11 +45,11 @@ def load(
     """A pytree like `tree` (of arrays or `ShapeDtypeStruct`s) with the values of the safetensors checkpoint at `path`
     (a file, an index or a folder), every leaf sharded as the plan keeps it.
 
-    Values are cast to the leaf's dtype. Only the parts are read that devices of this process hold, each once. `names`,
-    `ignore`, `strict`: as `shardings`; leaves that are none of the plan's are returned as they are.
+    Values are cast to the leaf's dtype. A process reads only the slices that its devices hold, and each slice once.
+    `names`, `ignore`, `strict`: as in `shardings`; leaves that are not in the plan are returned unchanged.
 
     Raises `ShardplanError` as `shardings` and `loading.checkpoint.open_checkpoint`, and `missing-weight`,
-    `wrong-weight-shape` where the checkpoint is not that of the plan.
+    `wrong-weight-shape` where the checkpoint does not match the plan.
     """
     check_mesh(plan, mesh)
     paths, structure = jax.tree_util.tree_flatten_with_path(tree)
@@ -72,7 +72,8 @@ def load(
 
 
 def _view(entry: Entry, leaf: Leaf) -> Array:
-    """The parameter in the leaf's dims, not read yet: permuting and dividing dims leaves it a view of the file."""
+    """The parameter in the leaf's dims. Nothing is read yet: a permuted and divided array is still a view of the mapped
+    file."""
     dtype = np.dtype(_DTYPES[entry.dtype])
     whole: Array = np.zeros(entry.shape, dtype)
     if entry.size_bytes and entry.shape:
@@ -86,7 +87,7 @@ def _view(entry: Entry, leaf: Leaf) -> Array:
 
 
 def _reader(views: Sequence[Array], dtype: Any, *, stacked: bool) -> Callable[[Index | None], Array]:
-    """Cuts out what a device asks for; devices that ask for the same get the same."""
+    """A function that reads the slice of one device. Devices that ask for the same slice get the same array."""
     kept: dict[str, Array] = {}
 
     def read(index: Index | None) -> Array:

@@ -24,9 +24,9 @@ def check(
 ) -> Check:
     """Compile `fn` for `args` and compare the collectives in it with those of the plan. Nothing is run.
 
-    `fn`: a function, or what `jax.jit` made of one (with its own in_shardings). `args`: arrays, or `ShapeDtypeStruct`s
-    with shardings, on the devices of `shardplan.jax.mesh(plan)`. `phases`: what of the plan to compare with; by default
-    the forward pass, and the backward pass too if `fn` contains one (`jax.grad`).
+    `fn`: a function, or a function that `jax.jit` has wrapped (with its own in_shardings). `args`: arrays, or
+    `ShapeDtypeStruct`s with shardings, on the devices of `shardplan.jax.mesh(plan)`. `phases`: the phases of the plan
+    to compare with; by default the forward pass, and the backward pass too if `fn` contains one (`jax.grad`).
 
     `widened`: count 32-bit floats as 16-bit ones. XLA on CPU computes and sends bfloat16 and float16 as float32; by
     default they are counted so on a CPU if the matrices among the plan's weights have 16 bits.
@@ -42,7 +42,7 @@ def check(
 
 
 def _platform(args: Sequence[Any]) -> str:
-    """What the devices are that `args` lie on: `cpu`, `gpu`, `tpu`."""
+    """The platform of the devices on which `args` lie: `cpu`, `gpu`, `tpu`."""
     leaves = (getattr(leaf, "sharding", None) for leaf in jax.tree_util.tree_leaves(args))
     devices = (device for sharding in leaves if sharding is not None for device in sharding.device_set)
     return next((str(device.platform) for device in devices), jax.default_backend())

@@ -9,20 +9,20 @@ import numpy as np
 from jax.sharding import AxisType, Mesh
 
 from shardplan.errors import ShardplanError, error
+from shardplan.plan.padding import unpadded
 from shardplan.plan.types import Plan
-from shardplan.runtime.padding import unpadded
 from shardplan.runtime.stages import one_mesh
 from shardplan.units import counted
 
 
 def mesh(plan: Plan, devices: Sequence[jax.Device] | None = None) -> Mesh:
-    """The mesh of `plan` over `devices`, which are taken in the order given; the last axis varies fastest.
+    """The mesh of `plan` over `devices`, in the given order; the last axis varies fastest.
 
-    By default all devices there are, ordered by process and then by number, so that neighbours on the last axis are in
-    one host. Axes are `Auto`: XLA fills in what is not constrained.
+    By default all devices are used, ordered by process and then by number, so that neighbours on the last axis are in
+    one host. The axes are `Auto`: XLA chooses the sharding of every value without a constraint.
 
     Raises `ShardplanError`: `wrong-device-count` when there are more or fewer devices than the plan is for,
-    `pipeline-plan` for a plan of stages, of which each has a mesh of its own.
+    `pipeline-plan` for a plan with pipeline stages, each of which has a mesh of its own.
     """
     unpadded(one_mesh(plan))
     given = devices is not None
@@ -55,7 +55,8 @@ def check_mesh(plan: Plan, given: Mesh) -> None:
 
 def check_automatic(plan: Plan, given: Mesh) -> None:
     """Raise `ShardplanError` unless values can be constrained on `given` where this is called: `wrong-mesh`,
-    `pipeline-plan`; `explicit-mesh` where axes are not `Auto`; `inside-shard-map` where a device has its part alone."""
+    `pipeline-plan`; `explicit-mesh` where axes are not `Auto`; `inside-shard-map` where a device sees only its own
+    shard."""
     check_mesh(plan, given)
     around = jax.sharding.get_abstract_mesh()
     named = dict(zip(around.axis_names, around.axis_types, strict=True))

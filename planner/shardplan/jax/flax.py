@@ -13,10 +13,11 @@ _COLLECTIONS = ("params.", "batch_stats.")
 
 
 def flax_names(path: str) -> Target:
-    """What the checkpoint calls a leaf of a flax module, for `names=`, where modules are called as in the checkpoint.
+    """The checkpoint name of a leaf of a flax module, for `names=`, where flax modules have the names of the
+    checkpoint.
 
-    `params.layers_0.mlp.up.kernel` is (`layers.0.mlp.up.weight`, (1, 0)): kernels are (in, out), weights of torch
-    (out, in). `embedding` and `scale` are `weight`; `layers_0` is `layers.0`; the `.value` of an nnx state is dropped.
+    `params.layers_0.mlp.up.kernel` is (`layers.0.mlp.up.weight`, (1, 0)): kernels are (in, out), weights of torch (out,
+    in). `embedding` and `scale` are `weight`; `layers_0` is `layers.0`; the `.value` of an nnx state is dropped.
     """
     for collection in _COLLECTIONS:
         path = path.removeprefix(collection)

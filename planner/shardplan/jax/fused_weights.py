@@ -1,4 +1,4 @@
-"""Leaves that are one part of a fused weight: the q, k or v of a checkpoint that stores the three in one tensor."""
+"""Leaves of a pytree that are parts of a fused checkpoint weight, such as the q, k or v of one packed tensor."""
 
 from __future__ import annotations
 
@@ -24,13 +24,14 @@ class Part:
     perm: tuple[int, ...] = ()
 
     def shape(self, whole: tuple[int, ...]) -> tuple[int, ...]:
-        """Dims of the piece of a tensor whose dims are `whole`, in the checkpoint's order."""
+        """Dims of the part of a tensor whose dims are `whole`, in the checkpoint's order."""
         return tuple(self.stop - self.start if dim == self.dim else size for dim, size in enumerate(whole))
 
     def layout(self, layout: Layout, mesh: Mesh) -> Layout:
-        """The layout of the piece, where the tensor has `layout` (checkpoint dims): a shard of this segment alone.
+        """The layout of the part, where the tensor has `layout` (checkpoint dims): a shard of this segment alone.
 
-        Raises `ShardplanError` (`split-part`) where the plan cuts the dim at other places."""
+        Raises `ShardplanError` (`split-part`) where the plan splits the dim at other places.
+        """
         placements = tuple(self._placement(placement) for placement in layout.placements)
         if None in placements:
             raise ShardplanError(self._split(layout, mesh))
@@ -51,7 +52,7 @@ class Part:
         return error("split-part", summary, hint="take the tensor as one array, or pieces that are its segments")
 
     def check(self, whole: tuple[int, ...]) -> list[Diagnostic]:
-        """What is wrong with it as a piece of a tensor whose dims are `whole`."""
+        """The faults of this part for a tensor whose dims are `whole`."""
         fits = 0 <= self.dim < len(whole) and 0 <= self.start < self.stop <= whole[self.dim]
         if fits and (not self.perm or sorted(self.perm) == list(range(len(whole)))):
             return []

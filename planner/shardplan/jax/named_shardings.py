@@ -59,8 +59,8 @@ def shardings(
 def sharding(
     plan: Plan, mesh: Mesh, name: str, *, form: Form = "kept", shape: tuple[int, ...] | None = None
 ) -> NamedSharding:
-    """The `NamedSharding` of one tensor of the plan: an input, an output, a parameter (dims as in the checkpoint), a
-    value of the graph. `shape`: of the array, where its dims are a finer division of the plan's (a fused q, k, v).
+    """The `NamedSharding` of one tensor of the plan: an input, an output, a parameter (dims as in the checkpoint), or a
+    value of the graph. `shape`: of the array, where it divides the plan's dims further (a fused q, k, v).
 
     Raises `ShardplanError`: `unknown-tensor`, `wrong-mesh`, `partial-values`, `segmented-dim`, `indivisible-dim`.
     """
@@ -78,9 +78,10 @@ def sharding(
 
 
 def state_shardings(plan: Plan, mesh: Mesh, state: Any, *, names: Names | None = None) -> Any:
-    """A pytree like `state`, an optimizer's (optax's, say) or a whole train state, of `NamedSharding`s: a leaf whose
-    path ends as a weight's does, and that has its shape, is sharded as the plan keeps that weight's optimizer state;
-    everything else (counts, rates) is on every device. `names`: as in `shardings`, from the ends of paths.
+    """A pytree like `state` of `NamedSharding`s, where `state` is an optimizer state (of optax, say) or a whole train
+    state. A leaf whose path ends like the path of a weight, and that has its shape, is sharded as the plan keeps the
+    optimizer state of that weight; every other leaf (counts, rates) is replicated. `names`: as in `shardings`, applied
+    to the ends of paths.
 
     Raises `ShardplanError` as `shardings`.
     """
@@ -99,7 +100,7 @@ def state_shardings(plan: Plan, mesh: Mesh, state: Any, *, names: Names | None =
 def _leaf_of(
     plan: Plan, path: str, shape: tuple[int, ...], names: Names | None, known: Mapping[str, TensorDecision]
 ) -> Leaf | None:
-    """The weight that the longest end of a path means, if it has this shape."""
+    """The weight that the longest matching end of a path names, if the leaf has the shape of that weight."""
     keys = path.split(".")
     for place in range(len(keys)):
         end = ".".join(keys[place:])
@@ -113,7 +114,7 @@ def _leaf_of(
 
 
 def leaf_spec(plan: Plan, leaf: Leaf, form: Form) -> PartitionSpec:
-    """The spec of a leaf, the dim of stacked layers not sharded."""
+    """The spec of a leaf; the dim that stacks layers is not sharded."""
     decision = leaf.first.decision
     layout = checkpoint_layout(values_of(plan).form(decision, form), decision.perm)
     if leaf.part is not None:
@@ -123,7 +124,8 @@ def leaf_spec(plan: Plan, leaf: Leaf, form: Form) -> PartitionSpec:
 
 
 def path_name(path: tuple[Any, ...]) -> str:
-    """Keys of a path joined by dots: `layers.0.kernel`, without the `value` of the boxes that flax keeps arrays in."""
+    """Keys of a path joined by dots: `layers.0.kernel`. The `value` of the boxes in which flax keeps arrays is left
+    out."""
     if len(path) > 1 and path[-1] == jax.tree_util.GetAttrKey("value"):
         path = path[:-1]
     return str(jax.tree_util.keystr(path, simple=True, separator="."))

@@ -1,8 +1,8 @@
-"""Layouts as `PartitionSpec`s, also of arrays whose dims are a finer division of the plan's.
+"""Layouts as `PartitionSpec`s, also for arrays whose dims divide the plan's dims further.
 
-JAX cuts a dim into equal runs. The plan's segmented shards (a fused q, k, v, of which every device holds a slice of
-each) are runs of an array in which the fused dim is two dims, (segments, size of one): the plan's [32, 96] with
-segments of 32 is [32, 3, 32] in JAX, sharded on the last. Such a finer division is found from the shapes.
+JAX splits a dim into equal contiguous parts. The plan's segmented shards (of a fused q, k, v every device holds a slice
+of each) are contiguous parts of an array in which the fused dim is two dims, (segments, size of one): the plan's [32,
+96] with segments of 32 is [32, 3, 32] in JAX, sharded on the last. Such a finer division is found from the shapes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Division = tuple[tuple[int, ...], ...]
 def division(shape: Sequence[int], coarse: Sequence[int]) -> Division | None:
     """How the dims `coarse` are divided into those of `shape`; None where they are not.
 
-    `division((32, 3, 32), (32, 96))` is `((32,), (3, 32))`. Dims of size 1 beyond need go to the dim before them.
+    `division((32, 3, 32), (32, 96))` is `((32,), (3, 32))`. Surplus dims of size 1 belong to the dim before them.
     """
     found: list[tuple[int, ...]] = []
     place = 0
@@ -49,9 +49,9 @@ def division(shape: Sequence[int], coarse: Sequence[int]) -> Division | None:
 
 def partition_spec(layout: Layout, mesh: Mesh, divided: Division, name: str) -> PartitionSpec:
     """The spec of an array `name` whose dims are `divided`; `layout` counts the plan's dims. Axes that replicate (`R`,
-    `R/P`) are left out; partial ones must not be there.
+    `R/P`) are left out; `layout` must have no partial axes.
 
-    Raises `ShardplanError`: `segmented-dim` where segments cannot be seen in the array's dims, `indivisible-dim`.
+    Raises `ShardplanError`: `segmented-dim` where the array's dims do not show the segments, `indivisible-dim`.
     """
     entries: list[list[list[str]]] = [[[] for _ in sizes] for sizes in divided]
     left = [list(sizes) for sizes in divided]
@@ -76,7 +76,7 @@ def partition_spec(layout: Layout, mesh: Mesh, divided: Division, name: str) -> 
 
 
 def pin_text(layout: Layout, mesh: Mesh, rank: int) -> str:
-    """`layout` as a constraint of the planner: `[machine, [gpu, tray], null]`, `replicate`."""
+    """`layout` as the text of a planner constraint: `[machine, [gpu, tray], null]`, `replicate`."""
     if any(placement.segments for placement in layout.placements):
         return to_text(layout, mesh)
     axes = dim_axes(layout, rank, mesh.names)
@@ -85,7 +85,7 @@ def pin_text(layout: Layout, mesh: Mesh, rank: int) -> str:
 
 
 def _after_segments(segments: tuple[int, ...], sizes: tuple[int, ...], name: str, dim: int) -> int:
-    """Which of the dims that make up a fused one is the first inside a segment."""
+    """The first dim inside a segment, among the dims that make up a fused one."""
     count = 1
     for place, size in enumerate(sizes):
         if count == len(segments) and len(set(segments)) == 1:

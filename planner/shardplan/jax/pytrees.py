@@ -28,10 +28,10 @@ Names = Callable[[str], Target] | Mapping[str, Target]
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """A leaf and the parameters it holds, several where it stacks layers (then dim 0 counts them).
+    """A leaf and the parameters that it holds: several where it stacks layers (dim 0 then counts them).
 
-    `divided`: how the dims of one parameter, in the leaf's order, are divided in the leaf; see `specs.division`.
-    `parameters` agree in their layouts, which are those of the first. `part`: which piece of each the leaf is.
+    `divided`: how the leaf divides the dims of one parameter, in the leaf's order; see `partition_specs.division`.
+    `parameters` have one layout. `part`: the part of each that the leaf is.
     """
 
     path: str
@@ -58,7 +58,7 @@ def match_leaves(
     ignore: Iterable[str] = (),
     strict: bool = True,
 ) -> dict[str, Leaf]:
-    """Every leaf (path -> shape) with its parameters, in the order of `shapes`; leaves of none are left out.
+    """Every leaf (path -> shape) with its parameters, in the order of `shapes`; leaves without parameters are left out.
 
     Raises `ShardplanError` as `shardplan.runtime.names.match_names`, and `wrong-stack` where a leaf has not as many
     layers as the plan, `layers-differ` where a leaf stacks parameters that the plan lays out differently, `wrong-part`.
@@ -95,7 +95,7 @@ def match_leaves(
 
 
 def _entry(path: str, number: int, target: Target, *, stacked: bool) -> str:
-    """Under which name a parameter is matched: one for all parts of it, else one for each leaf and layer."""
+    """The name under which a parameter is matched: one name for all its parts, else one for each leaf and layer."""
     if isinstance(target, Part):
         return target.name
     return f"{path}[{number}]" if stacked else path
@@ -115,7 +115,7 @@ def _check_part(path: str, shape: tuple[int, ...], part: Part, known: Mapping[st
 
 
 def named_as(path: str, names: Names | None) -> Target:
-    """What `names` calls a leaf."""
+    """What `names` gives for a leaf."""
     if names is None:
         return path
     return names.get(path, path) if isinstance(names, Mapping) else names(path)
@@ -129,7 +129,7 @@ def spelled(target: Target) -> tuple[str | None, tuple[int, ...]]:
 
 
 def targets_of(path: str, names: Names | None, known: Mapping[str, TensorDecision]) -> tuple[list[Target], bool]:
-    """The parameters that a leaf is, in the order of layers, and whether it stacks them."""
+    """The parameters that a leaf holds, in the order of layers, and whether it stacks them."""
     found = named_as(path, names)
     name, perm = spelled(found)
     if name is None or "*" not in name:
@@ -147,7 +147,7 @@ def targets_of(path: str, names: Names | None, known: Mapping[str, TensorDecisio
 def _as_planned(
     shape: tuple[int, ...], target: Target, known: Mapping[str, TensorDecision]
 ) -> tuple[tuple[int, ...], Division]:
-    """The shape with divided dims put together, and how they were divided; as it is where that is not so."""
+    """The planned shape and how the leaf divides its dims; the leaf's own shape where the two do not match."""
     name, perm = spelled(target)
     plain = shape, tuple((size,) for size in shape)
     if name is None or name not in known:
@@ -170,7 +170,7 @@ def _wrong_stack(path: str, shape: tuple[int, ...], targets: Sequence[Target]) -
 
 
 def _differing(mesh: Mesh, leaf: Leaf) -> list[Diagnostic]:
-    """A leaf has one sharding, so the layers it stacks must have one layout."""
+    """A leaf has one sharding, so the layers that it stacks must have one layout."""
     groups: dict[tuple[Layout, Layout, Layout | None], list[Named]] = {}
     for named in leaf.parameters:
         groups.setdefault((named.layout, named.served, named.decision.optimizer), []).append(named)

@@ -1,7 +1,8 @@
 """Sharding constraints on the values of a function: the layouts in which the plan makes, keeps and reads them.
 
-One constraint is not enough. Told only that tokens go in and heads come out, XLA gathers; told both ends, it sends an
-all-to-all, a quarter of the bytes on four devices. So a value is constrained on both sides of every move of the plan.
+One constraint is not enough. Given only the layouts of tokens before and of heads after an attention, XLA gathers;
+given the layouts before and after each move, it sends an all-to-all, a quarter of the bytes on four devices. So a value
+is constrained on both sides of every move of the plan.
 """
 
 from __future__ import annotations
@@ -33,15 +34,15 @@ from shardplan.runtime.names import parameters_by_name
 def constrain(plan: Plan, mesh: Mesh, name: str, x: jax.Array, *, reader: str = "") -> jax.Array:
     """`x`, constrained to the layouts that the plan gives the value `name`: as it is made, kept, and read.
 
-    `name`: a value of the graph, the path of a module (`model.layers.0.mlp`, for what it returns), or a parameter,
-    whose dims are those of the checkpoint. With a `*` in place of the layer number it stands for that value of all
-    layers, which must be laid out alike: the body of a scan. `reader`: an operator or a module whose way of reading the
-    value is meant, where readers differ; the value that `constrain` without a reader returned is then given.
+    `name`: a value of the graph, the path of a module (`model.layers.0.mlp`, for the value that it returns), or a
+    parameter, whose dims are those of the checkpoint. With `*` in place of the layer number, as in the body of a scan,
+    it stands for that value of all layers, which must have one layout. `reader`: an operator or a module, where readers
+    read the value in different layouts; `x` is then the result of `constrain` without a reader.
 
-    Partial sums are constrained where the plan sums them, as the whole value that then is cut (all-reduce and slice,
-    which compilers make a reduce-scatter); those that operators hand on as they are are left to XLA. `x` may have its
-    dims in a finer division (a fused q, k, v as [..., 3, heads * width]); other sizes than planned are taken if the
-    dims divide.
+    Partial sums are constrained where the plan sums them, as a whole value that is then split (all-reduce and slice,
+    which compilers turn into a reduce-scatter); partial sums that operators pass on unsummed are left to XLA. `x` may
+    divide dims further (a fused q, k, v as [..., 3, heads * width]); other sizes than planned are taken if the dims
+    divide.
 
     Raises `ShardplanError`: `unknown-tensor`, `wrong-mesh`, `explicit-mesh`, `inside-shard-map`, `several-outputs`,
     `unknown-reader`, `layers-differ`, `wrong-rank`, `segmented-dim`, `indivisible-dim`.
@@ -51,12 +52,13 @@ def constrain(plan: Plan, mesh: Mesh, name: str, x: jax.Array, *, reader: str = 
 
 
 def constrain_tree(plan: Plan, mesh: Mesh, tree: Any, *, names: Names | None = None) -> Any:
-    """`tree`, a pytree of parameters, with every leaf constrained as `constrain` does: as it is kept, and as read.
+    """`tree`, a pytree of parameters, with every leaf constrained as `constrain` does: as it is kept, and as it is
+    read.
 
-    Where the plan stores a weight in pieces and gathers it for use (ZeRO-3), this is the gather; call it where the
-    weights are used: in the body of a scan with the weights of one layer, so that one layer at a time is whole.
-    `names`: as in `shardings`; a name with `*` may be that of a leaf that stacks layers, or of one layer's. Leaves that
-    are none of the plan's stay as they are. Raises `ShardplanError` as `constrain`.
+    Where the plan stores a weight sharded and gathers it for use (ZeRO-3), this is the gather. Call it where the
+    weights are used: in the body of a scan with the weights of one layer, so that only one layer at a time is whole.
+    `names`: as in `shardings`; a name with `*` may be that of a leaf that stacks layers, or of a leaf of one layer.
+    Leaves that are not in the plan are unchanged. Raises `ShardplanError` as `constrain`.
     """
     check_automatic(plan, mesh)
     known = parameters_by_name(plan)
@@ -83,8 +85,7 @@ def _constrained(
     perm: tuple[int, ...] = (),
     part: Part | None = None,
 ) -> jax.Array:
-    """`x`, whose dim i is the plan's dim perm[i] (or a part of it), constrained to the layouts of `name` one after the
-    other."""
+    """`x`, whose dim i is the plan's dim perm[i] (or a part of it), constrained to the layouts of `name` in turn."""
     layouts, shape = _layouts(plan, name, reader)
     if part is not None:
         layouts, shape = tuple(part.layout(layout, plan.mesh) for layout in layouts), part.shape(shape)
@@ -103,22 +104,22 @@ def _constrained(
 
 
 def _specs(layouts: Sequence[Layout], mesh: PlanMesh, divided: Division, name: str) -> list[PartitionSpec]:
-    """What to constrain one after the other: the layouts, and what lies between two that differ in several axes.
+    """The specs to constrain to in turn: the layouts, and steps between two layouts that differ in several axes.
 
-    An all-to-all in which axes go to different dims is none that XLA knows: it gathers the whole value. It gets there
-    by one all-to-all for each dim that axes leave and each that they go to.
+    XLA has no all-to-all in which axes go to different dims: it gathers the whole value. Steps make it one all-to-all
+    for each pair of a dim that axes leave and the dim that they go to.
     """
     specs = [partition_spec(layout, mesh, divided, name) for layout in layouts[:1]]
     for before, after in itertools.pairwise(layouts):
-        with contextlib.suppress(ShardplanError):  # two axes meet on a dim that they do not divide: then as XLA likes
+        with contextlib.suppress(ShardplanError):  # a dim that two axes on it do not divide: XLA chooses
             specs += [partition_spec(between, mesh, divided, name) for between in _between(before, after)]
         specs.append(partition_spec(after, mesh, divided, name))
     return specs
 
 
 def _between(before: Layout, after: Layout) -> list[Layout]:
-    """Layouts on the way on which axes that go from one dim to another move, together with those that go the same way;
-    first those that are minor where they are."""
+    """Layouts on the way between two. In each step the axes that go from one dim to the same other dim move together;
+    axes that are minor in their dim move first."""
     pairs = list(zip(before.placements, after.placements, strict=True))
     ways = dict.fromkeys(pairs[axis] for axis in reversed(before.order) if _goes(*pairs[axis]))
     if len(ways) < 2:
@@ -135,7 +136,7 @@ def _goes(before: Placement, after: Placement) -> bool:
 
 
 def _layouts(plan: Plan, name: str, reader: str) -> tuple[tuple[Layout, ...], tuple[int, ...]]:
-    """The layouts to constrain one after the other, and the planned shape, in checkpoint dims for a parameter."""
+    """The layouts to constrain to in turn, and the planned shape, in checkpoint dims for a parameter."""
     values = values_of(plan)
     found: dict[tuple[Layout, ...], list[TensorDecision]] = {}
     for decision, layer in values.find(name):

@@ -1,1 +1,1 @@
-"""Launchers: a plan's ranks on machines, scripts that start them, and what a launcher tells its processes."""
+"""Launchers: assignment of ranks to machines, scripts that start them, and the environment of a process."""

@@ -1,4 +1,4 @@
-"""A job against a plan: number of processes, processes on a machine, and their order."""
+"""Checks of a job against its plan: number of processes, processes per machine, and their order."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _IN_ORDER = {
 
 
 def no_world(plan: Plan) -> Diagnostic:
-    """There is neither a launcher nor a process group."""
+    """The error for a process with neither a launcher nor a process group."""
     summary = "there is no process group, and the environment names no WORLD_SIZE"
     hint = (
         f"start the program with torchrun --nproc-per-node N (in all {counted(plan.mesh.size, 'process')}), or call "
@@ -33,7 +33,7 @@ def no_world(plan: Plan) -> Diagnostic:
 
 
 def wrong_world(plan: Plan, found: int) -> list[Diagnostic]:
-    """Another number of processes than the mesh has devices."""
+    """The error for a number of processes that differs from the number of devices of the mesh."""
     if found == (size := plan.mesh.size):
         return []
     summary = f"the plan is for {counted(size, 'device')} ({plan.mesh}), this job has {counted(found, 'process')}"
@@ -42,8 +42,9 @@ def wrong_world(plan: Plan, found: int) -> list[Diagnostic]:
 
 
 def wrong_machines(plan: Plan, job: Job) -> list[Diagnostic]:
-    """Axes within a machine must not reach over its border, nor may its border lie elsewhere than planned; ranks of a
-    machine follow each other. All processes on one machine are no fault: so programs are tried."""
+    """The error for a job whose machines differ from the plan's: axes within a machine must not cross its border, the
+    border must be where it was planned, and ranks of a machine must be consecutive. All processes on one machine are
+    accepted, for trying programs."""
     planned, found = devices_per_host(plan), job.local_size
     if planned is None or found is None:
         return []

@@ -1,4 +1,4 @@
-"""What a launcher tells its processes, from the environment: this process's rank, how many there are, where they meet.
+"""The environment that a launcher gives a process: its rank, the number of processes, and their rendezvous address.
 
 | launcher | rank, size | on this machine |
 |---|---|---|
@@ -29,8 +29,8 @@ _TASKS = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 
 @dataclass(frozen=True, slots=True)
 class Launcher:
-    """Names of variables: `rank`, `size`, and the same on this machine, the first that is set; `job`: what tells one
-    job from another; `name`: as a person says it."""
+    """Names of variables: `rank`, `size`, and the same on this machine, of which the first that is set counts; `job`:
+    an identifier of the job; `name`: for people."""
 
     name: str
     rank: str
@@ -78,10 +78,10 @@ class Job:
 
 
 def job_of(environment: Mapping[str, str]) -> Job | None:
-    """The job that this process is of; None without a launcher. The innermost launcher decides: of `srun torchrun` that
-    is torchrun, of `mpirun` within an allocation of SLURM it is Open MPI.
+    """The job of this process; None without a launcher. The innermost launcher decides: of `srun torchrun` that is
+    torchrun, of `mpirun` within an allocation of SLURM it is Open MPI.
 
-    Raises `ShardplanError` (`bad-environment`) for numbers that are none, `uneven-machines` where SLURM runs more
+    Raises `ShardplanError` (`bad-environment`) for values that are not numbers, `uneven-machines` if SLURM runs more
     processes on one machine than on another.
     """
     launcher = _launcher(environment)
@@ -106,8 +106,8 @@ def job_of(environment: Mapping[str, str]) -> Job | None:
 
 
 def _launcher(environment: Mapping[str, str]) -> Launcher | None:
-    """Of those that have set their variables, the innermost. MPICH's start is srun's own where it tells nothing of this
-    machine: `srun --mpi=pmi2`."""
+    """The innermost launcher that has set its variables. MPICH's variables come from srun itself if they do not
+    describe this machine: `srun --mpi=pmi2`."""
     if environment.get("WORLD_SIZE"):
         return TORCHRUN
     if OPEN_MPI.rank in environment:
@@ -152,7 +152,7 @@ def _tasks(environment: Mapping[str, str], size: int) -> int | None:
 
 
 def _address(environment: Mapping[str, str], launcher: Launcher, size: int, local_size: int | None) -> str | None:
-    """Where rank 0 is, as far as it is told."""
+    """The address of rank 0, if known."""
     if environment.get("MASTER_ADDR"):
         return environment["MASTER_ADDR"]
     if launcher is SLURM and (node_list := next((environment[name] for name in _NODES if environment.get(name)), "")):
@@ -161,8 +161,8 @@ def _address(environment: Mapping[str, str], launcher: Launcher, size: int, loca
 
 
 def _port(environment: Mapping[str, str], launcher: Launcher) -> int:
-    """The port that was given; else one that every process of a job derives from its number, above those that systems
-    give out by themselves."""
+    """The given port; else one that every process of a job derives from the job's number, above those that systems
+    assign themselves."""
     given = _number(environment, "MASTER_PORT")
     if given is not None:
         return given
@@ -171,7 +171,7 @@ def _port(environment: Mapping[str, str], launcher: Launcher) -> int:
 
 
 def variables_of(job: Job, environment: Mapping[str, str]) -> dict[str, str]:
-    """What torchrun would have set and `environment` lacks, for libraries that read nothing else."""
+    """The variables that torchrun would have set and `environment` lacks, for libraries that read nothing else."""
     told = {
         "RANK": job.rank,
         "WORLD_SIZE": job.size,

@@ -1,4 +1,4 @@
-"""Ranks on machines: row-major in the plan's mesh, so that those of a machine follow each other."""
+"""Assignment of ranks to machines: row-major in the plan's mesh, so that the ranks of a machine are consecutive."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ NAME = re.compile(r"[a-z](?:[a-z0-9-]{0,38}[a-z0-9])?")
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """What every launcher is told. `ranks`: processes, `per_machine` of them on each of `machines`; `hosts`: the
-    machines in the order of their ranks, empty where somebody else chooses them; `program`: words; `environment`:
-    variables that processes get; `gpus`: whether to ask a scheduler for a GPU per process."""
+    """The input of every launcher. `ranks`: processes, `per_machine` of them on each of `machines`; `hosts`: the
+    machines in the order of their ranks, empty if a scheduler chooses them; `program`: words; `environment`: variables
+    of the processes; `gpus`: whether to ask a scheduler for a GPU per process."""
 
     title: str
     axes: tuple[str, ...]
@@ -41,14 +41,15 @@ class Launch:
 
     @property
     def meeting(self) -> tuple[str, str]:
-        """Address and port where rank 0 is met: of the first machine, or as `environment` says, where the name of a
-        machine in a scheduler is no name in its network."""
+        """The rendezvous address and port: of the first machine, or from `environment`, if a scheduler's machine names
+        are not names in its network."""
         first = self.hosts[0] if self.hosts else ""
         return self.environment.get("MASTER_ADDR", first), self.environment.get("MASTER_PORT", str(self.port))
 
     @property
     def about(self) -> tuple[str, ...]:
-        """Lines that say which ranks are where, for the head of a script; by the first shardplan knows its own file."""
+        """Comment lines about ranks and machines, for the head of a script; by the first line shardplan recognises its
+        own file."""
         many = f"{self.per_machine} on each of {self.machines} machines" if self.machines > 1 else "on one machine"
         lines = [f"shardplan launch-env: {self.title}: {counted(self.ranks, 'process')}, {many}"]
         lines += [f"  {axis}" for axis in self.axes]
@@ -103,7 +104,7 @@ def environment_of(given: Iterable[str]) -> dict[str, str]:
 
 
 def fits(name: str, value: object) -> bool:
-    """Whether this is a variable that a launcher may set."""
+    """Whether a launcher may set this variable."""
     return bool(VARIABLE.fullmatch(name)) and isinstance(value, str) and bool(VALUE.fullmatch(value))
 
 
@@ -114,7 +115,7 @@ def _bad_variable(name: str) -> Diagnostic:
 
 
 def check_hosts(launch: Launch) -> list[Diagnostic]:
-    """Neither more nor fewer machines than the plan has."""
+    """Checks that there are as many machines as the plan has."""
     if not launch.hosts or len(launch.hosts) == launch.machines:
         return []
     found, wanted = len(launch.hosts), launch.machines

@@ -1,4 +1,4 @@
-"""A program of Ray that starts a plan's ranks: a placement group with a bundle for each machine, torchrun in each."""
+"""A Ray program that starts a plan's ranks: a placement group with a bundle per machine, torchrun in each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scripts of bash that start a plan's ranks: torchrun, srun, mpirun; host files and rank files."""
+"""Bash scripts that start a plan's ranks with torchrun, srun or mpirun; host files and rank files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Start a plan's processes by torchrun, mpirun or srun, and hand on the exit code."""
+"""Starts a plan's processes by torchrun, mpirun or srun, and returns the launcher's exit code."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _LOCAL_MPI = {"OMPI_MCA_plm_rsh_agent": sys.executable}
 
 
 def start(launch: Launch, target: str, node_rank: int | None, *, quiet_output: bool = False) -> tuple[list[str], int]:
-    """The command that was run, and its exit code; 128 and the signal's number where one ended it. `quiet_output`:
-    what it prints goes to standard error.
+    """The command that was run, and its exit code; 128 plus the signal's number if a signal ended it. `quiet_output`:
+    its output goes to standard error.
 
-    Raises `ShardplanError`: `no-launcher` where the program is not installed, `unknown-machine` where torchrun needs
-    the number of this machine, `no-hosts`.
+    Raises `ShardplanError`: `no-launcher` if the program is not installed, `unknown-machine` if torchrun needs the
+    number of this machine, `no-hosts`.
     """
     with _command(launch, target, node_rank) as command:
         local = _LOCAL_MPI if target == "mpirun" and not launch.hosts else {}
@@ -48,7 +48,8 @@ def start(launch: Launch, target: str, node_rank: int | None, *, quiet_output: b
 
 
 def _wait(process: subprocess.Popen[bytes]) -> int:
-    """The exit code. When we are told to stop, so is the launcher, which stops its processes; we wait for that."""
+    """The exit code. A signal to stop is passed on to the launcher, which stops its processes, and its end is
+    awaited."""
     try:
         return process.wait()
     except KeyboardInterrupt:

@@ -50,8 +50,8 @@ class Layout:
         return {(p.dim, p.segments): self.axes_of(p) for p in shards}
 
     def on_finer(self, groups: Sequence[Sequence[int]], idle: Container[int] = ()) -> Layout:
-        """The same on a mesh that has the axes `groups[i]` in place of axis i, major first; `idle`: axes of one device,
-        which replicate."""
+        """The same layout on a mesh that has the axes `groups[i]` in place of axis i, major first; `idle`: axes of one
+        device, which replicate."""
         placements = [
             (axis, R if axis in idle else placed)
             for placed, group in zip(self.placements, groups, strict=True)
@@ -72,6 +72,6 @@ class Layout:
         return len(self.placements)
 
     def __repr__(self) -> str:
-        """What makes it: `Layout.of(S(0), RP)`."""
+        """The expression that makes it: `Layout.of(S(0), RP)`."""
         order = [] if self.order == tuple(range(len(self))) else [f"order={self.order}"]
         return f"Layout.of({', '.join([*map(repr, self.placements), *order])})"

@@ -72,7 +72,8 @@ def backward(
     shards: Iterable[Placement] = (),
     legal: Callable[[Layout], bool] | None = None,
 ) -> tuple[Step, ...]:
-    """The gradient's way back when the value moves from `source` to `target`: `target.gradient` to `source.gradient`.
+    """The moves of the gradient when the value moves from `source` to `target`: from `target.gradient` to
+    `source.gradient`.
 
     The transpose of the forward move. Arguments and result as those of `lower`.
     """

@@ -1,4 +1,4 @@
-"""What one mesh axis does to one tensor.
+"""Placements: what one mesh axis does to one tensor.
 
 In training every tensor has a forward value and a gradient, and a placement is the dual pair of both:
 

@@ -1,9 +1,8 @@
-"""Layouts as text, printed and parsed in the named form and as lists of axes per dim; printed as schemes.
+"""Layouts as text, printed and parsed in the named form; printed as schemes of matrices.
 
 | form     | example                      | says                                                                     |
 |----------|------------------------------|--------------------------------------------------------------------------|
 | named    | `S(0)@machine, R/P@gpu`      | everything; axes of one placement major first: `S(0)@gpu,machine`          |
-| dim axes | `[["machine", "gpu"], []]`   | the axes of each dim, major first, as JAX and Shardy; plain shards only    |
 | scheme   | `RS`, `S01R`                 | one letter per dim, as Slapo and Alpa; of matrices                        |
 
 Parsers raise one `ShardplanError` that says what is wrong and which axes there are.
@@ -12,7 +11,6 @@ Parsers raise one `ShardplanError` that says what is wrong and which axes there 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from typing import NoReturn
 
 from shardplan.errors import ShardplanError, did_you_mean, error
@@ -54,39 +52,6 @@ def from_text(text: str, mesh: Mesh) -> Layout:
         if axis in placements:
             _fail(text, f"mesh axis '{name}' is used twice", mesh)
         placements[axis] = current
-    order = (*placements, *(axis for axis in range(len(mesh)) if axis not in placements))
-    return Layout.of(*(placements.get(axis, R) for axis in range(len(mesh))), order=order)
-
-
-def to_dim_axes(layout: Layout, mesh: Mesh, rank: int) -> list[list[str]]:
-    """`[["machine", "gpu"], []]`: names of the axes that shard each dim, major first. Partial axes are not in it.
-
-    `ValueError` if the layout has `R/P` (write its forward or its gradient half) or segmented shards.
-    """
-    if RP in layout.placements:
-        raise ValueError("R/P is a pair of forward and gradient; lists of axes per dim write one of the two")
-    lists: list[list[str]] = [[] for _ in range(rank)]
-    for (dim, segments), axes in layout.dims().items():
-        if segments:
-            raise ValueError(f"{S(dim, segments)} is a segmented shard; lists of axes per dim cannot express that")
-        if dim >= rank:
-            raise ValueError(f"S({dim}) shards a dim that a tensor of rank {rank} does not have")
-        lists[dim] = [mesh.names[axis] for axis in axes]
-    return lists
-
-
-def from_dim_axes(
-    lists: Sequence[Sequence[str]], mesh: Mesh, partial: Sequence[str] = (), reduction: str = "sum"
-) -> Layout:
-    """The layout whose dims are sharded over the named axes, major first; `partial`: names of the partial axes."""
-    text = str([list(names) for names in lists])
-    wanted = [(S(dim), name) for dim, names in enumerate(lists) for name in names]
-    placements: dict[int, Placement] = {}
-    for placement, name in (*wanted, *((P(reduction), name) for name in partial)):
-        axis = _axis(name, text, mesh)
-        if axis in placements:
-            _fail(text, f"mesh axis '{name}' is used twice", mesh)
-        placements[axis] = placement
     order = (*placements, *(axis for axis in range(len(mesh)) if axis not in placements))
     return Layout.of(*(placements.get(axis, R) for axis in range(len(mesh))), order=order)
 

@@ -1,8 +1,8 @@
-"""Every single collective that can change a plain layout.
+"""Transitions: every single collective that can change a plain layout.
 
 A *plain* layout has the placements `S`, `R` and `P` only: it is the forward or the gradient half of a dual pair. Every
-distinct shard placement (dim and segments) is a *pseudo-dim* of the algebra; `S(1)` and `S(1;3x768)` are two of them.
-A layout is then one ordered list of axes per pseudo-dim (major first), a set of partial axes, and the rest replicated:
+distinct shard placement (dim and segments) is a *pseudo-dim* of the algebra; `S(1)` and `S(1;3x768)` are two of them. A
+layout is then one ordered list of axes per pseudo-dim (major first), a set of partial axes, and the rest replicated:
 
 | collective     | what happens to its group of axes                                                               |
 |----------------|-------------------------------------------------------------------------------------------------|
@@ -14,14 +14,15 @@ A layout is then one ordered list of axes per pseudo-dim (major first), a set of
 | permute        | any other arrangement with as many tiles per pseudo-dim and as many partial values               |
 | all_gather     | a suffix of the lists becomes R                                                                 |
 
-A group may hold several axes: that is one fused collective. An all-to-all exchanges equal pieces between all members
-of its group, so a list that loses axes in it gains none (between a plain and a segmented shard of one dim the pieces
-differ, but no device sends more than the payload). A permute sends whole local tensors: if source and target
-have equally many tiles of every kind, every tile has equally many copies in both, so a one-to-one sending exists.
-It stays within the axes whose digit of the tile number changes, because the other digits count the same on both sides.
+A group may hold several axes: that is one fused collective. An all-to-all exchanges equal pieces between all members of
+its group, so a list that loses axes in it gains none (between a plain and a segmented shard of one dim the pieces
+differ, but no device sends more than the payload). A permute sends whole local tensors: if source and target have
+equally many tiles of every kind, every tile has equally many copies in both, so a one-to-one assignment of senders to
+receivers exists. It stays within the axes whose digit of the tile number changes, because the other digits count the
+same on both sides.
 
-Everything here is about structure: legality for a shape is the caller's, and so are prices. Nothing is left out as
-useless: with the usual laws of prices alone (monotone in payload, fused no dearer than parts, reduce-scatter and
+This module is about structure only: the caller checks legality for a shape, and prices. No transition is omitted as
+useless: under the usual laws of prices alone (monotone in payload, fused no dearer than parts, reduce-scatter and
 all-gather no dearer than all-reduce, all-reduce no dearer than both) every kind above can be on a cheapest path.
 """
 
@@ -53,7 +54,8 @@ class State(NamedTuple):
 
 
 class Frame(NamedTuple):
-    """All that the structure of transitions depends on: axis sizes, number of pseudo-dims, which partials there are.
+    """Everything that the structure of transitions depends on: axis sizes, number of pseudo-dims, kinds of partial
+    values.
 
     `partial`: states with partial axes exist. `masks`: partial values are sums, so zeros may fill them up.
     """

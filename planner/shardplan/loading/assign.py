@@ -1,7 +1,7 @@
-"""Which part of every tensor of a checkpoint each rank gets, by a plan.
+"""The part of every checkpoint tensor that each rank gets under a plan.
 
-A tensor that the plan names is cut as the plan keeps it; a group of quantised tensors as the weight it stands for; what
-the plan does not name is copied to every rank, with a warning.
+A tensor that the plan names is sharded as the plan keeps it; a group of quantised tensors as the weight that it stands
+for; other tensors are copied to every rank, with a warning.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _SHOWN = 8
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What a rank keeps of a stored tensor: `runs` of it seen in the shape `view`, stored as `shape`.
+    """A rank's part of a stored tensor: `runs` of it seen in the shape `view`, stored as `shape`.
 
     `groups`: the tensor holds group numbers; the rank holds these runs of groups and numbers them from 0.
     """
@@ -44,10 +44,6 @@ class Part:
     def size_bytes(self) -> int:
         return math.prod(self.shape) * self.entry.itemsize
 
-    @property
-    def is_whole(self) -> bool:
-        return self.shape == self.entry.shape
-
 
 @dataclass(frozen=True)
 class Assignment:
@@ -61,7 +57,8 @@ class Assignment:
     warnings: tuple[Diagnostic, ...] = field(default=())
 
     def parts(self, rank: int) -> tuple[Part, ...]:
-        """What `rank` keeps, in the order of the checkpoint. Raises `ShardplanError` (`cut-group`, `unknown-rank`)."""
+        """The parts of `rank`, in the order of the checkpoint. Raises `ShardplanError` (`cut-group`,
+        `unknown-rank`)."""
         place = coordinates_of(self.plan.mesh, rank)
         members = dict(self._members(place))
         return tuple(members.get(entry.name) or self._plain(entry, place) for entry in self.checkpoint)
@@ -136,7 +133,7 @@ def assign(
 def _without(
     checkpoint: Checkpoint, others: Collection[str], known: Collection[str], rename: Mapping[str, str]
 ) -> Checkpoint:
-    """The checkpoint without the weights `others`, and without what modules have that hold nothing else."""
+    """The checkpoint without the weights `others`, and without tensors of modules that hold nothing else."""
     modules = {name.rpartition(".")[0] for name in others} - {name.rpartition(".")[0] for name in known}
     called = {name: _called(name, rename) for name in checkpoint.entries}
     left = {

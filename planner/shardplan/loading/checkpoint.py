@@ -28,10 +28,6 @@ class Checkpoint:
     def files(self) -> tuple[Path, ...]:
         return tuple(dict.fromkeys(entry.file for entry in self.entries.values()))
 
-    @property
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        return {name: entry.shape for name, entry in self.entries.items()}
-
     def entry(self, name: str) -> Entry:
         """The tensor called `name`. Raises `ShardplanError` (`unknown-weight`) with the nearest name."""
         if name not in self.entries:

@@ -1,4 +1,4 @@
-"""The header of a safetensors file, read without trust: a file may come from anywhere.
+"""Validating parser of the header of a safetensors file, which may be untrusted.
 
 Format: 8 bytes little-endian length, that many bytes of JSON (name -> dtype, shape, data_offsets), then the data.
 Source: https://github.com/huggingface/safetensors#format. What the format requires (no holes, no overlap, sizes that

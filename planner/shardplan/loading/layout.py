@@ -1,4 +1,4 @@
-"""Files of a split checkpoint: which there are, and where every tensor lies in them, known before anything is read."""
+"""File layout of a split checkpoint: its files and the offset of every tensor, computed before anything is read."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class RankFile:
 
 @dataclass(frozen=True)
 class SplitLayout:
-    """All files. `fingerprint`: of everything that decides their bytes but the values of the weights."""
+    """All files. `fingerprint`: of everything that determines their bytes except the values of the weights."""
 
     files: tuple[RankFile, ...]
     fingerprint: str
@@ -52,10 +52,10 @@ class SplitLayout:
 
 
 def lay_out(assignment: Assignment, *, once: bool = False) -> SplitLayout:
-    """Files of a checkpoint split by a plan: one for each rank, which ranks that hold exactly the same share.
+    """Files of a checkpoint split by a plan: one for each rank; ranks with exactly the same content share one.
 
-    `once`: every shard in one file only, so that all files together are as large as the checkpoint; tensors that the
-    same axes shard lie in the same files, and a rank reads one file of each kind.
+    `once`: every shard is in one file only, so that all files together are as large as the checkpoint; tensors that the
+    same axes shard are in the same files, and a rank reads one file of each kind.
 
     Raises `ShardplanError` (`cut-group`).
     """
@@ -86,7 +86,7 @@ def _alike(ranks: Sequence[Sequence[Part]], tensors: Iterable[int]) -> tuple[tup
 
 
 def _kinds(assignment: Assignment, groups: Sequence[tuple[tuple[int, ...], ...]]) -> list[str]:
-    """For every group the names of the axes over which its ranks differ; `whole` where all hold the same."""
+    """For every group, the names of the axes over which its ranks differ; `whole` if all hold the same."""
     mesh = assignment.plan.mesh
     places = list(mesh.coordinates())
     kinds = []
@@ -167,7 +167,7 @@ def _fingerprint(
     groups: Mapping[tuple[tuple[int, ...], ...], Sequence[int]],
     ranks: Sequence[Sequence[Part]],
 ) -> str:
-    """Of what is stored, and of who gets what in which kind of file."""
+    """The fingerprint of the stored tensors and of their assignment to files."""
     tensors = [[entry.name, entry.dtype, entry.shape] for entry in assignment.checkpoint]
     shards = [
         [

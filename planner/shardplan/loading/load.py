@@ -1,5 +1,5 @@
-"""Give one rank its parameters, straight from the whole checkpoint: only what the rank holds is kept, and only bytes
-near it are read."""
+"""Loads the parameters of one rank from the whole checkpoint, reading only the bytes of its shards and those
+near them."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def read_part(reader: Reader, part: Part) -> LocalTensor:
 
 
 def renumber(values: Array, groups: tuple[Run, ...], name: str) -> Array:
-    """Numbers of groups as places in the concatenation of the runs `groups`, which one device holds.
+    """Group numbers as positions in the concatenation of the runs `groups`, which one device holds.
 
     Raises `ShardplanError` (`act-order`) if a row belongs to another group: rows were quantised in the order of their
     activations and not in the order in which they are stored.

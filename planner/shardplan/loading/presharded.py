@@ -1,4 +1,4 @@
-"""Read what `shardplan.loading.split` wrote."""
+"""Reader of checkpoints that `shardplan.loading.split` wrote."""
 
 from __future__ import annotations
 

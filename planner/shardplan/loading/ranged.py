@@ -1,4 +1,4 @@
-"""Read parts of a stored tensor: only the bytes that a rank holds, or, for narrow columns, windows of whole rows.
+"""Ranged reads of a stored tensor: only the bytes that a rank holds, or, for narrow columns, windows of whole rows.
 
 numpy has no bfloat16 and no 8-bit floats; their bits are carried as unsigned integers of the same width, so nothing is
 ever converted. `torch.from_numpy(array).view(torch.bfloat16)` or `array.view(ml_dtypes.bfloat16)` gives them back.

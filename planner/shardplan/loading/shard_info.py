@@ -1,4 +1,4 @@
-"""Sharding while loading, as TVM's Disco and MLC do it: `{"name": [[function, [shape, dtype], numbers ...], ...]}`.
+"""Sharding while loading, as in TVM's Disco and MLC: `{"name": [[function, [shape, dtype], numbers ...], ...]}`.
 
 A parameter that is not listed, or has no steps, is replicated. The first dim of the last step's shape is the number of
 ranks. Functions are those of `shardplan.loading.steps`, or the user's by dotted name; a file cannot make this program

@@ -1,4 +1,4 @@
-"""Which tensor of a checkpoint holds each weight of a plan."""
+"""The checkpoint tensor of each weight of a plan."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Write what each rank holds into a file of its own: one pass over the checkpoint, in windows of a few megabytes.
+"""Splits a checkpoint into one file per rank: one pass over the checkpoint, in windows of a few megabytes.
 
 Files grow under temporary names beside their final ones, with every tensor at its final place; a journal says which
 tensors are safely on disk, so an interrupted split goes on where it was. The manifest is written last: a folder that
@@ -43,9 +43,9 @@ Progress = Callable[[int, int, str], None]
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """What was written. `by_rank[r]`: the files of rank r; `written_bytes`: of all files; `largest_bytes`: what the
-    rank with the most reads; `resumed_bytes`: of the checkpoint, done by an earlier attempt; `is_new`: False when all
-    was there already."""
+    """The result of a split. `by_rank[r]`: the files of rank r; `written_bytes`: of all files; `largest_bytes`: read by
+    the rank with the most; `resumed_bytes`: of the checkpoint, done by an earlier attempt; `is_new`: False if
+    everything existed already."""
 
     by_rank: tuple[tuple[str, ...], ...]
     written_bytes: int
@@ -137,7 +137,7 @@ def _copy(reader: Reader, outputs: _Outputs, entry: Entry, files: Sequence[RankF
 
 
 def blocks(part: Part, window: Window, rows: Array) -> Iterator[tuple[int, memoryview]]:
-    """What a part keeps of the `rows` of a window: (byte at which it lies in the part, bytes)."""
+    """The bytes of a part within the `rows` of a window: (offset in the part, bytes)."""
     runs = part.runs or (((0, 1),),)
     local = tuple(sum(stop - start for start, stop in dim) for dim in runs)
     lead = [_place(index, dim) for index, dim in zip(window.lead, runs, strict=False)]
@@ -158,7 +158,7 @@ def blocks(part: Part, window: Window, rows: Array) -> Iterator[tuple[int, memor
 
 
 def _place(index: int, runs: Sequence[Run]) -> int | None:
-    """Where an index of the whole dim is in the local one."""
+    """The index in the local dim of an index of the whole dim."""
     position = 0
     for start, stop in runs:
         if start <= index < stop:
@@ -227,14 +227,14 @@ def _left_over(folder: Path, suffix: str) -> Iterator[Path]:
 
 
 class _Journal:
-    """Which tensors are safely in the unfinished files of a folder."""
+    """Records which tensors are safely in the unfinished files of a folder."""
 
     def __init__(self, path: Path, identity: Mapping[str, object], done: set[str]) -> None:
         self._path, self._identity, self.done = path, identity, done
 
     @classmethod
     def open(cls, folder: Path, layout: SplitLayout, assignment: Assignment) -> _Journal:
-        """What an earlier attempt at exactly this split left, or an empty journal."""
+        """The journal of an earlier attempt at exactly this split, or an empty one."""
         sources = [[file.name, file.stat().st_size, file.stat().st_mtime_ns] for file in assignment.checkpoint.files]
         identity: dict[str, object] = {"fingerprint": layout.fingerprint, "sources": sources}
         path = folder / JOURNAL
@@ -263,7 +263,7 @@ class _Journal:
 
 
 def _finish(folder: Path, layout: SplitLayout, assignment: Assignment) -> None:
-    """Final names, then the manifest, then nothing else of ours is left."""
+    """Renames the files, writes the manifest, and removes other files of ours."""
     names = set(_names(layout))
     for leftover in _left_over(folder, ".safetensors"):
         if leftover.name not in names:
@@ -288,7 +288,7 @@ def _is_done(folder: Path, layout: SplitLayout, assignment: Assignment) -> bool:
 
 
 def _check_folder(folder: Path, assignment: Assignment) -> None:
-    """Refuse a folder in which something of the user's would be mixed up with ours."""
+    """Refuses a folder in which the user's files would be mixed with ours."""
     if is_there(folder) and not is_folder(folder):
         raise ShardplanError(_unwritable(folder, "it is a file", "name a folder"))
     if not is_folder(folder):
@@ -301,7 +301,7 @@ def _check_folder(folder: Path, assignment: Assignment) -> None:
 
 
 def _check_space(folder: Path, layout: SplitLayout, journal: _Journal) -> None:
-    """What is still to be allocated must fit; unfinished files may be there in part."""
+    """Checks that the remaining files fit on the disk; unfinished files may exist in part."""
     there = sum((path.stat().st_blocks * 512) for path in _left_over(folder, PART)) if journal.done else 0
     free = shutil.disk_usage(folder).free
     if layout.size_bytes - there > free:

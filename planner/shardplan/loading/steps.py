@@ -1,4 +1,4 @@
-"""The steps by which a loader shards a parameter: functions of an array and whole numbers, run one after the other.
+"""The steps by which a loader shards a parameter: functions of an array and integers, applied in order.
 
 The last step gives one shard per rank along a new first dim. Those below only rearrange, so the part of one rank can be
 said of the stored tensor (`runs_after`) and read without the rest. Others are the user's, given by name.
@@ -46,7 +46,7 @@ class Step:
 
 
 def find_builtin(step: Step) -> Function | None:
-    """The function of a step if it is one of the table, taking the array alone. None if it is not."""
+    """The function of a step in the table, as a function of the array alone; None if it is not in the table."""
     match = _OF_DIM.fullmatch(step.function)
     if match:
         dim, numbers = int(match[2]), step.numbers
@@ -67,9 +67,10 @@ def find_builtin(step: Step) -> Function | None:
 
 
 def runs_after(steps: Sequence[Step], shape: Sequence[int], rank: int) -> Runs | None:
-    """What `rank` holds of a stored tensor of `shape` after all steps, as runs of it; None if that cannot be said.
+    """The part of a stored tensor of `shape` that `rank` holds after all steps, as runs; None if that cannot be
+    determined.
 
-    `ValueError` where a step does not fit the shape.
+    `ValueError` if a step does not fit the shape.
     """
     dims: list[tuple[Run, ...]] = [((0, size),) for size in shape]
     for place, step in enumerate(steps):

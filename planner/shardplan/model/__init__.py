@@ -1,1 +1,2 @@
-"""ONNX file -> `Model`: operators, tensors, parameters; every shape known; names of the checkpoint."""
+"""Models: from an ONNX file to a `Model` of operators, tensors and parameters with known shapes and checkpoint
+names."""

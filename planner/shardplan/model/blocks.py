@@ -1,4 +1,4 @@
-"""Identical consecutive pieces of a graph: decoder layers, residual blocks.
+"""Repeated blocks: identical consecutive pieces of a graph, such as decoder layers and residual blocks.
 
 Every operator gets a number that stands for what it does and to what shapes; names do not count. In the sequence of
 numbers, pieces that repeat `period` places later are runs of `numbers[i] == numbers[i + period]`, found by one array
@@ -36,7 +36,8 @@ class _Run:
 
     @property
     def rank(self) -> tuple[int, int, int]:
-        """What makes one run better: operators that need no thought of their own, then the shorter period."""
+        """The order of runs: the one with more operators in repeated copies is better, then the one with the shorter
+        period."""
         return ((self.copies - 1) * self.period, -self.period, -self.start)
 
 
@@ -111,7 +112,8 @@ class _Graph:
         return sorted(found, key=lambda run: run.rank, reverse=True)
 
     def isomorphic(self, run: _Run) -> list[tuple[int, ...]]:
-        """The longest row of copies in `run` that are wired alike; empty when there is none worth the name."""
+        """The longest sequence of copies in `run` with equal wiring; empty if there are not two copies that form a
+        chain and read weights."""
         start = self._aligned(run)
         pieces = [
             tuple(range(first, first + run.period)) for first in range(start, run.stop - run.period + 1, run.period)
@@ -131,7 +133,7 @@ class _Graph:
         return self._extended(best)
 
     def _extended(self, copies: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
-        """`copies` with one more at the front, if there is one among foreign operators.
+        """`copies` with one more at the front, if there is one among other operators.
 
         Exporters compute what all layers share in the middle of the first layer that needs it.
         """
@@ -247,13 +249,14 @@ def _distances(numbers: np.ndarray[Any, Any]) -> list[int]:
 
 
 def _starts(first: Sequence[tuple[Hashable, ...]], second: Sequence[tuple[Hashable, ...]]) -> bool:
-    """Whether a copy wired as `first` can come before one wired as `second`: it may be fed from outside instead."""
+    """Whether a copy wired as `first` can precede one wired as `second`: values from its predecessor may come from
+    outside instead."""
     fed: dict[Hashable, Hashable] = {}
     for mine, theirs in zip(first, second, strict=True):
         for left, right in zip(mine, theirs, strict=True):
-            if _is(right, "previous") and not _is(left, "own"):
+            if _is_source(right, "previous") and not _is_source(left, "own"):
                 pass
-            elif not (_is(left, "private") and _is(right, "private")) and left != right:
+            elif not (_is_source(left, "private") and _is_source(right, "private")) and left != right:
                 return False
             if fed.setdefault(right, left) != left:
                 return False
@@ -261,11 +264,11 @@ def _starts(first: Sequence[tuple[Hashable, ...]], second: Sequence[tuple[Hashab
 
 
 def _is_chain(wiring: Sequence[tuple[Hashable, ...]]) -> bool:
-    """Whether the copy is fed by the one before it, as layers are."""
-    return any(_is(source, "previous") for row in wiring for source in row)
+    """Whether a copy reads a value of the previous one, as layers do."""
+    return any(_is_source(source, "previous") for row in wiring for source in row)
 
 
-def _is(source: Hashable, kind: str) -> bool:
+def _is_source(source: Hashable, kind: str) -> bool:
     return isinstance(source, tuple) and source[0] == kind
 
 

@@ -1,4 +1,4 @@
-"""Types of what crosses the border of a loop, and of what two branches make."""
+"""Types of values that cross the border of a loop, and of the results of two branches."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ _NUMBER = Typed(onnx.TensorProto.INT64, ())
 
 
 def border_types(node: Node, typed: Mapping[str, Typed], entered: dict[str, Typed]) -> Outcome:
-    """The result of an operator of the domain `CONTROL`; `entered`: types of carried values, by loop and number.
+    """The result types of an operator of the domain `CONTROL`; `entered`: types of carried values, by loop and number.
 
-    A carried value must end an iteration as it began, and both branches of a choice must make the same.
+    A carried value must have the same type at both ends of an iteration, and both branches of a choice must have the
+    same types.
     """
     attributes = {entry.name: int(entry.i) for entry in node.proto.attribute}
     read = [typed[name] for name in node.inputs]

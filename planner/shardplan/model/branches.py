@@ -1,4 +1,4 @@
-"""`If` nodes: where the condition is known the branch taken replaces the node, else both branches do.
+"""`If` nodes: a known condition selects one branch, which replaces the node; otherwise both branches do.
 
 Exporters write nodes of the first kind for `squeeze` and the like, where the condition is a comparison of a shape with
 a number. Of the second kind both branches are planned, and a `Choose` reads the results of both.
@@ -49,7 +49,7 @@ def spliced(draft: Draft, node: Node, graph: onnx.GraphProto) -> list[Node]:
 def both_branches(draft: Draft, node: Node) -> list[Node] | None:
     """The nodes of both branches of an `If`, and one `Choose` per result; None for anything else.
 
-    Also None where branches deal in other things than tensors: the node then stays what it is.
+    Also None if the branches have values other than tensors: the node then stays as it is.
     """
     if node.op_type != "If" or node.domain:
         return None

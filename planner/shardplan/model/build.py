@@ -1,4 +1,5 @@
-"""From an inferred draft to a `Model`: constants leave the nodes, weights absorb what only renames or reorders them."""
+"""From an inferred draft to a `Model`: constants are folded, and weights absorb operators that rename or
+reorder them."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ def build_model(name: str, draft: Draft, binding: Binding, weights: Weights, inf
 
 
 def needed_nodes(nodes: list[Node], outputs: list[str]) -> list[Node]:
-    """Nodes that some graph output depends on, through the values that iterations of loops hand on, too."""
+    """Nodes that some graph output depends on, also through carried values of loops."""
     wanted, carried = set(outputs), set[object]()
     while True:
         kept, entered = [], len(carried)
@@ -43,7 +44,7 @@ def needed_nodes(nodes: list[Node], outputs: list[str]) -> list[Node]:
 
 
 def _carry(node: Node) -> object:
-    """Which carried value an `Enter` or `Leave` is about; None for other nodes."""
+    """The number of the carried value of an `Enter` or `Leave`; None for other nodes."""
     if node.domain != CONTROL or node.op_type not in {Border.ENTER, Border.LEAVE}:
         return None
     return node.loops, next(int(entry.i) for entry in node.proto.attribute if entry.name == "carry")
@@ -60,7 +61,8 @@ class _Root:
 
 
 class _Builder:
-    """Turns an inferred draft into a model: constants vanish from the nodes, weights absorb what only reorders them."""
+    """Turns an inferred draft into a model: constants are folded into the nodes, weights absorb operators that only
+    reorder them."""
 
     def __init__(self, draft: Draft, weights: Weights, inferred: Inferred) -> None:
         self.draft = draft
@@ -71,7 +73,8 @@ class _Builder:
         self.uses: dict[str, list[Use]] = {}
 
     def simplify(self) -> None:
-        """Drop computed nodes, resolve `Identity` of stored values, fold `Transpose` of weights, drop dead nodes."""
+        """Drops computed nodes, resolves `Identity` of stored values, folds `Transpose` of weights, drops dead
+        nodes."""
         known, made_by = self.inferred.known, self.weights.made_by
         self.nodes = [
             node
@@ -85,7 +88,7 @@ class _Builder:
         self._drop_unread_outputs()
 
     def _drop_unread_outputs(self) -> None:
-        """Optional results that nobody reads (the mask of Dropout, the indices of MaxPool) are not made."""
+        """Drops optional results that no operator reads (the mask of Dropout, the indices of MaxPool)."""
         for node in self.nodes:
             for place, name in enumerate(node.outputs):
                 is_unread = place and name and name not in self.uses and name not in self.draft.outputs
@@ -177,7 +180,7 @@ class _Builder:
             dims=dict(sorted(binding.sizes.items())),
             opset=self.draft.opsets.get("", 0),
             producer=self.draft.producer,
-            warnings=tuple(self.inferred.warnings + self._kept_whole()),
+            warnings=tuple(self.inferred.warnings + self._control_flow_warnings()),
             trips={name: self.draft.trips[name] for name in sorted({n for node in self.nodes for n in node.loops})},
         )
 
@@ -234,7 +237,7 @@ class _Builder:
             )
         return tuple(parameters)
 
-    def _kept_whole(self) -> list[Diagnostic]:
+    def _control_flow_warnings(self) -> list[Diagnostic]:
         names = [node.name for node in self.nodes if any(entry.type == _GRAPH for entry in node.proto.attribute)]
         if not names:
             return []

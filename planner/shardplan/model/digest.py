@@ -1,4 +1,4 @@
-"""A digest of what a plan depends on, so that a plan can tell whether its model has changed."""
+"""Digest of everything in a model that a plan depends on; detects a changed model."""
 
 from __future__ import annotations
 

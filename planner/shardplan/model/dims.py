@@ -1,4 +1,4 @@
-"""Symbolic dims: which the model has, what `--dim NAME=N` says of them, and the sizes that follow."""
+"""Symbolic dims of a model: their names, the values given by `--dim NAME=N`, and the sizes that follow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The graph of an ONNX file as plain Python, checked and in execution order; shapes are still as stored."""
+"""The graph of an ONNX file as plain Python, checked and in execution order; shapes as stored in the file."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Values of nodes whose inputs are all known: the shape arithmetic of exported graphs.
+"""Constant folding: values of nodes whose inputs are all known, such as the shape arithmetic of exported graphs.
 
-A table of numpy functions covers what exporters emit; anything else goes to ONNX's reference evaluator, which is
-slower by two orders of magnitude and loaded only then. The table agrees with it (tests/model/test_evaluate.py).
+A table of numpy functions covers what exporters emit; anything else goes to ONNX's reference evaluator, which is slower
+by two orders of magnitude and loaded only then. The table agrees with it (tests/model/test_evaluate.py).
 """
 
 from __future__ import annotations

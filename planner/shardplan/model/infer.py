@@ -75,21 +75,22 @@ class _Pass:
         self.draft.nodes = [placed for node in self.draft.nodes for placed in self._guarded(node)]
 
     def _guarded(self, node: Node) -> list[Node]:
-        """`_placed`; a node that nothing refused and nothing can read is told by name. Raises `ShardplanError`."""
+        """`_typed_nodes`, with an error that names the node for exceptions from malformed nodes. Raises
+        `ShardplanError`."""
         try:
-            return self._placed(node)
+            return self._typed_nodes(node)
         except UNREADABLE as problem:
             raise ShardplanError(unplannable(node.label, problem)) from problem
 
-    def _placed(self, node: Node) -> list[Node]:
+    def _typed_nodes(self, node: Node) -> list[Node]:
         """`node`, or what stands for it, with all types inferred."""
         branch = taken_branch(node, self.out.known)
         if branch is not None:
-            return self._each_placed(spliced(self.draft, node, branch))
+            return self._all_typed(spliced(self.draft, node, branch))
         found = len(self.out.problems)
-        pieces = self._apart(node)
+        pieces = self._inlined(node)
         if pieces is not None:
-            placed = self._each_placed(pieces)
+            placed = self._all_typed(pieces)
             if all(self.out.typed[name].is_static for entry in placed for name in entry.outputs if name):
                 return placed
         because = self.out.problems[found:] if pieces is not None else []
@@ -99,9 +100,9 @@ class _Pass:
             self.out.problems += because
         return [node]
 
-    def _apart(self, node: Node) -> list[Node] | None:
-        """What is inside of a node that controls the flow, with its border; None for others, and where that is not to
-        be had."""
+    def _inlined(self, node: Node) -> list[Node] | None:
+        """The inner nodes of a control-flow node, with its border; None for other nodes, and if it cannot be
+        inlined."""
         pieces = both_branches(self.draft, node)
         if pieces is None:
             try:
@@ -115,9 +116,9 @@ class _Pass:
         self.draft.opsets[CONTROL] = 1
         return pieces
 
-    def _each_placed(self, pieces: list[Node]) -> list[Node]:
+    def _all_typed(self, pieces: list[Node]) -> list[Node]:
         self._read_initializers()
-        return [placed for piece in pieces for placed in self._placed(piece)]
+        return [placed for piece in pieces for placed in self._typed_nodes(piece)]
 
     def _read_initializers(self) -> None:
         for name, tensor in self.draft.initializers.items():
@@ -214,7 +215,7 @@ class _Pass:
         return Typed(elem_type, merged)
 
     def _note_stale(self, node: Node, name: str, stored: Shape, found: Shape) -> None:
-        """One warning for all: a file whose input sizes were edited disagrees everywhere."""
+        """One warning for all stale shapes: a file whose input sizes were edited has many."""
         self.stale += 1
         if self.stale == 1:
             self.first_stale = f"'{name}' of {node.label}: stored {show(stored)}, inferred {show(found)}"

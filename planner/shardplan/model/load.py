@@ -1,4 +1,4 @@
-"""An ONNX file as a protobuf message: without big payloads, without local functions, never opening external data."""
+"""Reads an ONNX file as a protobuf message, without large payloads and local functions, and without external data."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def load_proto(path: Path) -> onnx.ModelProto:
 
 
 def load_bytes(data: bytes) -> onnx.ModelProto:
-    """As `load_proto`, of what such a file holds."""
+    """As `load_proto`, for the content of such a file."""
     with memoryview(data) as view:
         return _prepared(_parse(_strip(view)))
 

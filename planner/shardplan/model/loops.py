@@ -51,10 +51,10 @@ class _Parts:
 def unrolled(
     draft: Draft, node: Node, typed: Mapping[str, Typed], known: Known, trips: Mapping[str, int]
 ) -> tuple[list[Node], int] | None:
-    """The nodes of the body of a `Loop` or `Scan` with its border, and how often they run; None for anything else.
+    """The nodes of the body of a `Loop` or `Scan` with its border, and the trip count; None for anything else.
 
-    Also None where the body deals in other things than tensors, or never runs: the node then stays what it is. Raises
-    `ShardplanError` where nobody says how often it runs, or `trips` contradicts the file.
+    Also None if the body has values other than tensors, or never runs: the node then stays as it is. Raises
+    `ShardplanError` if the trip count is unknown, or `trips` contradicts the file.
     """
     if node.domain or node.op_type not in {"Loop", "Scan"}:
         return None

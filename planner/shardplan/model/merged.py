@@ -1,4 +1,4 @@
-"""Vectors that an exporter stored once because they were equal, as the weights that they are.
+"""Separates equal vectors that an exporter stored once into the weights that they are.
 
 A model that has not been trained has many equal vectors: scales of norms are ones, biases zeros. `torch.onnx.export`
 keeps one initializer for those of one shape, under the name of the first. Modules that read it as its owner does have a
@@ -16,8 +16,8 @@ from shardplan.model.names import slot_of
 
 
 def part_merged(draft: Draft) -> None:
-    """Give every module that reads another's vector a copy of it: an initializer `<module>.<attribute>`, of which
-    `draft.merged` keeps the stored one. A module that contains the owner, or is inside of it, reads the owner's."""
+    """Gives every module that reads another's vector its own copy: an initializer `<module>.<attribute>`, whose stored
+    original is in `draft.merged`. A module that contains the owner, or is inside of it, reads the owner's."""
     taken = {*draft.inputs, *draft.initializers, *(name for node in draft.nodes for name in node.outputs)}
     captured = {name for node in draft.nodes for name in node.captured}
     for stored, uses in _read_by_modules(draft, captured).items():
@@ -37,7 +37,7 @@ def part_merged(draft: Draft) -> None:
 
 
 def _read(node: Node, slot: int, name: str) -> None:
-    """Let a slot of a node, which is that of a file no more, read another value."""
+    """Changes the value that a slot of a node reads."""
     proto = onnx.NodeProto()
     proto.CopyFrom(node.proto)
     proto.input[slot] = node.inputs[slot] = name

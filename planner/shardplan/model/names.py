@@ -31,7 +31,7 @@ class Identity:
 
 
 def identity_of(draft: Draft, name: str, rank: int, uses: Sequence[Use]) -> Identity:
-    """What the checkpoint calls initializer `name`; `uses` are the slots that read it."""
+    """The checkpoint name and dims order of initializer `name`; `uses` are the slots that read it."""
     sources = checkpoint_sources(draft.folded_from.get(name, ()))
     if len(sources) == 1:
         return Identity(sources[0], _folded_perm(name, rank, uses))
@@ -58,7 +58,7 @@ def other_names(name: str, uses: Sequence[Use]) -> tuple[str, ...]:
 
 
 def slot_of(node: Node, slot: int, *, owner_only: bool = False) -> str:
-    """What a module calls the weight that a slot of its node reads (`weight`, `bias`); `""`: nothing that is known."""
+    """The attribute of a module for the weight that a slot of its node reads (`weight`, `bias`); `""` if unknown."""
     kind = f"{node.domain}.{node.op_type}" if node.domain else node.op_type
     slots = SLOTS.get(kind, {})
     if node.op_type == "Gather" and slot == 0:

@@ -1,4 +1,4 @@
-"""Graphs nested in a node, moved into the graph around it: new names for what is inside, initializers outside."""
+"""Inlining of nested graphs: a node's inner graph moves into the graph around it, with new names."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def inner_name(outer: str, node: onnx.NodeProto, index: int) -> str:
 
 
 def inner_values(graph: onnx.GraphProto) -> list[str]:
-    """The names of what `graph` has of its own: inputs, initializers, results of its nodes."""
+    """The names of the values that `graph` defines: inputs, initializers, results of its nodes."""
     made = (name for node in graph.node for name in node.output)
     names = (*(v.name for v in graph.input), *(t.name for t in graph.initializer), *made)
     return [name for name in dict.fromkeys(names) if name]
@@ -52,10 +52,10 @@ def inner_values(graph: onnx.GraphProto) -> list[str]:
 def moved_out(
     draft: Draft, node: Node, graph: onnx.GraphProto, names: Mapping[str, str], *, under: str = ""
 ) -> list[Node]:
-    """The nodes of `graph`, nested in `node`, as nodes of `draft`; `names`: what each inner value is called there.
+    """The nodes of `graph`, nested in `node`, as nodes of `draft`; `names`: the new name of each inner value.
 
-    Initializers, and the types that the graph stores, are added to `draft`. The nodes are called `under`, by default
-    the name of `node`, and what they are called in `graph`.
+    Initializers, and the types that the graph stores, are added to `draft`. The new node names are `under` (by default
+    the name of `node`) and the name in `graph`.
     """
     for tensor in graph.initializer:
         copy = onnx.TensorProto()
@@ -74,7 +74,7 @@ def moved_out(
 
 
 def fresh_nodes(node: Node, protos: Iterable[onnx.NodeProto]) -> list[Node]:
-    """Nodes made of `protos` that stand where `node` stood."""
+    """Nodes made of `protos`, at the place of `node`."""
     made = draft_nodes(protos)
     for entry in made:
         entry.module = node.module

@@ -1,4 +1,4 @@
-"""Types and shapes of one node's outputs, from those of its inputs: by ONNX's own functions, then by ours."""
+"""Type and shape inference of one node: by ONNX's own functions, then by ours."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ UNKNOWN = Typed(0, None)
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What was found for a node: types of its outputs; why some are unknown; whether its inputs contradict it."""
+    """The result for a node: types of its outputs; why some are unknown; whether its inputs are contradictory."""
 
     types: tuple[Typed, ...]
     reason: str = ""
@@ -146,9 +146,9 @@ class NodeTyper:
     def _nested(
         self, node: Node, typed: Mapping[str, Typed], tensors: Mapping[str, onnx.TensorProto]
     ) -> Mapping[str, onnx.TypeProto]:
-        """Infer a node with nested graphs as a model of its own, outer values as its inputs.
+        """Infers a node with nested graphs as a model of its own, with outer values as its inputs.
 
-        What ONNX knows of an outer value inside a nested graph is its type alone, so known ones move inside.
+        Inside of a nested graph ONNX knows only the type of an outer value, so known values are moved inside.
         """
         graph = onnx.GraphProto(name="nested", node=[node.proto])
         inside = [tensors[name] for name in node.captured if name in tensors]
@@ -204,7 +204,7 @@ def _problem(found: Exception) -> Problem:
 
 
 def _checked(node: Node, typed: Mapping[str, Typed], outcome: Outcome) -> Outcome:
-    """ONNX does not compare the number of elements before and after a Reshape."""
+    """Checks the number of elements before and after a Reshape, which ONNX does not."""
     if node.op_type != "Reshape" or node.domain or not outcome.types[0].is_static:
         return outcome
     before, after = typed[node.inputs[0]], outcome.types[0]

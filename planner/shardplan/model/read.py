@@ -1,4 +1,4 @@
-"""`read_model`: an ONNX file -> `Model`. What each step does is told in its own file, in the order of `_read`."""
+"""`read_model`: from an ONNX file to a `Model`. Each step has its own module, in the order of `_read`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tensors that exporters cut into a sequence and take out of it again, as the `Split` that this is.
+"""Sequence operators that an exporter uses for a split, as one `Split`.
 
 `torch.chunk`, `split` and `unbind` are exported as `SplitToSequence` and a `SequenceAt` for every piece that is used. A
 plan knows tensors alone, so both are rewritten while a file is read, where sizes and places are constant.

@@ -1,4 +1,5 @@
-"""Shape functions for operators that ONNX cannot infer: two of its own, and the transformer operators of ONNX Runtime.
+"""Shape functions for operators that ONNX cannot infer: two of the standard domain, and ONNX Runtime's transformer
+operators.
 
 Each takes the node's attributes and the shapes of its inputs (None where absent or unknown) and returns the shapes of
 its outputs, None where unknown. Source: the operators' documented contracts (ONNX Runtime's ContribOperators.md).

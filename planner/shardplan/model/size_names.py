@@ -1,4 +1,4 @@
-"""What stands before names among the sizes with which a model is read, where they are not those of symbolic dims."""
+"""Prefixes of names among the sizes that a model is read with, for sizes other than those of symbolic dims."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model is to the planner: plain values, free of protobuf."""
+"""The model as the planner sees it: plain values without protobuf."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ CONTROL: Final = "shardplan"
 
 
 class Border:
-    """Operators of the domain `CONTROL`: what crosses the border of a loop, and the choice between two branches."""
+    """Operators of the domain `CONTROL`: the border of a loop, and the choice between two branches."""
 
     ENTER: Final = "Enter"
     EACH: Final = "Each"
@@ -105,12 +105,12 @@ class Operator:
 
     @property
     def reads_in(self) -> tuple[str, ...]:
-        """The loops in which it gets its operands: those around it, where it brings values into a loop."""
+        """The loops in which it reads its operands: the outer loops, if it brings values into a loop."""
         return self.loops[:-1] if self.domain == CONTROL and self.op_type in _INTO else self.loops
 
     @property
     def makes_in(self) -> tuple[str, ...]:
-        """The loops in which its results live: those around it, where it brings values out of a loop."""
+        """The loops in which its results exist: the outer loops, if it brings values out of a loop."""
         return self.loops[:-1] if self.domain == CONTROL and self.op_type in _OUT_OF else self.loops
 
 
@@ -125,8 +125,8 @@ class Block:
 
 @dataclass(frozen=True)
 class Padding:
-    """`of`: the model as it is; `real`: by tensor and dim, where that is padded, whether an entry of the model stands
-    at a position. Elsewhere parameters and inputs have zeros."""
+    """`of`: the unpadded model; `real`: by tensor and padded dim, the positions with entries of the model. Elsewhere
+    parameters and inputs are zero."""
 
     of: Model
     real: Mapping[tuple[str, int], np.ndarray]
@@ -134,11 +134,10 @@ class Padding:
 
 @dataclass(frozen=True)
 class Model:
-    """A graph with static shapes. `operators` are in execution order; `constants` holds the small known values
-    (shapes, axes, scalars) that rules need to read; large constant tensors have role `constant` and no value here.
-    `dims`: sizes that were given, of symbolic dims, as `trip:NAME` of loops, and as `pad:NAME` what dims are held as;
-    `trips`: the iterations of each loop.
-    `warnings`: what a user should know about how the file was read."""
+    """A graph with static shapes. `operators` are in execution order; `constants` holds the small known values (shapes,
+    axes, scalars) that rules need; large constant tensors have role `constant` and no value here. `dims`: the given
+    sizes, of symbolic dims, as `trip:NAME` of loops, and as `pad:NAME` of padded dims; `trips`: the iterations of each
+    loop. `warnings`: about reading the file."""
 
     name: str
     operators: tuple[Operator, ...]
@@ -174,7 +173,7 @@ class Model:
         return self.tensors[name]
 
     def iterations(self, loops: tuple[str, ...]) -> int:
-        """How often per step something inside all of `loops` happens."""
+        """How often per step an operator inside of all `loops` runs."""
         return math.prod(self.trips[name] for name in loops)
 
 

@@ -1,4 +1,4 @@
-"""Values that cannot be planned, because their shape is unknown or their type is none a device computes with."""
+"""Values that cannot be planned: with an unknown shape, or with a type that no device computes with."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def dtype_of(elem_type: int) -> str:
 def unresolved_values(
     draft: Draft, inferred: Inferred, nodes: Sequence[Node], values: Sequence[str]
 ) -> list[Diagnostic]:
-    """One error for each of `values` that cannot be planned: where the trouble starts, not what follows from it."""
+    """One error for each of `values` that cannot be planned, with the first cause and not its consequences."""
     budget = Budget.of_environment()
     bad = {value for value in values if not _is_usable(inferred.typed[value], budget)}
     makers = {name: node for node in nodes for name in node.outputs}
     starts = [value for value in values if value in bad and bad.isdisjoint(_reads(makers.get(value)))]
-    return [_explained(draft, inferred, value, makers.get(value), budget) for value in starts]
+    return [_diagnostic(draft, inferred, value, makers.get(value), budget) for value in starts]
 
 
 def _is_usable(typed: Typed, budget: Budget) -> bool:
@@ -54,7 +54,7 @@ def _reads(node: Node | None) -> list[str]:
     return [] if node is None else node.reads
 
 
-def _explained(draft: Draft, inferred: Inferred, value: str, node: Node | None, budget: Budget) -> Diagnostic:
+def _diagnostic(draft: Draft, inferred: Inferred, value: str, node: Node | None, budget: Budget) -> Diagnostic:
     typed = inferred.typed[value]
     what = f"'{value}' of {node.label}" if node else f"graph input '{value}'"
     if typed.kind != "tensor":

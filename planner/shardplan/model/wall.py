@@ -1,10 +1,9 @@
-"""What an ONNX file may hold, checked before anything is computed from it: operator sets, functions, loops, sizes.
+"""Limits on untrusted ONNX files, checked before anything is computed: operator sets, functions, loops, sizes.
 
-Whoever reads the file after this may rely on: names are text on one line; versions of operator sets are numbers that
-exist; local functions end and are few operators when inlined; `If`, `Loop` and `Scan` have the graphs, inputs and
-outputs that the standard asks for; stored tensors have no negative dims, and neither dims, ranks nor element counts
-beyond `Budget`. What plain operators read and make is checked where their results are typed, by ONNX's own schemas
-(`node_types`).
+After these checks, readers may rely on: names are text on one line; versions of operator sets exist; local functions
+end and are few operators when inlined; `If`, `Loop` and `Scan` have the graphs, inputs and outputs that the standard
+asks for; stored tensors have no negative dims, and neither dims, ranks nor element counts beyond `Budget`. Operands and
+results of plain operators are checked when they are typed, by ONNX's own schemas (`node_types`).
 """
 
 from __future__ import annotations
@@ -35,8 +34,8 @@ Function = tuple[str, str, str]
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """How much of anything a model may have; `SHARDPLAN_MAX_OPERATORS` and the like in the environment change it, for a
-    command `--budget operators=N`.
+    """The limits of a model; `SHARDPLAN_MAX_OPERATORS` and the like in the environment change them, for one command
+    `--budget operators=N`.
 
     `operators`: with local functions inlined and nested graphs counted; `rank`, `elements`: of one tensor; `nesting`:
     of graphs in graphs, and of functions that call functions.
@@ -49,7 +48,7 @@ class Budget:
 
     @classmethod
     def of_environment(cls, environment: Mapping[str, str] = os.environ) -> Budget:
-        """The budget with what the environment says. Raises `ShardplanError` for what is no positive whole number."""
+        """The budget from the environment. Raises `ShardplanError` for a value that is not a positive integer."""
         given, problems = {}, []
         for entry in fields(cls):
             variable = variable_of(entry.name)
@@ -82,14 +81,15 @@ UNREADABLE = (LookupError, ValueError, TypeError, ArithmeticError, AttributeErro
 
 
 def unplannable(label: str, problem: Exception) -> Diagnostic:
-    """The error for a node that got past the wall and that nobody can read."""
+    """The error for a node that passed these checks and still cannot be read."""
     detail = f"{type(problem).__name__}: {problem}"[:500]
     hint = "check the model with onnx.checker; if it is valid, this is a defect of shardplan"
     return error("cannot-plan-node", f"cannot plan {label}", detail=detail, hint=hint)
 
 
 def guard(proto: onnx.ModelProto, budget: Budget) -> None:
-    """Raises `ShardplanError` with what `proto` has that nobody may be asked to read; nothing is changed."""
+    """Raises `ShardplanError` with everything in `proto` that exceeds the limits or is malformed; nothing is
+    changed."""
     problems = _name_problems(proto) or [*_opset_problems(proto), *_function_problems(proto, budget)]
     if not problems:
         problems += _graph_problems(proto, budget)
@@ -98,7 +98,7 @@ def guard(proto: onnx.ModelProto, budget: Budget) -> None:
 
 
 def beyond(dims: Sequence[int | None], budget: Budget) -> str:
-    """What is wrong with the dims of a tensor, `""` where nothing is; unknown dims count as one."""
+    """What is wrong with the dims of a tensor, `""` if nothing is; unknown dims count as one."""
     known = [dim for dim in dims if dim is not None]
     if any(dim < 0 for dim in known):
         return "a dim is negative"
@@ -237,7 +237,7 @@ def _tensor_problems(label: str, tensor: onnx.TensorProto, budget: Budget) -> It
 
 
 def _twice_problems(graph: onnx.GraphProto | onnx.FunctionProto) -> Iterator[Diagnostic]:
-    """Values that a nested graph or a function is handed or makes a second time."""
+    """Values that a nested graph or a function defines a second time."""
     handed = [value.name for value in graph.input] if isinstance(graph, onnx.GraphProto) else list(graph.input)
     seen: set[str] = set()
     for name in (*handed, *(name for node in graph.node for name in node.output if name)):

@@ -149,7 +149,7 @@ def find_weights(draft: Draft, known: Mapping[str, bool] | None = None) -> Weigh
     tensors of the program that wrote the graph, and whether they are trained, if it says so: these alone are weights.
     """
     live = _live(draft)
-    wanted = _wanted(draft, live)
+    wanted = _evidence(draft, live)
     if known is not None:
         held = {name: known[name] for name in draft.initializers if name in known}
         return Weights({name: said and bool(wanted.get(name, 0) & TRAINED) for name, said in held.items()}, frozenset())
@@ -180,7 +180,7 @@ def _live(draft: Draft) -> set[str]:
     return live
 
 
-def _wanted(draft: Draft, live: set[str]) -> dict[str, int]:
+def _evidence(draft: Draft, live: set[str]) -> dict[str, int]:
     """What the readers of each value that is not live say it is: `STRONG`, `WEAK` and `TRAINED` flags."""
     wanted: dict[str, int] = {}
     for node in reversed(draft.nodes):
@@ -192,11 +192,11 @@ def _wanted(draft: Draft, live: set[str]) -> dict[str, int]:
         uses += [use for use in _uses_inside(node.proto) if use[2] in node.captured]
         for inner, slot, name in uses:
             if name and name not in live:
-                wanted[name] = wanted.get(name, 0) | _said(inner, slot)
+                wanted[name] = wanted.get(name, 0) | _evidence_of_slot(inner, slot)
     return wanted
 
 
-def _said(kind: str, slot: int) -> int:
+def _evidence_of_slot(kind: str, slot: int) -> int:
     """What one slot of an operator says of the value that it reads."""
     if slot in _NEVER.get(kind, ()):
         return 0

@@ -1,4 +1,4 @@
-"""Read the protobuf wire format of an ONNX file and leave the big tensors out, before anything is parsed.
+"""Parser of the protobuf wire format that drops the large tensors of an ONNX file before protobuf parses it.
 
 The planner needs the dims and the type of a weight, never its data. Walking the bytes and skipping payloads keeps the
 memory small and reads files beyond protobuf's own 2 GB limit. Field numbers: onnx.proto; wire format:

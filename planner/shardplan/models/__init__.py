@@ -1,4 +1,4 @@
-"""Models from a description instead of a file: `transformer(layers=12, hidden=768, heads=12)` builds the same `Model`.
+"""Described models: `transformer(layers=12, hidden=768, heads=12)` builds the same `Model` as reading a file.
 
 For quick what-if questions and for comparison with published systems, whose models are known by their sizes alone.
 """

@@ -1,4 +1,4 @@
-"""What the keys of a Hugging Face `config.json` mean, by `model_type`: a table."""
+"""The table of Hugging Face `config.json` keys by `model_type`: what each key means."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names of factories, `package.module:function`: functions that build a model, as MODEL on the command line."""
+"""Names of factories, `package.module:function`: functions that build a model for the command line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model graph in the making: operators are added in execution order, shapes are stated by whoever adds them."""
+"""A model graph under construction: operators are added in execution order, with explicit shapes."""
 
 from __future__ import annotations
 

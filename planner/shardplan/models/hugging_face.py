@@ -1,4 +1,4 @@
-"""A `config.json` of Hugging Face as a model: its keys as the sizes of a described transformer."""
+"""From a Hugging Face `config.json` to a model: its keys become the sizes of a described transformer."""
 
 from __future__ import annotations
 

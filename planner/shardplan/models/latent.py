@@ -1,4 +1,4 @@
-"""Multi-head latent attention, after DeepSeek-V2: keys and values of all heads are made from one small latent."""
+"""Multi-head latent attention, after DeepSeek-V2: keys and values of all heads are projected from one small latent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoint names of the styles, as in the reference implementations of Llama, GPT-2, BERT and Nemotron-H."""
+"""Checkpoint names by style, as in the reference implementations of Llama, GPT-2, BERT and Nemotron-H."""
 
 from __future__ import annotations
 

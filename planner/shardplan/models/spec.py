@@ -1,4 +1,4 @@
-"""What a transformer is known by: its sizes and its style. Faults are collected and reported together."""
+"""The specification of a transformer: its sizes and its style. All faults are reported together."""
 
 from __future__ import annotations
 

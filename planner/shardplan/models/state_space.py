@@ -1,4 +1,4 @@
-"""A state-space layer, after Mamba-2: a linear recurrence for each head, whose decay depends on the token.
+"""A state-space layer, after Mamba-2: a linear recurrence per head, whose decay depends on the token.
 
 With x_t the value of a head, B_t and C_t what writes and reads its state, and dt_t > 0 the step of a token,
 

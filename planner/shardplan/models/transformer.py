@@ -1,4 +1,4 @@
-"""The graph of a transformer, operator by operator as exporters write it, from its sizes."""
+"""The graph of a transformer from its sizes, operator by operator as exporters write it."""
 
 from __future__ import annotations
 

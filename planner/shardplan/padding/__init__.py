@@ -1,1 +1,1 @@
-"""Models in which a size is held as if it were larger, so that axes divide it: the last shards are padded."""
+"""Padding of models: a size is increased so that mesh axes divide it; the last shards hold padding."""

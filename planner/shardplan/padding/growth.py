@@ -1,7 +1,7 @@
-"""A model with one size rounded up: everything that is that size, or a product with it, grows alike.
+"""A model with one size rounded up, and everything that is that size, or a product with it, grown accordingly.
 
-Which dims hang together is what `shardplan.program.shrink.classes` finds in the equations of the operators; shapes,
-attributes and constants that carry sizes follow as they do where a model is scaled down.
+`shardplan.program.shrink.classes` finds from the operators' equations which dims belong together; shapes, attributes
+and constants that contain sizes are changed as when a model is scaled down.
 """
 
 from __future__ import annotations

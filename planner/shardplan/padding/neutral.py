@@ -1,4 +1,5 @@
-"""What padding must hold where an operator combines the entries of a dim, so that it changes nothing."""
+"""Neutral padding values, by operator: the value that changes nothing when an operator combines the entries of
+a dim."""
 
 from __future__ import annotations
 
@@ -50,7 +51,7 @@ class UnpaddableError(ValueError):
 
 
 def fills(operator: Operator, rule: Rule, equation: Equation, factor: str) -> Iterator[Fill]:
-    """What the operands of `operator` must hold where `factor` is padded. Raises `UnpaddableError`."""
+    """The padding values that the operands of `operator` need if `factor` is padded. Raises `UnpaddableError`."""
     mark = equation.marks.get(factor, "")
     is_reduced = any(
         pattern.prefix != "=" and not any(factor in dim.factors for dim in pattern.dims)

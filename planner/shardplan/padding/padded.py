@@ -1,9 +1,9 @@
-"""A model in which one size is held as a larger one that axes of the mesh divide: the last shards are padded.
+"""A model with one size padded to a size that mesh axes divide: the last shards hold padding.
 
-Entries beyond the size are padding: zeros in parameters and inputs, the last entry again in constants. Where an
-operator would combine padding with what is real, an operator `Where` in front of it puts in what changes nothing (see
-`neutral`). So the larger model computes what the model computes, and everything that plans, prices, verifies or writes
-models takes it as it is.
+Entries beyond the original size are padding: zeros in parameters and inputs, the last entry again in constants. Where
+an operator would combine padding with real entries, an operator `Where` in front of it puts in the neutral value (see
+`neutral`). So the padded model computes what the model computes, and everything that plans, prices, verifies or writes
+models takes it without changes.
 """
 
 from __future__ import annotations
@@ -31,16 +31,17 @@ from shardplan.units import counted
 
 _PLACE: Final = re.compile(r"(?P<tensor>.+)\[(?P<dim>\d+)\]", re.DOTALL)
 _OPSET: Final = 17
-"""Where a model has no operator of the default domain."""
+"""Opset version if a model has no operator of the default domain."""
 _MOST: Final = 2
-"""A size is held as less than so many times itself."""
+"""A size is padded to less than this many times itself."""
 
 
 def padded(model: Model, sizes: Mapping[str, int]) -> Model:
-    """`model` with the dims that `sizes` names, such as `input_ids[0]`, and all that are the same size, held as large.
+    """`model` with the dims that `sizes` names, such as `input_ids[0]`, and all dims of the same class, padded to these
+    sizes.
 
-    A parameter is called as in the checkpoint, with its dims in that order. Raises `ShardplanError`: `unknown-pad`,
-    `bad-pad` (a size below that of the dim, or twice as large), `cannot-pad` (what follows from it is not clear).
+    A parameter is named as in the checkpoint, with its dims in that order. Raises `ShardplanError`: `unknown-pad`,
+    `bad-pad` (a size below that of the dim, or twice as large), `cannot-pad` (its consequences are not clear).
     """
     for name, size in sizes.items():
         model = _padded(model, name, size)
@@ -64,7 +65,7 @@ def _padded(model: Model, name: str, size: int) -> Model:
 
 
 def pad_class(model: Model, rules: Sequence[Rule], classes: Classes, root: Node, size: int) -> Model | str:
-    """The model in which class `root` is held as `size`; or why there is none."""
+    """The model with class `root` padded to `size`; or why that is impossible."""
     larger = grown(model, rules, classes, root, size)
     if larger is None:
         return "other sizes of the model do not follow from it"
@@ -98,12 +99,12 @@ def _padding(model: Model, real: Mapping[Place, Real]) -> Padding:
     found = dict(before.real)
     for place, one in real.items():
         inner = found.get(place)
-        found[place] = one if inner is None else _within(inner, one)
+        found[place] = one if inner is None else _nested_positions(inner, one)
     return Padding(before.of, found)
 
 
-def _within(inner: Real, outer: Real) -> Real:
-    """What is real of what is real: `inner` says it of the entries that `outer` has."""
+def _nested_positions(inner: Real, outer: Real) -> Real:
+    """The real positions within real positions: `inner` counts the entries that `outer` has."""
     made = outer.copy()
     made[outer] = inner
     return made
@@ -145,7 +146,7 @@ def _place(model: Model, name: str) -> Place:
 
 
 def called(model: Model, places: Sequence[Place]) -> str:
-    """What `--pad` calls the first of these dims: of an input, else of a parameter, else of any tensor; empty where
+    """The name for `--pad` of the first of these dims: of an input, else of a parameter, else of any tensor; empty if
     there is none."""
     parameters = {parameter.tensor: parameter for parameter in model.parameters}
     for known in (model.inputs, parameters, model.tensors):
@@ -164,7 +165,7 @@ def _cannot(name: str, size: int, why: str) -> NoReturn:
 
 @dataclass
 class _Masking:
-    """The larger model, and what is put into it so that padding changes nothing."""
+    """The padded model under construction, with the masks that make padding neutral."""
 
     larger: Model
     rules: Sequence[Rule]
@@ -228,7 +229,7 @@ class _Masking:
             made = self._new(f"{name}/padding", replace(tensor, role="activation"))
             condition = self._constant(real.reshape(-1, *[1] * (len(tensor.shape) - dim - 1)), "bool", "real")
             value = self._constant(_nearest(neutral, tensor.dtype), tensor.dtype, "neutral")
-            self.operators.append(self._beside(reader, made, "Where", (condition, name, value), made))
+            self.operators.append(self._added_operator(reader, made, "Where", (condition, name, value), made))
             self.masked[key] = made
         return self.masked[key]
 
@@ -239,10 +240,10 @@ class _Masking:
         factor = self._constant(share, self.tensors[result].dtype, "share")
         return [
             replace(operator, outputs=(mean,)),
-            self._beside(operator, f"{mean}/scaled", "Mul", (mean, factor), result),
+            self._added_operator(operator, f"{mean}/scaled", "Mul", (mean, factor), result),
         ]
 
-    def _beside(self, other: Operator, name: str, kind: str, inputs: tuple[str, ...], result: str) -> Operator:
+    def _added_operator(self, other: Operator, name: str, kind: str, inputs: tuple[str, ...], result: str) -> Operator:
         """An operator where another stands, of the opset version that the model has."""
         version = max((one.version for one in self.larger.operators if not one.domain), default=_OPSET)
         return Operator(name, kind, inputs, (result,), {}, "", version, other.module, other.loops)

@@ -1,4 +1,4 @@
-"""Where the entries of a model stand in the same model with a larger size."""
+"""The positions of a model's entries in the same model with a larger size."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from shardplan.rules.equation import Dim
 from shardplan.rules.types import Rule
 
 Real = NDArray[np.bool_]
-"""By position along a padded dim: whether an entry of the model stands there."""
+"""By position along a padded dim: whether an entry of the model is there."""
 
 
 LONGEST = 1 << 24
-"""Entries of a padded dim: what is real is told one by one."""
+"""Maximum size of a padded dim: its real positions are listed one by one."""
 
 
 class UnclearError(ValueError):
-    """What of a dim is padding does not follow from the equations; the dim is its argument."""
+    """The equations do not determine which entries of a dim are padding; the dim is its argument."""
 
     def __init__(self, node: Node) -> None:
         where = f"dim {node[1]} of '{node[0]}'" if isinstance(node[0], str) else f"factor '{node[1]}'"
@@ -32,11 +32,11 @@ class UnclearError(ValueError):
 def real_positions(
     model: Model, before: Sequence[Rule], larger: Model, after: Sequence[Rule], classes: Classes, root: Node
 ) -> dict[Node, Real]:
-    """By place, and by factor of an operator, which positions of the dims that grew are entries of `model`.
+    """By place, and by factor of an operator, the positions of the grown dims that are entries of `model`.
 
     `larger`: the model in which class `root` is larger, padded at its end; `before`, `after`: the rules of both. A
-    product of factors is padded where one of them is, a concatenation in every part. Raises `UnclearError` where that
-    does not tell everything, or tells two things.
+    product of factors is padded if one of them is, a concatenation in every part. Raises `UnclearError` if that is
+    incomplete or contradictory.
     """
     grown: dict[Node, tuple[int, int]] = {}
     for name, tensor in model.tensors.items():
@@ -50,7 +50,7 @@ def real_positions(
             raise UnclearError(node)
     known = {node: np.arange(new) < old for node, (old, new) in grown.items() if classes.find(node) == root}
     dims = [entry for entry in _dims(model, before, after) if entry[0] in grown]
-    told = _Told({node: new for node, (_, new) in grown.items()}, known)
+    told = _KnownPositions({node: new for node, (_, new) in grown.items()}, known)
     while any([told.by(*entry) for entry in dims]):  # noqa: C419 - every dim is looked at in every turn
         pass
     for node, (old, _) in grown.items():
@@ -68,7 +68,7 @@ def _dims(model: Model, before: Sequence[Rule], after: Sequence[Rule]) -> Iterat
             yield from (((name, place), dim, number, larger) for place, dim in enumerate(pattern.dims if name else ()))
 
 
-class _Told:
+class _KnownPositions:
     """What is `known` so far of the dims and factors that are larger, by their new sizes."""
 
     def __init__(self, sizes: Mapping[Node, int], known: dict[Node, Real]) -> None:

@@ -1,4 +1,4 @@
-"""How the search for a pipeline stands and when it ends: the time limit, the effort, Ctrl-C."""
+"""Standing and limits of a pipeline search: the best pipeline, the time limit, the effort, Ctrl-C."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from shardplan.planning.standing import OnProgress, Standing
 from shardplan.units import PS_PER_NS
 
 _SOME_SECONDS = 0.01
-"""For the plan of a stage when the time limit has passed before there is a pipeline."""
+"""Time for the plan of a stage after the time limit, if there is no pipeline yet."""
 _FINISHING = 0.8
-"""Share of a time limit in which pipelines are searched; the rest is for lifting the best and for its file."""
+"""Share of a time limit for the search; the rest is for lifting the best pipeline and for its file."""
 
 
 @dataclass
 class Course:
-    """`best_ns`: the shortest step known, infinite before there is one; `bound_ns`: no pipeline takes less. `work`, in
-    the units of `shardplan.solve.constants`: what planning stages and searching cuts has taken. `ends_s`
-    (`time.monotonic`): when the search ends with what it has. `planned`: cuts whose stages were planned, `left`: those
-    that may still be, 0 where nobody knows; for people."""
+    """`best_ns`: the shortest step known, infinite before there is one; `bound_ns`: a lower bound on every pipeline.
+    `work`, in the units of `shardplan.solve.constants`: that of planning stages and searching cuts. `ends_s`
+    (`time.monotonic`): when the search ends with what it has. For the progress line: `planned`, the number of cuts
+    whose stages were planned, `left`, of those that may follow, 0 if unknown."""
 
     options: PlanOptions
     interruption: Interruption = field(default_factory=Interruption)
@@ -46,8 +46,7 @@ class Course:
 
     @property
     def is_over(self) -> bool:
-        """Whether to end with the best pipeline. Raises `KeyboardInterrupt` where the user wants the search to end and
-        there is none."""
+        """Whether to end with the best pipeline. Raises `KeyboardInterrupt` on Ctrl-C if there is no pipeline yet."""
         known = math.isfinite(self.best_ns)
         if self.interruption.asked and not known:
             raise KeyboardInterrupt
@@ -58,18 +57,18 @@ class Course:
         return WORK[self.options.effort] if self.options.gap > 0.0 else math.inf
 
     def stage_s(self, stages: int) -> float | None:
-        """Seconds for planning one of so many stages that are left."""
+        """Seconds for planning one of so many remaining stages."""
         if math.isinf(self.ends_s):
             return None
         return max(_SOME_SECONDS, (self.ends_s - time.monotonic()) / (stages + 1))
 
     def know(self, best_ns: float, bound_ns: float) -> None:
-        """Take note of a pipeline and of a bound."""
+        """Records a pipeline and a bound."""
         self.best_ns, self.bound_ns = min(self.best_ns, best_ns), max(self.bound_ns, bound_ns)
         self.tell("searching pipelines")
 
     def tell(self, doing: str) -> None:
-        """Say what is being done."""
+        """Reports the current activity."""
         if self.on_progress is not None:
             share = self.work / self._most_work if math.isfinite(self._most_work) else 0.0
             bound = min(self.bound_ns, self.best_ns) * PS_PER_NS

@@ -1,8 +1,8 @@
-"""Lower bounds on what the units before a stage cost, whatever stages they are in.
+"""Lower bounds on the cost of the units before a stage, for any stages that they may be in.
 
-Of each unit they say what all before it take at least when no stage costs more than a limit: of cost times devices, and
-of a sum in which devices have a price. A cut that needs more devices than there are, or costs more than is known to be
-possible, is left as soon as these tell.
+For each unit they bound what all units before it take if no stage costs more than a limit: cost times devices, and a
+sum in which devices have a multiplier. The cut search drops a partial cut that needs more devices than there are, or
+costs more than a known cut, as soon as these bounds show it.
 """
 
 from __future__ import annotations
@@ -18,38 +18,40 @@ from shardplan.solve.problem import Costs
 
 _At: TypeAlias = Callable[[float], tuple[Costs, float]]
 _PRICES = 12
-"""Prices of a device that are tried at most: each takes as long as a plain search over cuts of one submesh."""
+"""Maximum number of device multipliers that are tried: each takes as long as a plain search over cuts of one
+submesh."""
 _CLOSE = 1e-3
-"""Relative distance from the best price's bound at which that is good enough."""
+"""Relative distance from the best multiplier's bound that is good enough."""
 
 
 def work_before(choices: Choices, limit: float) -> Costs:
-    """Of the units before each: the least sum of cost times devices, in any stages none of which costs more than
-    `limit`. They need devices enough for it."""
+    """For the units before each: the least sum of cost times devices, in any stages none of which costs more than
+    `limit`. They need at least that many device-seconds."""
     pairs = zip(choices.sizes, choices.leasts, strict=True)
     per_run = np.minimum.reduce([size * np.where(least <= limit, least, np.inf) for size, least in pairs])
     return _least_sums(per_run)[0]
 
 
 class Before(NamedTuple):
-    """`least[a]`: what the stages of the units before a add to the sum at least, with the transfer to what follows, and
-    `price` for each of their devices."""
+    """`least[a]`: a lower bound on the stages of the units before a, with the transfer to what follows and the
+    multiplier `price` for each of their devices."""
 
     price: float
     least: Costs
 
     def sums(self, devices: NDArray[np.float64]) -> Costs:
-        """The same without the price, with at most so many devices left for them: shape (numbers of devices, units)."""
+        """The bounds without the multiplier, with at most so many devices for these units: shape (numbers of devices,
+        units)."""
         return self.least[None, :] - self.price * devices[:, None]
 
     def of_all(self, devices: int) -> float:
-        """What all units take on so many devices at least."""
+        """The least cost of all units on so many devices."""
         return float(self.least[-1]) - self.price * devices
 
 
 def sums_before(choices: Choices, limit: float) -> Before:
-    """The bound at the price of a device that makes it greatest for all units (Lagrange): the sum without regard to
-    devices is least with few large stages, at a high price with many small ones."""
+    """The bound at the best multiplier of a device for all units (Lagrange): without one, few large stages have the
+    least sum; at a high one, many small stages."""
     shares = [np.where(least <= limit, choices.share * least, np.inf) for least in choices.leasts]
     sizes = np.array(choices.sizes, dtype=np.float64)
     handed = np.concatenate([[0.0], choices.leasts_handed[1:], [0.0]])
@@ -71,7 +73,8 @@ def sums_before(choices: Choices, limit: float) -> Before:
 
 
 def _best_price(at: _At, whole: int) -> Before:
-    """Secants of the concave bound, from no price and from one at which fewer devices are wanted than there are."""
+    """Secants of the concave bound, from multiplier zero and from one at which fewer devices are used than
+    there are."""
     least, devices = at(0.0)
     best, low = Before(0.0, least), (least[-1], devices)
     if devices <= whole:

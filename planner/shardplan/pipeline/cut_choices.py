@@ -1,4 +1,4 @@
-"""What a cut of a chain of units into stages may consist of: submeshes, and what stages on them cost."""
+"""Options of a cut of a chain of units into stages: submeshes, and the costs of stages on them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Counts = NDArray[np.int64]
 @dataclass(frozen=True, slots=True)
 class Cut:
     """One stage: units `first` .. `last` - 1 on submesh number `submesh`; `enters`, `leaves`: number of the layout at
-    either end; `tied`: of the weight that the first and the last stage hold, -1 where it is left open."""
+    either end; `tied`: of the weight that the first and the last stage hold, -1 if it is open."""
 
     first: int
     last: int
@@ -29,10 +29,10 @@ class Cut:
 
 @dataclass(frozen=True)
 class Choices:
-    """What may be chosen. `costs[s]`: of units a .. b - 1 on submesh s, shape (a, b, layouts in, layouts out), `inf`
-    where impossible; `sizes[s]`: devices of submesh s. `handing[s][t]`: exposed transfers from a stage on s to one on t
-    at unit b, shape (b, layouts out, layouts in). `most_behind[s][a, b]`: a stage may have so many stages behind it at
-    most, for memory (-1: none fits)."""
+    """The options. `costs[s]`: of units a .. b - 1 on submesh s, shape (a, b, layouts in, layouts out), `inf` if
+    impossible; `sizes[s]`: devices of submesh s. `handing[s][t]`: exposed transfers from a stage on s to one on t at
+    unit b, shape (b, layouts out, layouts in). `most_behind[s][a, b]`: the largest number of stages behind such a stage
+    for which memory suffices (-1: none fits)."""
 
     costs: Sequence[Costs]
     sizes: Sequence[int]
@@ -43,22 +43,22 @@ class Choices:
     """1 / (M V)."""
     stages: int | None = None
     costs_behind: Mapping[tuple[int, int], Costs] = field(default_factory=dict)
-    """By how many stages come behind and submesh: the costs there, where they are more than those of `costs`; equal
-    ones are the same array."""
+    """By the number of stages behind and submesh: the costs there, if they exceed `costs`; equal ones are the same
+    array."""
     apart: Costs | None = None
-    """What several stages cost besides, by the submeshes of the first and of the last."""
+    """Extra costs of several stages, by the submeshes of the first and of the last."""
 
     @property
     def units(self) -> int:
         return int(self.costs[0].shape[1]) - 1
 
     def between(self, first: int, last: int) -> float:
-        """What several stages cost besides when the first and the last run on these submeshes."""
+        """Extra costs of several stages if the first and the last run on these submeshes."""
         return 0.0 if self.apart is None else float(self.apart[first, last])
 
     @property
     def endings(self) -> tuple[frozenset[int], ...]:
-        """Submeshes for the last stage, together where they make no difference to what stages cost besides."""
+        """Groups of submeshes for the last stage that are equivalent for these extra costs."""
         alike: dict[bytes, list[int]] = {}
         for number in range(len(self.sizes)):
             column = b"" if self.apart is None else self.apart[:, number].tobytes()
@@ -76,7 +76,7 @@ class Choices:
 
     @cached_property
     def hands_on(self) -> frozenset[int]:
-        """Submeshes on which a stage may have others behind it."""
+        """Submeshes whose stage may have others behind it."""
         return frozenset(number for number, least in enumerate(self.leasts) if np.isfinite(least[:, :-1]).any())
 
     @cached_property

@@ -18,16 +18,16 @@ from shardplan.rules.batch import batch_dims_of
 from shardplan.rules.types import Rule
 
 MOST_UNITS = 12
-"""Of a model without repeated blocks: so many pieces of about equal work."""
+"""Number of units of about equal work for a model without repeated blocks."""
 _BUFFER_ELEMENTS = 1 << 16
 """A buffer of more is a weight, trained or not (quantised ones are not)."""
 
 
 @dataclass(frozen=True)
 class Chain:
-    """`units[u]`: operators of unit u; `borders[u]`: the value that unit u hands to unit u + 1. `free`: operators that
-    depend on no weight. `names[u]`: the block that the unit is or the first and last that it has, or its place.
-    `batch[b]`: the dim of border b that is the batch; 0 where none is."""
+    """`units[u]`: operators of unit u; `borders[u]`: the value that unit u passes to unit u + 1. `free`: operators that
+    depend on no weight. `names[u]`: the block of the unit, or its first and last block, or its position. `batch[b]`:
+    the dim of border b that is the batch; 0 if none is."""
 
     model: Model
     units: tuple[tuple[int, ...], ...]
@@ -81,16 +81,15 @@ def _near(model: Model, possible: Sequence[int], cut: int) -> str:
 
 
 def begins(model: Model, parts: Sequence[Sequence[str]]) -> list[int]:
-    """Where each part but the first begins, given the names of the operators of each, those that all share among
-    them."""
+    """The start of each part but the first, given the names of its operators, also those that all parts share."""
     free, place = free_of_weights(model), {operator.name: index for index, operator in enumerate(model.operators)}
     own = [[place[name] for name in part if name in place and place[name] not in free] for part in parts]
     return [min(indices) for indices in own[1:] if indices]
 
 
 def part_of(chain: Chain, first: int, last: int, name: str) -> Model:
-    """The model that units `first` .. `last` - 1 are, called `name`: what they read from the unit before is an input
-    that takes a gradient, what they hand on is an output."""
+    """Units `first` .. `last` - 1 as a model called `name`: what they read from the unit before is an input with a
+    gradient, what they pass on is an output."""
     model = chain.model
     own = {index for unit in chain.units[first:last] for index in unit}
     indices = sorted(own | needed_for(chain, own))
@@ -148,7 +147,7 @@ def chain_part(chain: Chain, first: int, last: int) -> Chain:
 
 
 def free_of_weights(model: Model) -> frozenset[int]:
-    """Operators that no weight has an influence on; small buffers that nobody trains are none."""
+    """Operators that no weight influences; small untrained buffers do not count as weights."""
     bound = set(model.fed)
     for parameter in model.parameters:
         if parameter.trainable or model.tensor(parameter.tensor).elements > _BUFFER_ELEMENTS:

@@ -47,9 +47,9 @@ def search(
     ends_s: float = math.inf,
     on_bound: OnBound | None = None,
 ) -> Found:
-    """The cheapest cut, within a relative `tolerance`; none where none costs less than `worth`. After `ends_s`
-    (`time.monotonic`) the best known, with a bound that is weaker. `on_bound` hears what no cut costs less than, as far
-    as that is known, while the search goes on."""
+    """The cheapest cut, within a relative `tolerance`; none if none costs less than `worth`. After `ends_s`
+    (`time.monotonic`) the best known, with a weaker bound. `on_bound` is called with the proven lower bound during the
+    search."""
     tables = {id(table): table for table in (*choices.costs, *choices.costs_behind.values())}
     values = np.unique(np.concatenate([cost[np.isfinite(cost)] for cost in tables.values()]))
     least = (1.0 - choices.share) * float(values[min(_first(choices, values), len(values) - 1)]) if len(values) else 0.0
@@ -60,7 +60,7 @@ def search(
     bound, work = math.inf, equal.work
     for left, ending in zip(reversed(range(len(choices.endings))), choices.endings, strict=True):
         others = least if left else bound  # endings that wait may cost as little as anything
-        best = _ending_so(choices, ending, values, best, tolerance, ends_s, on_bound, others)
+        best = _best_ending_on(choices, ending, values, best, tolerance, ends_s, on_bound, others)
         bound, work = min(bound, best.bound), work + best.work
     return replace(best, bound=min(bound, best.cost), work=work)
 
@@ -71,7 +71,7 @@ def _first(choices: Choices, values: Costs) -> int:
     return int(np.searchsorted(values, work / choices.devices * (1.0 - _ROUNDINGS)))
 
 
-def _ending_so(
+def _best_ending_on(
     choices: Choices,
     ending: frozenset[int],
     values: Costs,
@@ -81,8 +81,8 @@ def _ending_so(
     on_bound: OnBound | None,
     most: float,
 ) -> Found:
-    """The better of `best` and the best cut whose last stage runs on one of `ending`; bound and work are of these
-    alone. No more than `most` is said to be proven on the way."""
+    """The better of `best` and the best cut whose last stage runs on one of `ending`; bound and work are of these cuts
+    only. At most `most` is reported as proven on the way."""
     best = replace(best, work=0.0)
     values = values[values <= best.cost]
     if not len(values):
@@ -191,9 +191,9 @@ def _stage(cost: Costs) -> _Stage:
 
 
 class _Level(NamedTuple):
-    """Ways to run the last units in so many stages. `devices`: numbers of devices that they may have, ascending;
-    `rest[s][n]`: least cost of units a .. end on `devices[n]` when the first of the stages runs on submesh s, shape
-    (a, layouts in), `inf` where impossible."""
+    """Ways to run the last units in so many stages. `devices`: the numbers of devices that they may have, ascending;
+    `rest[s][n]`: least cost of units a .. end on `devices[n]` if the first of the stages runs on submesh s, shape (a,
+    layouts in), `inf` if impossible."""
 
     devices: tuple[int, ...]
     rest: dict[int, Costs]
@@ -271,7 +271,7 @@ class _Run:
         return self._kept([level.devices[row] + size for row in rows], least)
 
     def _kept(self, devices: list[int], least: Costs) -> tuple[list[int], Costs]:
-        """The ways for whose remaining units there are devices enough, and that cost no more than is sought."""
+        """The ways that leave enough devices for the remaining units and cost no more than the limit of the search."""
         left = self.choices.devices - np.array(devices, dtype=np.float64)
         enough = self.work[None, :] <= self.limit * left[:, None] * (1.0 + _ROUNDINGS)
         enough[left > 0, 0] = False
@@ -281,8 +281,8 @@ class _Run:
         return [devices[row] for row in rows], least[rows]
 
     def behind(self, level: _Level, number: int) -> Costs:
-        """Least costs of all behind a stage on submesh `number`, its transfer included: shape (numbers of devices, b,
-        layouts out)."""
+        """Least costs of everything behind a stage on submesh `number`, with its transfer: shape (numbers of devices,
+        b, layouts out)."""
         least: Costs | None = None
         for other, rest in sorted(level.rest.items()):
             handing = self.choices.handing[number][other]
@@ -347,7 +347,7 @@ def _before(stage: _Stage, behind: Costs) -> Costs:
 
 
 def balanced(costs: Sequence[float], pieces: int) -> list[int]:
-    """Places that cut a row into so many pieces, none empty, the dearest as cheap as can be."""
+    """Positions that cut a row into so many nonempty pieces with the least maximum cost."""
     sums = [0.0, *itertools.accumulate(costs)]
     count = len(costs)
     least = [0.0] + [float("inf")] * count

@@ -1,10 +1,11 @@
-"""Pipelines on meshes of many axes: stages of the mesh with one axis for each link, on the axes that were asked for.
+"""Pipelines on meshes of many axes: the search uses one merged axis per link; its stages are lifted to the requested
+axes.
 
-Choices multiply with every axis, so cuts are searched, and stages planned, with all axes over one link merged
-(`shardplan.cluster.mesh.merged`). Every plan there is one on the axes that were asked for. The plan of a stage is
-lifted onto these, between borders as the coarser mesh has them. The slowest stage of every size is improved two axes at
-a time (`shardplan.planning.finer`); the others get its layers where that makes them faster. The bound is what the model
-computes: of the coarser mesh's nothing holds here.
+The choices multiply with every axis, so cuts are searched, and stages planned, with all axes over one link merged
+(`shardplan.cluster.mesh.merged`). Every plan there is also a plan on the requested axes. The plan of a stage is lifted
+onto these, between borders as on the merged mesh. The slowest stage of every size is improved over pairs of axes
+(`shardplan.planning.finer`); the others take its layers if that makes them faster. The only bound is the model's
+compute: the bound on the merged mesh is not valid here.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ from shardplan.units import NS_PER_S
 
 
 def searched_on(model: Model, cluster: Cluster, options: PlanOptions) -> Cluster:
-    """The cluster on whose mesh a pipeline is searched: one axis for each link, where there are too many to weigh all
-    layouts at once and no constraint speaks of one."""
+    """The cluster whose mesh a pipeline is searched on: one axis per link, if there are too many axes to consider all
+    layouts and no constraint names an axis."""
     coarser, _ = merged(cluster)
     if len(real_axes(cluster.mesh)) <= MOST_WHOLE:
         return cluster
@@ -65,7 +66,7 @@ class FinerStages:
         self._groups = merged(self.cluster)[1]
 
     def of(self, found: PipelineResult) -> PipelineResult:
-        """The pipeline on the axes that were asked for."""
+        """The pipeline on the requested axes."""
         parts = [self.parts[cut.submesh] for cut in found.cuts]
         borders = [
             (self._lifted(source, mine), self._lifted(target, theirs))

@@ -1,9 +1,9 @@
 """Inter-stage send/receive (P2P): collectives and time to move a value between the devices of two stages.
 
-Every receiving device gets the part that its layout wants. Either it is sent all of it, or every device of the
-receiving stage is sent a different part of the value and they all-gather the rest among themselves (Alpa's local
-all-gather); whichever is faster. Senders that hold the same share divide the sending. Stages are taken to be in
-different machines where the cluster has several; the overlapped share of a transfer is the profile's overlap `p2p`.
+Every receiving device gets the part that its layout needs. Either the whole part is sent to it, or every device of the
+receiving stage is sent a different piece of the value and they all-gather the rest among themselves (Alpa's local
+all-gather), whichever is faster. Senders with the same shard divide the sending. Stages are assumed to be in different
+machines if the cluster has several; the overlapped share of a transfer is the profile's overlap `p2p`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class SendReceive:
 
 
 class Transfers:
-    """StageCosts transfers between parts of one cluster; equal ones once."""
+    """Prices transfers between parts of one cluster; equal ones once."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
@@ -47,9 +47,9 @@ class Transfers:
         self._known: dict[tuple[object, ...], SendReceive] = {}
 
     def send_receive(self, sender: Submesh, receiver: Submesh, target: Layout, size_bytes: int) -> SendReceive:
-        """To bring a value of `size_bytes` (of one microbatch) into the layout `target` on `receiver`.
+        """The transfer of a value of `size_bytes` (of one microbatch) into the layout `target` on `receiver`.
 
-        `target` holds no partial values; nor does what the sender holds, so every part of it is somewhere.
+        Neither `target` nor the sender's layout has partial values, so every part of the value exists somewhere.
         """
         key = (sender.mesh.shape, receiver.mesh.shape, target, size_bytes)
         if key not in self._known:
@@ -59,7 +59,7 @@ class Transfers:
         return self._known[key]
 
     def least_ns(self, sender: Submesh, receiver: Submesh, size_bytes: int) -> int:
-        """No layout is handed over faster: every device of the larger side sends or receives an equal part."""
+        """A lower bound over all layouts: every device of the larger side sends or receives an equal part."""
         return self._send(Fraction(1, min(sender.size, receiver.size)), receiver.mesh, size_bytes).time_ns
 
     def _sent(self, senders: int, receivers: int, receiver: Submesh, target: Layout, size_bytes: int) -> SendReceive:
@@ -95,5 +95,5 @@ def _pieces(layout: Layout, mesh: Mesh) -> int:
 
 
 def exposed_ns(handover: SendReceive, hidden: float, microbatches: int) -> float:
-    """What of a transfer a step waits for."""
+    """The exposed time of a transfer in a step."""
     return (1.0 - hidden) * microbatches * handover.time_ns

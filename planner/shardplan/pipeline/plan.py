@@ -26,7 +26,7 @@ from shardplan.planning.standing import OnProgress
 
 @dataclass(frozen=True)
 class Asked:
-    """What a pipeline was asked for. `stages`: their number, `auto` or `manual`."""
+    """The request for a pipeline. `stages`: their number, `auto` or `manual`."""
 
     model: Model
     cluster: Cluster
@@ -66,7 +66,7 @@ def plan_stages(
 
 
 def plan_of(asked: Asked, found: PipelineResult) -> Plan:
-    """The plan of a pipeline: its summary is that of a whole step, its decisions are in its stages."""
+    """The plan of a pipeline: its summary is of the whole step, its decisions are in its stages."""
     cluster = asked.cluster
     count = len(found.parts) // asked.schedule.pieces
     starts = placed([part.size for part in found.parts[:count]]) * asked.schedule.pieces
@@ -100,12 +100,12 @@ def plan_of(asked: Asked, found: PipelineResult) -> Plan:
 
 
 def stage_name(model: Model, place: int) -> str:
-    """What the model of a stage is called."""
+    """The name of a stage's model."""
     return f"{model.name}.stage{place}"
 
 
 def _named(plan: Plan, name: str) -> Plan:
-    """A stage that was planned for another place in the pipeline is called after its own."""
+    """A stage that was planned for another position, renamed for its own."""
     return plan if plan.model["name"] == name else replace(plan, model={**plan.model, "name": name})
 
 
@@ -154,7 +154,7 @@ def _summary(asked: Asked, found: PipelineResult) -> Summary:
 
 
 def _weighted(asked: Asked, parts: Sequence[Summary], amounts: Sequence[int]) -> float:
-    """Amounts of the stages as the step adds them up: the slowest stage's whole, of the others their share of it."""
+    """Amounts of the stages, added up as the step does: the slowest stage's in full, of the others their share."""
     steps, sums = _by_stage(asked, [part.step_ns for part in parts]), _by_stage(asked, amounts)
     slowest = steps.index(max(steps))
     share = 1.0 / (asked.options.microbatches * asked.schedule.pieces)
@@ -162,7 +162,7 @@ def _weighted(asked: Asked, parts: Sequence[Summary], amounts: Sequence[int]) ->
 
 
 def _by_stage(asked: Asked, amounts: Sequence[int]) -> list[int]:
-    """The amounts of all pieces that a stage runs, together."""
+    """The sums over all pieces that a stage runs."""
     count = len(amounts) // asked.schedule.pieces
     return [sum(amounts[place::count]) for place in range(count)]
 
@@ -173,7 +173,7 @@ def _name(place: int, count: int, asked: Asked) -> str:
 
 
 def _fullest(asked: Asked, parts: Sequence[Summary]) -> Memory:
-    """Of the devices that hold most; those of a stage with several pieces hold them all."""
+    """Memory of the fullest devices; those of a stage with several pieces hold all of them."""
     count = len(parts) // asked.schedule.pieces
     held = [[part.memory for part in parts[place::count]] for place in range(count)]
     categories = ("parameters", "gradients", "optimizer", "activations", "temporaries")

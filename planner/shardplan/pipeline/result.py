@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from shardplan.cluster.types import Cluster
 from shardplan.graph.options import PlanOptions
 from shardplan.layout.layout import Layout
 from shardplan.pipeline.cut_choices import Cut
@@ -17,15 +18,15 @@ from shardplan.pipeline.tied_weights import tied_transfers, waited_ns
 from shardplan.plan.types import Plan, Transfer
 
 CLOSE = 1e-6
-"""What may be faster by no more than this share of a step is not looked for."""
+"""Improvements of at most this share of a step are not searched."""
 
 
 @dataclass(frozen=True)
 class PipelineResult:
     """The stages found: their cuts, parts of the cluster, plans, and microbatches in flight. `borders`, `sizes`: the
-    layouts of what each hands on, at either end, and the bytes of it and of its gradient in one microbatch. `tied`:
-    transfers for weights that several stages hold. `step_ns`, transfers included; `bound_ns`: no pipeline of this model
-    takes less. `interrupted`: the user ended the search."""
+    layouts of the values between stages, at either end, and the bytes of each and of its gradient in one microbatch.
+    `tied`: transfers of tied weights. `step_ns`, transfers included; `bound_ns`: a lower bound on every pipeline of
+    this model. `interrupted`: Ctrl-C ended the search."""
 
     chain: Chain
     cuts: tuple[Cut, ...]
@@ -52,8 +53,8 @@ def assemble_result(
     options: PlanOptions,
     schedule: Schedule,
 ) -> PipelineResult:
-    """The pipeline of these plans, with the time of its step; its bound is that of these cuts: what stages hand on
-    takes at least what it does when every device sends and receives an equal share."""
+    """The pipeline of these plans, with the time of its step. Its bound is that of these cuts: a transfer takes at
+    least as long as if every device sent and received an equal share."""
     stages = len(cuts) // schedule.pieces
     summaries = [plan.summary for plan in plans]
     steps_ns = [sum(float(summary.step_ns) for summary in summaries[place::stages]) for place in range(stages)]
@@ -86,3 +87,25 @@ def assemble_result(
         step_ns=schedule.step(steps_ns, options.microbatches) + handed_ns + waited_ns(tied),
         bound_ns=schedule.step(bounds_ns, options.microbatches) + least_ns,
     )
+
+
+def result_of_plans(
+    chain: Chain,
+    cuts: Sequence[Cut],
+    parts: Sequence[Submesh],
+    plans: Sequence[Plan],
+    in_flight: Sequence[int],
+    cluster: Cluster,
+    options: PlanOptions,
+    schedule: Schedule,
+) -> PipelineResult:
+    """The pipeline of these stages, in which values cross borders in the layouts in which they are kept."""
+    kept = [{tensor.name: tensor.layout for tensor in plan.tensors} for plan in plans]
+    borders, sizes = [], []
+    for place, cut in enumerate(cuts[1:]):
+        border = chain.borders[cut.first - 1]
+        borders.append((kept[place][border], kept[place + 1][border]))
+        size = -(-chain.model.tensor(border).size_bytes // options.microbatches)
+        sizes.append((size, size if options.training else 0))
+    transfers = Transfers(cluster)
+    return assemble_result(chain, cuts, parts, plans, in_flight, borders, sizes, transfers, options, schedule)

@@ -1,13 +1,13 @@
-"""Pipeline schedules: how long a step takes, and how many microbatches wait in a stage.
+"""Pipeline schedules: the time of a step, and the microbatches in flight in a stage.
 
-With C_i what stage i computes and sends in a step of M microbatches, a step takes
+With C_i the compute and communication of stage i in a step of M microbatches, a step takes
 
     T = (sum_i C_i + (M - 1) max_i C_i) / M + transfers            GPipe and 1F1B (Alpa, equation 2)
     T = max_i C_i + (sum_i C_i - max_i C_i) / (M V) + transfers    interleaved, V pieces of the model per stage
 
-(the same for V = 1). What happens once a step (the optimizer, gradients reduced) counts to C_i as a whole. Stage i of
-S holds the activations of M microbatches in GPipe, of min(M, S - i) in 1F1B, and interleaved of
-min(M, (2 (S - i - 1) + (V - 1) S + 1) / V), the first stage's S (1 + (S - 1) / (S V)) of Narayanan et al. 2021.
+(the same for V = 1). What happens once per step (the optimizer, gradient reduction) counts as part of C_i. Stage i of S
+holds the activations of M microbatches in GPipe, of min(M, S - i) in 1F1B, and interleaved of min(M, (2 (S - i - 1) +
+(V - 1) S + 1) / V), for the first stage S (1 + (S - 1) / (S V)) of Narayanan et al. 2021.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Schedule:
         return f"{self.name}:{self.pieces}" if self.name == "interleaved" else self.name
 
     def in_flight(self, behind: int, stages: int, microbatches: int) -> int:
-        """Microbatches whose activations a stage holds, `behind` stages coming after it."""
+        """Microbatches whose activations a stage holds, with `behind` stages after it."""
         if self.name == "gpipe":
             return microbatches
         waiting = math.ceil((2 * behind + (self.pieces - 1) * stages + 1) / self.pieces)

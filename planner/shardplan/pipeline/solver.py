@@ -37,15 +37,15 @@ from shardplan.units import PS_PER_NS, counted
 
 _MOST_ROUNDS = 40
 _SMALL_UNITS, _SMALL_DEVICES = 13, 16
-"""Up to so many, cuts are searched together with the layouts at their borders."""
+"""Up to this many units and devices, cuts are searched together with the layouts at their borders."""
 _TOLERANCE = 1e-3
 """Relative, of the search over cuts of larger models."""
 _HOPELESS = 32.0
-"""What takes so many times as long as without regard to memory does not fit (`shardplan.pipeline.bounds.cost`)."""
+"""A plan that takes this many times its time without a memory limit does not fit (`shardplan.pipeline.bounds.cost`)."""
 _PACE = 8
-"""So many searches over cuts of a small model without a better pipeline tell how fast their costs rise."""
+"""Number of searches over cuts of a small model, without a better pipeline, that show how fast their costs rise."""
 _EXPLORED = 4
-"""Further cuts of larger models that are planned for each of the `EASINGS`."""
+"""Number of further cuts of larger models that are planned for each of the `EASINGS`."""
 
 
 @dataclass
@@ -83,7 +83,7 @@ class PipelineSolver:
         finer = cluster is not self.cluster
         self.parts = tuple(Submesh(merged(part.cluster)[0]) for part in parts) if finer else parts
         self.stage_costs = StageCosts(
-            self.model, self.chain, cluster, self.parts, self.options, self.schedule, exact=self._small
+            self.model, self.chain, cluster, self.parts, self.options, self.schedule, exact=self._is_small
         )
         self.planner = StagePlanner(self.stage_costs, cluster, self.options, self.schedule.pieces, self.course)
         if finer:
@@ -105,14 +105,14 @@ class PipelineSolver:
         """The pipeline on the mesh that is searched."""
         if self.schedule.pieces > 1:
             return self._interleaved()
-        best, bound = self._learnt() if self._small else self._tightened()
+        best, bound = self._solve_small() if self._is_small else self._solve_large()
         if best is None:
             raise InfeasibleError(self._does_not_fit())
         if best.tied and self.stages is None:
-            best = self._or_whole(best)
+            best = self._or_one_stage(best)
         return replace(best, bound_ns=min(bound, best.step_ns))
 
-    def _learnt(self) -> tuple[PipelineResult | None, float]:
+    def _solve_small(self) -> tuple[PipelineResult | None, float]:
         """The best cut of a small model, layouts at borders included, and a bound on all in nanoseconds: searched,
         planned, and searched again with what planning told, until there is nothing more to learn."""
         best: PipelineResult | None = None
@@ -130,10 +130,10 @@ class PipelineSolver:
                 continue
             staged = self._staged(found.cuts, plans)
             costs_ns = [*(costs_ns if best and best.step_ns <= staged.step_ns else ()), found.cost / PS_PER_NS]
-            best = self._known(best, staged)
+            best = self._record(best, staged)
             try:
                 best = self._opened(best, found.cuts)
-                if not _arrives(costs_ns, best.step_ns, rounds):
+                if not _is_converging(costs_ns, best.step_ns, rounds):
                     break
                 learnt = self._learn(found.cuts, plans)
             except (LimitError, KeyboardInterrupt):
@@ -155,7 +155,7 @@ class PipelineSolver:
             self.planner.plan(cut, self.planner.in_flight(place, len(free)), place) for place, cut in enumerate(free)
         ]
         fitting = [plan for plan in plans if plan is not None]
-        return best if len(fitting) < len(plans) else self._known(best, self._staged(free, fitting))
+        return best if len(fitting) < len(plans) else self._record(best, self._staged(free, fitting))
 
     def _cut(self, *, easing: float | None = None, proven: bool = False, worth_ns: float = math.inf) -> Found:
         """The best cut as far as is known, as `StageCosts.search`."""
@@ -167,24 +167,24 @@ class PipelineSolver:
             proven=proven,
             worth_ns=worth_ns,
             ends_s=self.course.ends_s,
-            on_bound=self._hear if first else None,
+            on_bound=self._report_bound if first else None,
         )
         self.course.work += found.work
         return found
 
-    def _hear(self, bound_ps: float) -> None:
+    def _report_bound(self, bound_ps: float) -> None:
         """What the first search over cuts has proven so far; later ones are told by what comes of them."""
         self.course.bound_ns = max(self.course.bound_ns, bound_ps / PS_PER_NS)
         self.course.tell("searching cuts")
 
-    def _known(self, best: PipelineResult | None, other: PipelineResult) -> PipelineResult:
+    def _record(self, best: PipelineResult | None, other: PipelineResult) -> PipelineResult:
         """The better of two pipelines, of which the course is told."""
         self.course.interruption.arm()
         best = _better(best, other)
         self.course.know(best.step_ns, 0.0)
         return best
 
-    def _tightened(self) -> tuple[PipelineResult | None, float]:
+    def _solve_large(self) -> tuple[PipelineResult | None, float]:
         """The best cut that is found of a large model, and a bound on all in nanoseconds.
 
         Memory is brought into the bounds of the runs that are best without it, until the best cut is one whose bounds
@@ -204,21 +204,21 @@ class PipelineSolver:
                 return best, bound
             if best is not None and bound >= best.step_ns * (1.0 - _TOLERANCE):
                 return best, bound
-            if self._raised(found.cuts):
+            if self._raise_memory_bounds(found.cuts):
                 continue
             if _places(found.cuts) in tried:
                 break
             tried.add(_places(found.cuts))
             if (staged := self._planned(found.cuts)) is not None:
-                best = self._known(best, staged)
-                if self._sharpened(staged.cuts, staged.plans):
+                best = self._record(best, staged)
+                if self._sharpen_bounds(staged.cuts, staged.plans):
                     tried.discard(_places(found.cuts))
         return best if best is None else self._explored(best, tried), bound
 
     def _bound(self, found: Found, bound: float) -> float:
         return max(bound, found.bound / PS_PER_NS) if self.stage_costs.proven else bound
 
-    def _raised(self, cuts: Sequence[Cut]) -> bool:
+    def _raise_memory_bounds(self, cuts: Sequence[Cut]) -> bool:
         """Whether memory makes a stage dearer than it was known to be."""
         waiting = [self.planner.in_flight(place, len(cuts)) for place in range(len(cuts))]
         return True in [self.stage_costs.raise_bound(cut, held) for cut, held in zip(cuts, waiting, strict=True)]
@@ -226,10 +226,10 @@ class PipelineSolver:
     def _explored(self, best: PipelineResult, tried: set[tuple[tuple[int, int, int], ...]]) -> PipelineResult:
         """The best of a few more cuts: those that are best as far as can be guessed from the stages seen so far."""
         for number, easing in enumerate(EASINGS, start=1):
-            best = self._guessed(best, tried, easing, later=_EXPLORED * (len(EASINGS) - number))
+            best = self._best_guess(best, tried, easing, later=_EXPLORED * (len(EASINGS) - number))
         return best
 
-    def _guessed(
+    def _best_guess(
         self, best: PipelineResult, tried: set[tuple[tuple[int, int, int], ...]], easing: float, later: int = 0
     ) -> PipelineResult:
         """The best of the cuts that one way to guess leads to; of `later` ones as many may be planned."""
@@ -243,12 +243,12 @@ class PipelineSolver:
                 break
             if found.cost / PS_PER_NS >= best.step_ns * (1.0 - _TOLERANCE):
                 break
-            if self._raised(found.cuts):  # much cheaper than to plan what memory does not allow
+            if self._raise_memory_bounds(found.cuts):  # much cheaper than to plan what memory does not allow
                 continue
             left -= 1
             tried.add(_places(found.cuts))
             if (staged := self._planned(found.cuts, best.step_ns)) is not None:
-                best = self._known(best, staged)
+                best = self._record(best, staged)
         return best
 
     def _interleaved(self) -> PipelineResult:
@@ -266,7 +266,7 @@ class PipelineSolver:
             cuts = [Cut(low, high, number, 0, 0) for low, high in itertools.pairwise(edges)]
             fits = not self.course.is_over and all(self.stage_costs.can_hold(cut, 0) for cut in cuts)
             if fits and (staged := self._planned(cuts)) is not None:
-                best = self._known(best, staged)
+                best = self._record(best, staged)
         if not bounds:
             units = counted(len(self.chain), "unit")
             summary = f"'{self.model.name}' has {units}: too few for '{self.schedule}' on {self.cluster.mesh}"
@@ -284,7 +284,7 @@ class PipelineSolver:
         step_ns = self.schedule.step([busy_ns] * stages, self.options.microbatches)
         return step_ns + sent_ns + self.stage_costs.apart_ns(part)
 
-    def _or_whole(self, best: PipelineResult) -> PipelineResult:
+    def _or_one_stage(self, best: PipelineResult) -> PipelineResult:
         """The better of `best` and one stage: of what tied weights cost the search knows the least only."""
         if self.course.is_over:
             return best
@@ -305,22 +305,24 @@ class PipelineSolver:
             least = plan if waiting == 1 else self.planner.plan(cut, 1, place)
             assert least is not None
             learnt |= self.stage_costs.learn(cut, least.summary, CLOSE)
-        return self._sharpened(cuts, plans) or learnt
+        return self._sharpen_bounds(cuts, plans) or learnt
 
-    def _sharpened(self, cuts: Sequence[Cut], plans: Sequence[Plan]) -> bool:
+    def _sharpen_bounds(self, cuts: Sequence[Cut], plans: Sequence[Plan]) -> bool:
         """Whether what stages send was brought into their bounds, because they cost more than these."""
         waiting = [self.planner.in_flight(place, len(cuts)) for place in range(len(cuts))]
         seen = zip(cuts, waiting, plans, strict=True)
         return True in [self.stage_costs.sharpen(cut, held, plan.summary) for cut, held, plan in seen]
 
     @property
-    def _small(self) -> bool:
+    def _is_small(self) -> bool:
         return len(self.chain) <= _SMALL_UNITS and self.cluster.mesh.size <= _SMALL_DEVICES
 
     def _planned(self, cuts: Sequence[Cut], worth_ns: float = math.inf) -> PipelineResult | None:
         """The pipeline of a cut, with the best layouts at its borders; None where a stage does not fit, or where a step
         takes longer than `worth_ns`."""
-        chosen = tuple(cuts) if self._small and self.schedule.pieces == 1 else self.stage_costs.with_best_layouts(cuts)
+        chosen = (
+            tuple(cuts) if self._is_small and self.schedule.pieces == 1 else self.stage_costs.with_best_layouts(cuts)
+        )
         plans = self.planner.plans(chosen, worth_ns)
         self.course.planned += 1
         return None if plans is None else self._staged(chosen, plans)
@@ -359,7 +361,7 @@ def _better(one: PipelineResult | None, other: PipelineResult) -> PipelineResult
     return other if one is None or other.step_ns < one.step_ns else one
 
 
-def _arrives(costs_ns: Sequence[float], best_ns: float, rounds: int) -> bool:
+def _is_converging(costs_ns: Sequence[float], best_ns: float, rounds: int) -> bool:
     """Whether cuts whose costs have risen like this since the best pipeline was found come to cost as much as that in
     so many more rounds. Where borders make stages much longer than their bounds, there are too many to learn of."""
     if len(costs_ns) <= _PACE:

@@ -34,11 +34,11 @@ _TOLERANCE = 1e-3
 """Relative, of the search over cuts where layouts are not searched with them."""
 
 _STRAINED = 2e-3
-"""A stage that costs more than this share above its bound is worth a closer look."""
+"""A stage whose cost exceeds its bound by more than this share gets better bounds."""
 
 EASINGS = (1e-9, 0.1)
-"""Guesses of how memory strains runs that were not seen: one that costs this share less than one that it strains is
-taken not to be strained. Each finds cuts that the other passes over; more of them plan more stages."""
+"""Guesses about the effect of memory on unseen runs: a run that costs this share less than an affected one is assumed
+to be unaffected. Each value finds cuts that the other misses; more of them plan more stages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class StageCosts:
     transfers: Transfers = field(init=False)
     runs: list[WeightedBounds] = field(init=False)
     proven: bool = field(init=False, default=True)
-    """Nothing was left out that might have been good."""
+    """Whether nothing was left out that might have been good."""
     _behind: list[Counts] = field(init=False)
     _known: dict[Cut, float] = field(init=False, default_factory=dict)
     _proven: dict[Cut, float] = field(init=False, default_factory=dict)
@@ -113,7 +113,7 @@ class StageCosts:
         and had no more in flight; where it costs less than that by this share, no more than is known. `proven`: stages
         that were planned cost what is proven of them, and not what they were found to take.
         """
-        costs, sites = self._now(self._proven if proven else self._known), self._sites
+        costs, sites = self._current_costs(self._proven if proven else self._known), self._sites
         choices = Choices(
             costs=costs,
             sizes=[self.parts[site.part].size for site in sites],
@@ -128,9 +128,9 @@ class StageCosts:
         found = search(choices, 0.0 if self.exact else _TOLERANCE, worth_ns * PS_PER_NS, ends_s, on_bound)
         if found.cuts is None:
             return found
-        return replace(found, cuts=tuple(self._meant(cut, sites[cut.submesh]) for cut in found.cuts))
+        return replace(found, cuts=tuple(self._cut_at(cut, sites[cut.submesh]) for cut in found.cuts))
 
-    def _meant(self, cut: Cut, site: StageSite) -> Cut:
+    def _cut_at(self, cut: Cut, site: StageSite) -> Cut:
         return replace(cut, submesh=site.part, tied=site.tied)
 
     @property
@@ -341,7 +341,7 @@ class StageCosts:
         """How many layouts at borders the search tells apart."""
         return max((len(row) for runs in self.runs for row in runs.layouts), default=1) if self.exact else 1
 
-    def _now(self, known: Mapping[Cut, float]) -> list[Costs]:
+    def _current_costs(self, known: Mapping[Cut, float]) -> list[Costs]:
         """The tables, and what planning has told."""
         sites = self._sites
         tables = [self._table(site) for site in sites]

@@ -58,7 +58,7 @@ def constraints_on(constraints: Sequence[Constraint], model: Model, mesh: Mesh) 
 
 def kept_so(built: CostGraph, ends: Mapping[str, Layout]) -> Allowed:
     """The restriction to these tensors being kept in these layouts and no others."""
-    return {("kept", name): _is(built.kept[name], layout) for name, layout in ends.items()}
+    return {("kept", name): _equals(built.kept[name], layout) for name, layout in ends.items()}
 
 
 def all_kept_so(built: CostGraph, decided: Mapping[str, TensorDecision]) -> Allowed:
@@ -67,7 +67,7 @@ def all_kept_so(built: CostGraph, decided: Mapping[str, TensorDecision]) -> Allo
 
     def mask(space: TensorSpace, layout: Layout) -> NDArray[np.bool_]:
         if (id(space), layout) not in masks:
-            masks[id(space), layout] = _is(space, layout)
+            masks[id(space), layout] = _equals(space, layout)
         return masks[id(space), layout]
 
     kept = {("kept", name): mask(built.kept[name], like.layout) for name, like in decided.items() if name in built.kept}
@@ -79,5 +79,5 @@ def all_kept_so(built: CostGraph, decided: Mapping[str, TensorDecision]) -> Allo
     return {**kept, **served}
 
 
-def _is(space: TensorSpace, layout: Layout) -> NDArray[np.bool_]:
+def _equals(space: TensorSpace, layout: Layout) -> NDArray[np.bool_]:
     return np.array([space.layout(choice) == layout for choice in range(len(space))])

@@ -28,7 +28,7 @@ from shardplan.planning.search import NoBetterError
 from shardplan.units import NS_PER_S
 
 _HALVINGS = 40
-"""Of the time within which a stage's greatest time is looked for: that is then exact to a nanosecond."""
+"""Bisections of the search for a stage's greatest time, which is then exact to a nanosecond."""
 
 
 @dataclass
@@ -102,24 +102,24 @@ class StagePlanner:
             name = f"{self.stage_costs.model.name}.stage{place}"
             kind = self.stage_costs.kind_of(cut)
             known = self._alike.get((kind, in_flight))
-            plan = self._as_before(*known, cut, in_flight, name) if known else None
+            plan = self._same_step(*known, cut, in_flight, name) if known else None
             is_new = plan is None
             if is_new:
                 plan = self._plan(cut, in_flight, name, enough_ns=enough_ns)
             if is_new and plan is not None and not self.options.constraints:
-                plan = self._or_with_more(plan, kind, cut, in_flight, name)
+                plan = self._or_more_in_flight(plan, kind, cut, in_flight, name)
                 self._alike[kind, in_flight] = part_of(self.stage_costs.chain, cut.first, cut.last, name), plan
             self._planned[key] = plan
         return self._planned[key]
 
-    def _as_before(self, model: Model, plan: Plan, cut: Cut, in_flight: int, name: str) -> Plan | None:
+    def _same_step(self, model: Model, plan: Plan, cut: Cut, in_flight: int, name: str) -> Plan | None:
         """`plan`, of `model`, for a stage of equal units; None where that takes another time."""
-        found = self._like(model, plan, cut, in_flight, name)
+        found = self._with_layouts_of(model, plan, cut, in_flight, name)
         if found is None or found.summary.step_ns != plan.summary.step_ns:
             return None
         return _with_proof(found, plan)
 
-    def _or_with_more(self, plan: Plan, kind: object, cut: Cut, in_flight: int, name: str) -> Plan:
+    def _or_more_in_flight(self, plan: Plan, kind: object, cut: Cut, in_flight: int, name: str) -> Plan:
         """The better of `plan` and the fastest of equal stages that hold more microbatches: that fits here as well."""
         waiting = [
             (other.summary.step_ns, more)
@@ -129,16 +129,16 @@ class StagePlanner:
         if not waiting:
             return plan
         decided = self._recompute[cut, in_flight]
-        found = self._like(*self._alike[kind, min(waiting)[1]], cut, in_flight, name)
+        found = self._with_layouts_of(*self._alike[kind, min(waiting)[1]], cut, in_flight, name)
         if found is None or found.summary.step_ns >= plan.summary.step_ns:
             self._recompute[cut, in_flight] = decided
             return plan
         return _with_proof(found, plan)
 
-    def _like(self, model: Model, plan: Plan, cut: Cut, in_flight: int, name: str) -> Plan | None:
+    def _with_layouts_of(self, model: Model, plan: Plan, cut: Cut, in_flight: int, name: str) -> Plan | None:
         """The plan of a stage in the layouts of `plan`, which is of `model`; None where units differ or none fits."""
         own = part_of(self.stage_costs.chain, cut.first, cut.last, name)
-        called = _called(own, model)
+        called = _corresponding_values(own, model)
         if called is None:
             return None
         tensors = {tensor.name: tensor for tensor in plan.tensors}
@@ -216,7 +216,7 @@ def _with_proof(plan: Plan, proven: Plan) -> Plan:
     return replace(plan, summary=summary)
 
 
-def _called(model: Model, other: Model) -> dict[str, str] | None:
+def _corresponding_values(model: Model, other: Model) -> dict[str, str] | None:
     """The values of `model` by what they are called in `other`, operator by operator; None where they do not match."""
     if len(model.operators) != len(other.operators):
         return None

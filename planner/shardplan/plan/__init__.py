@@ -1,1 +1,1 @@
-"""The plan file: what it holds, how it is read and written."""
+"""Plans: their values, their file, the schedule of their step, and differences between two of them."""

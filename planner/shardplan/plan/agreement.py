@@ -1,4 +1,5 @@
-"""Whether a plan speaks of exactly the operators, tensors and parameters of a model: a digest can be copied."""
+"""Whether a plan describes exactly the operators, tensors and parameters of a model; a matching digest alone may be a
+copy."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ _MOST_SHOWN = 5
 
 
 def require_agreement(plan: Plan, model: Model, file: str | None = None) -> None:
-    """Raise `ShardplanError` (`inconsistent-plan`) where `plan`, on one mesh, names other things than `model` has."""
+    """Raises `ShardplanError` (`inconsistent-plan`) if `plan`, on one mesh, describes other things than `model` has."""
     found = list(disagreements(plan, model))
     if found:
         more = [f"and {len(found) - _MOST_SHOWN} more"] if len(found) > _MOST_SHOWN else []
@@ -31,17 +32,17 @@ def require_agreement(plan: Plan, model: Model, file: str | None = None) -> None
 
 
 def disagreements(plan: Plan, model: Model) -> Iterator[str]:
-    """What the plan says otherwise than the model, one sentence each: names, shapes, types, the names of parameters in
-    checkpoint and file, their dims and aliases, what operators read and make, what is missing."""
+    """The differences between the plan and the model, one sentence each: names, shapes, types, parameter names in
+    checkpoint and file, their dims and aliases, operands and results of operators, and missing entries."""
     flow = trace(model, model_rules(model), training=plan.model.get("mode") == "training")
     parameters = {one.tensor: one for one in model.parameters}
     tensors = {name: _of_tensor(model, flow, name, parameters.get(name)) for name in flow.planned}
-    yield from _compared("tensor", tensors, {one.name: _said_of_tensor(one) for one in plan.tensors})
+    yield from _compared("tensor", tensors, {one.name: _tensor_fields(one) for one in plan.tensors})
     operators = {
         one.name: {"place": place, "op": one.kind, "inputs": one.inputs, "outputs": one.outputs}
         for place, one in enumerate(model.operators)
     }
-    said = {one.name: _said_of_operator(place, one) for place, one in enumerate(plan.operators)}
+    said = {one.name: _operator_fields(place, one) for place, one in enumerate(plan.operators)}
     yield from _compared("operator", operators, said)
 
 
@@ -69,7 +70,7 @@ def _of_tensor(model: Model, flow: Flow, name: str, parameter: Parameter | None)
     }
 
 
-def _said_of_tensor(said: TensorDecision) -> dict[str, Any]:
+def _tensor_fields(said: TensorDecision) -> dict[str, Any]:
     return {
         "parameter": said.role == "parameter",
         "shape": said.shape,
@@ -82,7 +83,7 @@ def _said_of_tensor(said: TensorDecision) -> dict[str, Any]:
     }
 
 
-def _said_of_operator(place: int, said: OperatorDecision) -> dict[str, Any]:
+def _operator_fields(place: int, said: OperatorDecision) -> dict[str, Any]:
     return {"place": place, "op": said.op_type, "inputs": said.inputs, "outputs": said.outputs}
 
 

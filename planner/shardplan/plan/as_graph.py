@@ -9,10 +9,9 @@ from shardplan.plan.types import Plan
 
 
 def to_networkx(plan: Plan) -> nx.MultiDiGraph:
-    """A directed multigraph. Nodes are `("operator", name)` and `("tensor", name)`, of a pipeline with the stage's name
-    in the middle; their attributes are the rows of `Plan.records`, and `kind`. An edge for each operand and result
-    has its `position`.
-    """
+    """The plan as a directed multigraph. Nodes are `("operator", name)` and `("tensor", name)`, in a pipeline with the
+    stage's name in the middle; their attributes are the rows of `Plan.records`, and `kind`. Each operand and result has
+    an edge with its `position`."""
     graph = nx.MultiDiGraph(name=str(plan.model.get("name")))
     for prefix, part in _parts(plan):
         for kind in ("tensor", "operator"):

@@ -1,7 +1,7 @@
-"""Cost graph + assignment -> plan: decisions, moves, times and memory.
+"""From a cost graph and an assignment to a plan: decisions, moves, times and memory.
 
-Everything is priced again from the lowered moves, with arithmetic of its own. Where that is not the solver's price, it
-is the plan's price that counts, and with `SHARDPLAN_CHECK_PRICES` in the environment, as in tests, an error.
+All prices are computed again from the lowered moves, by independent arithmetic. If the sum differs from the solver's
+price, the plan's price counts; with `SHARDPLAN_CHECK_PRICES` in the environment, as in tests, it is an error.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from shardplan.units import NS_PER_S, PS_PER_S
 
 Outcome = Literal["optimal", "feasible", "interrupted"]
 OPTIMAL = 1e-6
-"""Relative: a plan whose schedule is so near to the bound is optimal."""
+"""Relative distance from the bound up to which a plan's schedule counts as optimal."""
 MOST_ROUNDED = 1e-4
-"""Relative: what is left between bound and step is laid to the rounding of times to nanoseconds up to here at most."""
+"""Relative distance between bound and step up to which it may be explained by rounding times to nanoseconds."""
 WORTH_HOLDING = 1e-3
-"""Share of the step that gathering weights farther ahead has to save: what is in flight takes memory."""
+"""Share of the step that gathering weights farther ahead has to save, as communication in flight takes memory."""
 _TEMPORARIES = 4
 """Row of `held_bytes` that has them."""
 
@@ -49,13 +49,13 @@ _TOLERANCE = 1e-7
 
 
 class PriceMismatchError(RuntimeError):
-    """The plan's own price differs from the cost graph's: a defect of shardplan, never of its input."""
+    """The plan's own price differs from the cost graph's: a defect of shardplan, not of its input."""
 
 
 @dataclass(frozen=True, slots=True)
 class Proof:
     """What a search proved: `bound_s`, a lower bound on the step of any plan; `multipliers`: of the sums of every phase
-    where the bound was found."""
+    at that bound."""
 
     bound_s: float
     outcome: Outcome = "feasible"
@@ -65,9 +65,9 @@ class Proof:
 
 @dataclass(frozen=True)
 class Priced:
-    """An assignment with its moves and its schedule. `operators`: its decisions; `memory`: bytes at the peak, with what
-    is in flight; `penalty_s`: charged for broken soft constraints, seconds. `mismatch`: the two prices, where the cost
-    graph's was another."""
+    """An assignment with its moves and its schedule. `operators`: its decisions; `memory`: bytes at the peak, including
+    what is in flight; `penalty_s`: seconds charged for broken soft constraints. `mismatch`: the plan's price and the
+    cost graph's, if they differ."""
 
     built: CostGraph
     choice: Mapping[Node, int]
@@ -81,7 +81,7 @@ class Priced:
 
     @property
     def step_s(self) -> float:
-        """The scheduled step; with the prices of another system, all times added up."""
+        """The scheduled step; with another system's prices, the sum of all times."""
         return self.scheduled.seconds
 
 
@@ -93,11 +93,11 @@ def price(
     penalties: Mapping[Node, Costs] | None = None,
     below_s: float = math.inf,
 ) -> Priced:
-    """Lower, price and schedule an assignment. `penalties`: picoseconds for choices that break soft constraints;
-    `below_s`: of a plan that cannot take less, penalties included, the shortest schedule is of no interest.
+    """Lowers, prices and schedules an assignment. `penalties`: picoseconds for choices that break soft constraints;
+    `below_s`: if the plan cannot take less, penalties included, its schedule is not optimised.
 
-    Weights are gathered as early, and gradients reduced as late, as the limit on memory allows; a plan that holds more
-    than that however it is scheduled is scheduled so that it holds least.
+    Weights are gathered as early, and gradients reduced as late, as the memory limit allows; a plan that exceeds the
+    limit under every schedule gets the schedule that needs the least memory.
     """
     choice = dict(zip(node_order(built), choices, strict=True))
     operators = tuple(_decision(built, choice, index) for index in range(len(built.operators)))
@@ -119,8 +119,8 @@ def _in_buckets(built: CostGraph, charged: StepParts, *, full: bool = False) -> 
 
 
 def in_best_buckets(priced: Priced, memory: MemoryRows, limit_bytes: int) -> Priced:
-    """The same assignment, with full buckets where the schedule is shorter with these, and its moves with their points
-    of issue and of waiting."""
+    """The same assignment, with full buckets if that shortens the schedule, and with the operators at which its moves
+    are issued and awaited."""
     built, choice = priced.built, priced.choice
     if any(move.bucket is not None for move in priced.moves):
         charged = step_parts(built, priced.operators, Emitter(built, choice).moves(), priced.optimizer_ns)
@@ -133,9 +133,9 @@ def in_best_buckets(priced: Priced, memory: MemoryRows, limit_bytes: int) -> Pri
 
 
 def _mismatch(built: CostGraph, choice: Mapping[Node, int], parts: StepParts) -> str:
-    """What the plan and the cost graph say of all compute and communication of a step, where that is not the same.
+    """The totals of compute and communication by the plan and by the cost graph, if they differ.
 
-    Raises `PriceMismatchError` for that where `SHARDPLAN_CHECK_PRICES` is set.
+    Raises `PriceMismatchError` for a difference if `SHARDPLAN_CHECK_PRICES` is set.
     """
     done_ns = parts.optimizer_ns + sum(one.compute_ns + one.inner_ns for one in parts.operators)
     ours_s = (done_ns + sum(move.time_ns for move in parts.moves)) / NS_PER_S
@@ -150,7 +150,8 @@ def _mismatch(built: CostGraph, choice: Mapping[Node, int], parts: StepParts) ->
 
 
 def charged_seconds(built: CostGraph, choice: Mapping[Node, int]) -> float:
-    """What the cost graph charges an assignment for all compute and communication of a step, ties included."""
+    """The seconds that the cost graph charges an assignment for all compute and communication of a step, tie breaking
+    included."""
     costs, tables = built.all_work
     picoseconds = sum(float(cost[choice[node]]) for (node, _), cost in zip(built.node_data, costs, strict=True))
     picoseconds += sum(
@@ -163,7 +164,7 @@ def charged_seconds(built: CostGraph, choice: Mapping[Node, int]) -> float:
 def step_parts(
     built: CostGraph, operators: Sequence[OperatorDecision], moves: Sequence[Move], optimizer_ns: int
 ) -> StepParts:
-    """What the step of an assignment consists of."""
+    """The parts of an assignment's step, for its schedule."""
     copies = [copy for block in built.model.blocks for copy in block.copies]
     return StepParts(
         operators,
@@ -186,10 +187,10 @@ def _scheduled(
     limit_bytes: int,
     below_s: float = math.inf,
 ) -> tuple[StepSchedule, Memory]:
-    """The shortest schedule of those that fit, or the one that holds least, and the bytes at its peak.
+    """The shortest schedule of those that fit, or the one that needs the least memory, and its bytes at the peak.
 
-    Gathering weights farther ahead saves at most what is waited for them, and is not tried where that leads to nothing
-    below `below_s`.
+    Gathering weights farther ahead saves at most the time that the step waits for them; it is not tried if that cannot
+    give a step below `below_s`.
     """
     if not built.options.cost_model.is_ours:
         return serial_schedule(step.parts), peak_of(held)
@@ -218,7 +219,7 @@ def _scheduled(
 
 
 def assemble(priced: Priced, limit_bytes: int, proof: Proof) -> Plan:
-    """The plan of a priced assignment and what is proven of it."""
+    """The plan of a priced assignment and its proof."""
     built, choice = priced.built, priced.choice
     emitter = Emitter(built, choice)
     return Plan(
@@ -240,7 +241,7 @@ def assemble(priced: Priced, limit_bytes: int, proof: Proof) -> Plan:
 
 
 def model_section(model: Model, options: PlanOptions) -> Mapping[str, object]:
-    """What a plan says of its model and of what was asked."""
+    """The plan's section on its model and the request."""
     constraints = [str(constraint) for constraint in options.constraints]
     aliases = next((constraint.aliases for constraint in options.constraints if constraint.aliases), ())
     return {
@@ -296,19 +297,19 @@ def _tensor(
         aliases=parameter.aliases if parameter else (),
         trainable=parameter is not None and name in built.flow.needs_grad,
         optimizer=emitter.updated_layout(name),
-        recomputed=_comes_again(built, name),
+        recomputed=_is_recomputed(built, name),
     )
 
 
-def _comes_again(built: CostGraph, name: str) -> bool:
+def _is_recomputed(built: CostGraph, name: str) -> bool:
     maker, again = built.flow.makers.get(name, (None, 0))[0], built.recompute
     return maker in again.until and name in built.fusion.saved and name not in again.saved
 
 
 def recompute_of(plan: Plan, built: CostGraph) -> Recompute:
-    """What a plan says of what is recomputed, for a graph of the same model.
+    """The rematerialisation of a plan, for a graph of the same model.
 
-    Raises `ShardplanError` (`damaged-plan`) when it names an operator that the model does not have.
+    Raises `ShardplanError` (`damaged-plan`) if it names an operator that the model does not have.
     """
     number = {operator.name: index for index, operator in enumerate(built.model.operators)}
     wanted = {operator.name: operator.again for operator in plan.operators if operator.again}
@@ -393,11 +394,6 @@ def _optimizer_seconds(built: CostGraph, choice: Mapping[Node, int]) -> float:
     return seconds
 
 
-def peak_memory(holdings: Sequence[Holding], moments: int, choice: Mapping[Node, int]) -> Memory:
-    """Bytes by category at the moment when their sum is largest (the first such moment)."""
-    return peak_of(held_bytes(holdings, moments, choice))
-
-
 def held_bytes(holdings: Sequence[Holding], moments: int, choice: Mapping[Node, int]) -> NDArray[np.int64]:
     """Bytes of every category (in the order of `Memory`) at every moment, shape (5, moments)."""
     categories: tuple[Category, ...] = ("parameters", "gradients", "optimizer", "activations", "temporaries")
@@ -411,10 +407,10 @@ def held_bytes(holdings: Sequence[Holding], moments: int, choice: Mapping[Node, 
 
 
 def peak_of(held: NDArray[np.int64]) -> Memory:
-    """What is held (as `held_bytes` has it) at the first moment at which that is most."""
+    """The bytes (of `held_bytes`) at the first moment with the largest sum."""
     return Memory(*(int(value) for value in held[:, peak_moment(held)]))
 
 
 def peak_moment(held: NDArray[np.int64]) -> int:
-    """The first moment at which most is held."""
+    """The first moment with the largest sum."""
     return int(held.sum(axis=0).argmax()) if held.shape[1] else 0

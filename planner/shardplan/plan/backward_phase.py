@@ -1,4 +1,4 @@
-"""The backward pass of one microbatch as a program: rematerialisation, weights gathered again, gradients reduced."""
+"""The backward pass of one microbatch as a program: rematerialisation, re-gathered weights, gradient reduction."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ class _Backward:
                 for twice in self.step.recomputed.get(self.parts.operators[other].name, ()):
                     self.fetch.issue(twice, self.available, index)
                 self.fetch.issue(other, self.available, index)
-            self._catch_up(self.step.block[index] + 1)
-            if self._is_early(index):
+            self._run_postponed(self.step.block[index] + 1)
+            if self._is_postponed(index):
                 self.put_off.append(index)
             else:
                 self._turn(index)
-        self._catch_up(-1)
+        self._run_postponed(-1)
         self.writer.wait(sorted({number for numbers in self.reduced.values() for number in numbers}), "gradients", -1)
         return self.writer
 
-    def _is_early(self, index: int) -> bool:
-        """Whether nothing but weights waits for an operator, and gradients that it needs are on their way: it is put
-        off, as nothing would run beside them. Views compute nothing and wait for nobody."""
+    def _is_postponed(self, index: int) -> bool:
+        """Whether only weights depend on an operator while gradients that it needs are in flight: it is then postponed,
+        as nothing would overlap their communication. Views compute nothing and wait for nothing."""
         if index not in self.step.of_weights:
             return False
         outputs = list(filter(None, self.parts.operators[index].outputs))
@@ -57,8 +57,8 @@ class _Backward:
             return True
         return index not in self.step.views and any(self.reduced[tensor] for tensor in outputs)
 
-    def _catch_up(self, block: int) -> None:
-        """The turns of operators that were put off in blocks behind `block`."""
+    def _run_postponed(self, block: int) -> None:
+        """The postponed operators of the blocks behind `block`."""
         while self.put_off and self.step.block[self.put_off[0]] > block:
             self._turn(self.put_off.pop(0))
 
@@ -72,7 +72,7 @@ class _Backward:
         operator = self.parts.operators[index]
         for twice in self.step.recomputed.get(operator.name, ()):
             self._recompute(twice)
-        self._brought_again(index)
+        self._wait_for_reads(index)
         for tensor in filter(None, operator.outputs):
             if tensor not in self.step.readers:
                 self._gradient(self.step.back.shared.get(tensor, ()), index)
@@ -83,7 +83,7 @@ class _Backward:
         self._of_operands(index)
 
     def _view(self, index: int) -> None:
-        """A view of weights: what moves the gradients of what it reads comes after what moves those of its results."""
+        """A view of weights: the moves of its operand's gradient come after those of its result's gradient."""
         operator = self.parts.operators[index]
         made = {number for tensor in filter(None, operator.outputs) for number in self.reduced[tensor]}
         for tensor in self.step.reads[index]:
@@ -99,7 +99,7 @@ class _Backward:
                 self._gradient(self.step.back.shared.get(tensor, ()), index)
 
     def _stored_again(self, tensor: str, operator: OperatorDecision, index: int) -> None:
-        """Moves of results of operators that run twice: once of their two times is here."""
+        """Moves of the results of operators that run twice: the second of their two times."""
         for number in self.step.bring.shared.get(tensor, ()):
             each = self.parts.moves[number].count / self.parts.microbatches
             if tensor in self.step.makers and self.step.runs_twice(operator, each):
@@ -107,14 +107,14 @@ class _Backward:
 
     def _recompute(self, index: int) -> None:
         operator = self.parts.operators[index]
-        self._brought_again(index)
+        self._wait_for_reads(index)
         nanoseconds = operator.again_ns / self.parts.microbatches
         self.writer.compute(f"recompute: {operator.name}", nanoseconds, index)
         for tensor in filter(None, operator.outputs):
             self._stored_again(tensor, operator, index)
 
-    def _brought_again(self, index: int) -> None:
-        """What an operator's second run or its backward waits for, whichever reads its operands first."""
+    def _wait_for_reads(self, index: int) -> None:
+        """Waits for what an operator's recomputation or its backward reads, whichever comes first."""
         operator = self.parts.operators[index]
         self.fetch.issue(index, self.available, index)
         self.fetch.wait(index)
@@ -145,7 +145,7 @@ class _Backward:
                 self._in_bucket(move.bucket, index)
 
     def _in_bucket(self, bucket: int, index: int) -> None:
-        """A bucket is sent when the last of its gradients is there."""
+        """Sends a bucket when the last of its gradients is complete."""
         self.filled[bucket] += 1
         members = self.step.buckets[bucket]
         if self.filled[bucket] == len(members):

@@ -1,17 +1,16 @@
-"""What the step of a plan consists of: compute, exposed communication and, of a pipeline, the bubble."""
+"""The parts of a plan's step: compute, exposed communication (also move by move) and, in a pipeline, the bubble."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shardplan.plan.types import Pipeline, Plan
+from shardplan.plan.types import Move, Pipeline, Plan
 
 
 @dataclass(frozen=True, slots=True)
 class Breakdown:
-    """Nanoseconds of a step: `compute_ns` + `exposed_ns` + `bubble_ns` are all of it, `overlapped_ns` is communication
-    beside compute. `of`: the plans that spend it so, which are the plan itself or the pieces of the slowest stage.
-    """
+    """Nanoseconds of a step: `compute_ns` + `exposed_ns` + `bubble_ns` is the step, `overlapped_ns` is communication
+    beside compute. `of`: the plans with these times, which are the plan itself or the pieces of the slowest stage."""
 
     compute_ns: int
     exposed_ns: int
@@ -34,8 +33,22 @@ def breakdown(plan: Plan) -> Breakdown:
 
 
 def _slowest(pipeline: Pipeline) -> tuple[Plan, ...]:
-    """The plans of the devices that work longest, several where the schedule gives them several pieces of the model."""
+    """The plans of the devices that work longest; several plans if the schedule gives a device several pieces of the
+    model."""
     pieces: dict[int, list[Plan]] = {}
     for stage in pipeline.stages:
         pieces.setdefault(stage.first_device, []).append(stage.plan)
     return tuple(max(pieces.values(), key=lambda own: sum(piece.summary.step_ns for piece in own)))
+
+
+class Exposure:
+    """How much each move lengthens a step: the time in which it runs alone, and its slowdown of the compute that it
+    overlaps. The sum over all moves and operators is `summary.communication_ns`."""
+
+    def __init__(self, plan: Plan) -> None:
+        beside_ns = sum(move.time_ns * move.hidden for move in plan.moves)
+        self._overlapped = min(1.0, plan.summary.hidden_ns / beside_ns) if beside_ns else 1.0
+
+    def exposed_ns(self, move: Move) -> float:
+        """Nanoseconds per step; the rest of the move's time is overlapped."""
+        return move.time_ns * (1.0 - move.hidden * self._overlapped)

@@ -1,17 +1,17 @@
-"""Which gradients of weights, and which new weights, go into one bucket.
+"""Bucketing: which gradients of weights, and which new weights, are sent in one bucket.
 
-Moves of one phase that run the same collectives over the same axes on the same dtype can be sent together. In the order
-in which a step has them they go into buckets that hold at most what the profile says (`coalesce: bucket_mb`), or a
-single tensor. Few large buckets pay latency less often; small ones early let the link begin early, and small ones late
-leave little to be sent when nothing is left to compute. What shares its outermost link is sent in rounds, each with one
-bucket of every group, and the rounds end so that the last one arrives as early as it can:
+Moves of one phase with the same collectives over the same axes on the same dtype can be sent together. In the order in
+which they become available they fill buckets that hold at most what the profile says (`coalesce: bucket_mb`), or a
+single tensor. Few large buckets pay latency less often; small early ones let communication start early, and small late
+ones leave little to send after the last compute. Groups that share their outermost link are sent in rounds, each with
+one bucket of every group, and the ends of the rounds minimise the time of the last arrival:
 
     F(j) = min over i < j of  max(F(i), r_j) + L_ij + c_i+1 + ... + c_j
 
-with r_j the moment at which gradient j is there, c_j the time that its bytes take, and L_ij the latencies of the groups
-that gradients i+1 to j belong to. A group that has little to send skips rounds: its neighbouring buckets are put
-together where that saves time on the link and the last one arrives no later. New weights are the same problem backwards
-in time: their readers are deadlines.
+with r_j the moment at which gradient j is available, c_j the time of its bytes, and L_ij the latencies of the groups
+that gradients i+1 to j belong to. A group with little to send skips rounds: its neighbouring buckets are merged if that
+saves time on the link and the last one arrives no later. New weights are the same problem backwards in time: their
+readers are deadlines.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ from shardplan.schedule.links import Levels
 from shardplan.units import NS_PER_S
 
 UNNUMBERED: Final = -1
-"""Bucket of a move that is to go into one."""
+"""Bucket number of a move that is still to be assigned to a bucket."""
 UNNUMBERED_ONWARD: Final = -2
-"""The same of a gradient that goes on from where its weight is kept to its optimizer's shard: such gradients are there
-when the former moves have ended, so that no bucket has both."""
+"""The same for a gradient that moves on from where its weight is kept to its optimizer's shard: such gradients are
+complete when the former moves have ended, so no bucket has both kinds."""
 _TO_BUCKET: Final = (UNNUMBERED, UNNUMBERED_ONWARD)
 _SMALLER = 0.25
-"""The latency of a bucket is what a straight line through the times of a full one and of one so full has at zero."""
+"""The latency of a bucket is the intercept of the line through the times of a full bucket and of one this full."""
 _FULLER = 1.0 + 1e-12
-"""So much more than full is full: sums of bytes are rounded."""
+"""Tolerance for a full bucket: sums of bytes are rounded."""
 _ROUNDING = 1e-12
 """Seconds that arrivals may differ by rounding."""
 
@@ -56,8 +56,8 @@ Seconds = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class BucketPrices:
-    """`seconds`: of a collective on so many bytes; `most_bytes`: what a device has of a full bucket; `levels`: names of
-    the link levels, innermost first. `full`: buckets are filled as far as they can be, whenever that lets them go."""
+    """`seconds`: of a collective on so many bytes; `most_bytes`: a device's bytes of a full bucket; `levels`: names of
+    the link levels, innermost first. `full`: fill every bucket as far as possible."""
 
     mesh: Mesh
     seconds: CollectiveSeconds
@@ -68,9 +68,9 @@ class BucketPrices:
 
 @dataclass(frozen=True)
 class Queue:
-    """What is to be sent over a link in rounds, in the order in which it is there. `ready`: when; `seconds`: what each
-    takes to be sent; `groups`: with whom it can be together; `sizes`: of which a bucket holds at most `most`, unless it
-    is a single thing; `latencies`: of a bucket of each group."""
+    """What is sent over a link in rounds, in the order in which it becomes available. `ready`: when; `seconds`: sending
+    time of each; `groups`: the group of each, whose members can share a bucket; `sizes`: of which a bucket holds at
+    most `most`, unless it has a single member; `latencies`: of a bucket of each group."""
 
     ready: Seconds
     seconds: Seconds
@@ -85,7 +85,7 @@ class Queue:
 
     @cached_property
     def _last(self) -> list[list[int]]:
-        """By end and group, behind the last of the group that is before the end."""
+        """By end and group, the position behind the last member of the group before the end."""
         last, found = [0] * len(self.latencies), [[0] * len(self.latencies)]
         for place, group in enumerate(self.groups.tolist()):
             last[group] = place + 1
@@ -94,17 +94,17 @@ class Queue:
 
     @cached_property
     def _first(self) -> list[int]:
-        """By end of a round, the earliest start with which no bucket is too full."""
+        """By end of a round, the earliest start for which no bucket is too full."""
         filled = [_sums(np.where(self.groups == group, self.sizes, 0.0)) for group in range(len(self.latencies))]
         starts = np.max([np.searchsorted(sums, sums - self.most * _FULLER) for sums in filled], axis=0)
         return [min(int(start), max(end - 1, 0)) for end, start in enumerate(starts)]
 
     def starts(self, end: int) -> slice:
-        """Where a round may start that ends there."""
+        """The possible starts of a round that ends there."""
         return slice(self._first[end], end)
 
     def lasting(self, end: int) -> Seconds:
-        """What a round that ends there takes, by its start."""
+        """The duration of a round that ends there, by its start."""
         first = self._first[end]
         seconds: Seconds = self._sent[end] - self._sent[first:end]
         for last, latency in zip(self._last[end], self.latencies, strict=True):
@@ -113,9 +113,9 @@ class Queue:
 
 
 def in_buckets(step: StepMoves, prices: BucketPrices, dtype: Callable[[str], str]) -> StepMoves:
-    """The moves of a step, those that are `UNNUMBERED` in buckets, with their shares of what these take.
+    """The moves of a step, with `UNNUMBERED` ones assigned to buckets and given their shares of the buckets' times.
 
-    `dtype(tensor)`: what a tensor consists of.
+    `dtype(tensor)`: the element type of a tensor.
     """
     parts = step.parts
     groups: dict[tuple[Hashable, ...], list[int]] = defaultdict(list)
@@ -145,8 +145,8 @@ def _group(move: Move, dtype: Callable[[str], str]) -> tuple[Hashable, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """Moves `rows` that can be sent together: a bucket takes `latency_s`, and `seconds` for each. `held`: bytes that a
-    device has of them; `price`: seconds of a bucket of so many bytes."""
+    """Moves `rows` that can be sent together: a bucket takes `latency_s`, plus `seconds` for each. `held`: a device's
+    bytes of each; `price`: seconds of a bucket of so many bytes."""
 
     rows: Sequence[int]
     levels: Levels
@@ -167,7 +167,8 @@ class _Group:
         return cls(rows, levels, latency, [rate * size for size in held], held, price)
 
     def is_small(self, most_bytes: float) -> bool:
-        """Whether it takes less to send all of it than to begin, and fits into a bucket: it is sent at once."""
+        """Whether sending all of it takes less than its latency, and it fits into one bucket: then it is sent
+        at once."""
         return sum(self.seconds) <= self.latency_s and sum(self.held) <= most_bytes
 
 
@@ -190,7 +191,7 @@ def _buckets(groups: Sequence[_Group], prices: BucketPrices, clock: _Clock) -> I
 
 
 def _rounds(groups: Sequence[_Group], prices: BucketPrices, clock: _Clock, level: str) -> Iterator[Sequence[int]]:
-    """The buckets of the rounds in which groups are sent over a link."""
+    """The buckets of the rounds in which groups are sent over one link."""
     moments = clock.moments(frozenset({level}))
     items = [
         (moments[clock.place(number)], group, number, seconds, held)
@@ -211,8 +212,8 @@ def _rounds(groups: Sequence[_Group], prices: BucketPrices, clock: _Clock, level
 
 
 def earliest(queue: Queue) -> list[int]:
-    """Where rounds end so that the last one arrives as early as it can; ascending, the last end is n. Where that leaves
-    a choice rounds are long, the last ones first: every round costs latency."""
+    """The ends of the rounds that minimise the time of the last arrival; ascending, the last end is n. Ties give long
+    rounds, the last ones first: every round costs latency."""
     count = len(queue.ready)
     arrives = np.full(count + 1, -np.inf)
     for end in range(1, count + 1):
@@ -229,7 +230,7 @@ def earliest(queue: Queue) -> list[int]:
 
 
 def fullest(queue: Queue) -> list[int]:
-    """Where rounds end if each goes on until a bucket is full."""
+    """The ends of the rounds if each continues until a bucket is full."""
     ends = [0]
     for end in range(1, len(queue.ready) + 1):
         if queue.starts(end).start > ends[-1]:
@@ -239,7 +240,7 @@ def fullest(queue: Queue) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """Moves `rows` of one group that are sent together once the last is there, at `ready`; `held`: their bytes."""
+    """Moves `rows` of one group, sent together once the last is available, at `ready`; `held`: their bytes."""
 
     rows: tuple[int, ...]
     group: int
@@ -248,10 +249,11 @@ class Bucket:
 
 
 def merged(buckets: Sequence[Bucket], prices: Sequence[Callable[[float], float]], most: float) -> list[Bucket]:
-    """Neighbours of one group put together, while that saves time on the link and the last bucket arrives no later.
+    """Merges neighbouring buckets of one group while that saves time on the link and the last bucket arrives no later.
 
     `buckets`: by `ready`, sent in this order; `prices[group]`: seconds of so many bytes; a bucket holds at most `most`.
-    Rounds have a bucket of every group: one that has little to send may skip some. What saves most goes first.
+    Rounds have a bucket of every group, and this lets groups with little to send skip some. The largest saving goes
+    first.
     """
     found = list(buckets)
     lasting = [prices[one.group](one.held) for one in found]
@@ -269,8 +271,8 @@ def merged(buckets: Sequence[Bucket], prices: Sequence[Callable[[float], float]]
 def _best_merger(
     buckets: Sequence[Bucket], lasting: Sequence[float], prices: Sequence[Callable[[float], float]], most: float
 ) -> tuple[int, int, float] | None:
-    """The two buckets that save most when they are one, and what that takes. With s_k what bucket k and all behind it
-    take, the last one arrives at the greatest of ready_k + s_k."""
+    """The two buckets whose merger saves most, and the time of the merged one. With s_k the time of bucket k and all
+    behind it, the last one arrives at the maximum of ready_k + s_k."""
     left = np.cumsum(lasting[::-1])[::-1]
     arrivals = left + np.array([one.ready for one in buckets])
     before, behind = np.maximum.accumulate(arrivals), np.maximum.accumulate(arrivals[::-1])[::-1]
@@ -296,7 +298,7 @@ def _sums(amounts: Seconds) -> Seconds:
 
 
 def _timed(move: Move, prices: BucketPrices, held: float) -> Move:
-    """A move with its share of what a bucket takes of which a device has so many bytes."""
+    """A move with its share of the time of a bucket of which a device has so many bytes."""
     seconds = in_bucket(prices.seconds, held * pieces(move, prices.mesh))
     size_bytes = float(whole_bytes(move))
 
@@ -307,7 +309,7 @@ def _timed(move: Move, prices: BucketPrices, held: float) -> Move:
 
 
 class _Clock:
-    """When gradients of weights are there in the last backward; or for new weights, which `is_reversed`, how long
+    """When gradients of weights are available in the last backward; or, if `is_reversed`, for new weights: how long
     before the end of the first forward they are read."""
 
     def __init__(self, step: StepMoves, *, update: bool) -> None:
@@ -325,7 +327,7 @@ class _Clock:
         }
 
     def place(self, number: int) -> int:
-        """The operator that makes the last of a gradient, or that is the first to read a weight."""
+        """The operator that makes the last part of a gradient, or that is the first to read a weight."""
         move = self._moves[number]
         return self._number[move.reader] if move.reader else self._first.get(move.tensor, 0)
 
@@ -345,10 +347,10 @@ class _Clock:
                 passed += item.seconds - sent
             if operator >= 0:
                 ends[operator] = passed
-        return passed - _carried(begins) if self.is_reversed else _carried(ends[::-1])[::-1]
+        return passed - _filled_forward(begins) if self.is_reversed else _filled_forward(ends[::-1])[::-1]
 
 
-def _carried(values: Seconds) -> Seconds:
-    """The values, those that are missing as the one before; 0 where there is none."""
+def _filled_forward(values: Seconds) -> Seconds:
+    """The values, with missing ones replaced by the value before; 0 if there is none."""
     last = np.maximum.accumulate(np.where(np.isnan(values), -1, np.arange(len(values))))
     return np.where(last < 0, 0.0, values[last])

@@ -1,6 +1,6 @@
-"""Moves that are sent together: of one phase, with the same collectives over the same axes, on the same dtype.
+"""Buckets: moves of one phase, with the same collectives over the same axes on the same dtype, sent together.
 
-A bucket is sent as one collective. Which moves make up which bucket is decided in `shardplan.plan.bucketing`.
+A bucket is sent as one collective. `shardplan.plan.bucketing` decides which moves share a bucket.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from shardplan.plan.types import Move
 
 
 def tiles(layout: Layout, mesh: Mesh) -> int:
-    """Of how many pieces a device has one."""
+    """The number of pieces of which a device has one."""
     return mesh.ways([axis for axis, placement in enumerate(layout.placements) if placement.is_shard])
 
 
 def pieces(move: Move, mesh: Mesh) -> int:
-    """Of how many pieces a device has one before or after a move, where it has more."""
+    """The number of pieces of which a device has one before or after a move, whichever is fewer."""
     return min(tiles(move.source, mesh), tiles(move.target, mesh))
 
 
 def held_bytes(move: Move, mesh: Mesh) -> Fraction:
-    """What a device has of what moves, before or after it: the more of both."""
+    """A device's bytes of the moved tensor before or after the move, whichever are more."""
     return whole_bytes(move) / pieces(move, mesh)
 
 
 def whole_bytes(move: Move) -> Fraction:
-    """What moves, on all devices together, each piece once."""
+    """The bytes of the moved tensor on all devices together, each piece once."""
     step = next(step for step in move.steps if step.collective.kind in COALESCED)
     return step.payload_bytes / step.collective.share
 

@@ -1,4 +1,4 @@
-"""The digest of a plan's content: does a file still say what was written?"""
+"""The digest of a plan's content, which detects edits of the file."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ _SHOWN = 19
 
 
 def content_digest(document: Mapping[str, Any]) -> str:
-    """`sha256:` and 64 hex digits of a plan's document but for its own `digest`, whatever its spacing and the order of
-    its keys."""
+    """`sha256:` and 64 hex digits of a plan's document without its own `digest`, independent of spacing and
+    key order."""
     rest = {key: value for key, value in document.items() if key != "digest"}
     text = json.dumps(rest, sort_keys=True, separators=(",", ":"), allow_nan=False, default=dict)
     return DIGEST + hashlib.sha256(text.encode()).hexdigest()
 
 
 def edited(document: Mapping[str, Any]) -> Iterator[str]:
-    """That the document of a plan is not what was written, in a sentence; nothing where it is, or where it is of a
-    format without digests."""
+    """A sentence that a plan's document was changed after it was written; empty if it was not, or if its format has no
+    digest."""
     digest, now, version = document.get("digest"), content_digest(document), str(document["format_version"])
     if digest is None and minor_of(document) >= DIGESTED:
         yield f"it was edited: a plan of format {version} has a digest, and this one has none"

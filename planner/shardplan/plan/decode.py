@@ -1,4 +1,4 @@
-"""The text of a plan file back to a `Plan`, refusing what this version does not understand and saying where.
+"""Reads the text of a plan file as a `Plan`; refuses what this version does not understand and says where it stands.
 
 Reading is the inverse of `encode.dumps`; tensors come back section by section (parameters, inputs, outputs, others).
 """
@@ -28,25 +28,25 @@ def loads(text: str, path: str = "plan") -> Plan:
 
 
 def loads_whole(text: str, path: str = "plan") -> tuple[Document, Plan]:
-    """The document in `text`, and the plan that it is. Raises as `loads`."""
+    """The document in `text`, and its plan. Raises as `loads`."""
     document = parsed(text, path)
-    with _damage_said(text, path):
+    with _damage_error(text, path):
         return document, read_document(document)
 
 
 def loads_subject(text: str, path: str = "plan") -> tuple[str, str, Mesh]:
-    """The names of the model and of the cluster that the plan in `text` is for, and its mesh. Nothing else is read, so
-    that this is quick. Raises as `loads`."""
+    """The names of the model and of the cluster of the plan in `text`, and its mesh. Nothing else is read, which is
+    fast. Raises as `loads`."""
     document = parsed(text, path)
     field = next(field for field in PLAN.fields if field.key == "mesh")
-    with _damage_said(text, path):
+    with _damage_error(text, path):
         mesh: Mesh = _read_section(field, document, {}, Context(Mesh(()), read_document))["mesh"]
         return _named(document, "model"), _named(document, "cluster"), mesh
 
 
 @contextlib.contextmanager
-def _damage_said(text: str, path: str) -> Iterator[None]:
-    """What is wrong with the plan in `text`, said with its file and line."""
+def _damage_error(text: str, path: str) -> Iterator[None]:
+    """The error about a damaged plan in `text`, with file and line."""
     try:
         yield
     except _DamagedError as problem:
@@ -62,7 +62,7 @@ def _named(document: Mapping[str, Any], section: str) -> str:
 
 
 class _DamagedError(RecordError):
-    """`section` of the document and, in a list of rows, which row is wrong."""
+    """`section` of the document and, in a list, the row that is wrong."""
 
     def __init__(self, section: str, row: int | None, what: str) -> None:
         super().__init__(f"{section}: {what}" if row is None else f"{section}[{row}]: {what}")

@@ -1,4 +1,4 @@
-"""What differs between two plans: decisions, their effect on time and memory, and what caused it."""
+"""Differences between two plans: decisions, their effect on time and memory, and their causes."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _ABSENT = ""
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Decisions that changed alike in identical layers. `before`, `after`: layouts, `""` where there is none; of an
-    operator those of what it makes, else of what it reads, else the factors that mesh axes split.
+    """Decisions that changed in the same way in identical layers. `before`, `after`: layouts, `""` if there is none; of
+    an operator, those of its results, else of its operands, else the factors that mesh axes split.
 
-    `kind`: the tensor's role, or `operator`. `bytes_delta`: kept on a device; `time_ns_delta`: what moving the tensors
-    or computing the operators takes, before anything hides.
+    `kind`: the tensor's role, or `operator`. `bytes_delta`: stored bytes per device; `time_ns_delta`: time of the
+    tensors' moves or of the operators' compute, without overlap.
     """
 
     kind: str
@@ -57,18 +57,18 @@ class Effect:
 
     @property
     def share(self) -> float:
-        """Relative change; 0 where there was nothing before."""
+        """The relative change; 0 if there was nothing before."""
         return self.delta / self.before if self.before else 0.0
 
     def exceeds(self, share: float) -> bool:
-        """Whether it grew by more than `share` of what there was before; where there was nothing, by anything."""
+        """Whether it grew by more than `share` of the earlier value; from nothing, whether it grew at all."""
         return self.delta > share * self.before
 
 
 @dataclass(frozen=True, slots=True)
 class PlanDiff:
-    """`unchanged`: how many tensors and operators are as they were. `causes`: what was asked for differently.
-    `measures`: how the costs of the old plan and of the new one are read. `held`: memory by category."""
+    """`unchanged`: the number of unchanged tensors and operators. `causes`: differences in the requests. `measures`:
+    how to read the costs of the old and of the new plan. `held`: memory by category."""
 
     changes: tuple[Change, ...]
     unchanged: int
@@ -88,8 +88,8 @@ class PlanDiff:
 
 @dataclass(frozen=True, slots=True)
 class _Item:
-    """`name` is unique in its plan; people know it as `shown`. `text`: what it is judged by. `words`: the same as
-    people read it, of which the first is said that differs from the other plan's."""
+    """One decision. `name` is unique in its plan; `shown` is the name for people. `text`: what is compared. `words`:
+    the same for people, in several forms; the first form in which the two plans differ is shown."""
 
     kind: str
     name: str
@@ -104,7 +104,7 @@ _NOTHING = _Item("", "", "", "", 0, 0)
 
 
 def diff_plans(old: Plan, new: Plan) -> PlanDiff:
-    """What `new` decides otherwise than `old`; identical layers are one change."""
+    """The differences of `new` from `old`; identical layers are one change."""
     before, after = _items(old), _items(new)
     everything = [item.shown for item in {**before, **after}.values()]
     groups: dict[tuple[str, str, str, str], list[tuple[str, int, int]]] = {}
@@ -114,7 +114,7 @@ def diff_plans(old: Plan, new: Plan) -> PlanDiff:
         if (was.text if was else _ABSENT) == (now.text if now else _ABSENT):
             unchanged += 1
             continue
-        texts = _told_apart(was, now)
+        texts = _differing_words(was, now)
         shown = (now or was or _NOTHING).shown
         effect = (
             shown,
@@ -140,14 +140,15 @@ def diff_plans(old: Plan, new: Plan) -> PlanDiff:
     return PlanDiff(tuple(changes), unchanged, effects, tuple(_causes(old, new)), measures, held)
 
 
-def _told_apart(was: _Item | None, now: _Item | None) -> tuple[str, str]:
-    """What two decisions of which one may be missing say, in the first words in which they differ."""
+def _differing_words(was: _Item | None, now: _Item | None) -> tuple[str, str]:
+    """Two decisions in words (one may be missing), in the first form in which they differ."""
     pairs = zip(*((*item.words, item.text) if item else repeat(_ABSENT) for item in (was, now)), strict=False)
     return next((before, after) for before, after in pairs if before != after)
 
 
 def _items(plan: Plan) -> dict[tuple[str, str], _Item]:
-    """Every decision by kind and name; weights first. What several stages of a pipeline hold counts in each."""
+    """Every decision by kind and name; weights first. A tensor that several stages of a pipeline hold counts
+    in each."""
     if plan.pipeline is not None:
         return _stage_items(plan.pipeline)
     on = Context(plan.mesh, document)
@@ -180,7 +181,7 @@ def _stage_items(pipeline: Pipeline) -> dict[tuple[str, str], _Item]:
 
 
 def _tensor_item(on: Context, tensor: TensorDecision, module: str, moved_ns: int) -> _Item:
-    text = _said(PARAMETER if tensor.role == "parameter" else TENSOR, tensor, on)
+    text = _fields_in_words(PARAMETER if tensor.role == "parameter" else TENSOR, tensor, on)
     name = tensor.checkpoint or tensor.name
     shown = f"output of {module}" if module and tensor.role == "activation" else name
     return _Item(tensor.role, name, shown, text, tensor.bytes_per_device, moved_ns)
@@ -194,11 +195,13 @@ def _operator_item(on: Context, operator: OperatorDecision) -> _Item:
         for layouts in (operator.makes, operator.reads)
     )
     words = (f"{made}{again}", f"reads {read}{again}")
-    return _Item("operator", operator.name, shown, _said(OPERATOR, operator, on), 0, operator.compute_ns, words)
+    return _Item(
+        "operator", operator.name, shown, _fields_in_words(OPERATOR, operator, on), 0, operator.compute_ns, words
+    )
 
 
-def _said(record: Record, value: TensorDecision | OperatorDecision, on: Context) -> str:
-    """What the fields of `value` that `diff` compares say, those left out that the file leaves out."""
+def _fields_in_words(record: Record, value: TensorDecision | OperatorDecision, on: Context) -> str:
+    """The compared fields of `value` in words, without those that the file omits."""
     written = record.view(value) if record.view else value
     fields = [field for field in record.fields if field.diff and not field.absent(written)]
     return ", ".join(field.diff.replace("{}", field.kind.say(field.of(written), on)) for field in fields)
@@ -209,7 +212,7 @@ def _effects(record: Record, was: object, now: object) -> tuple[Effect, ...]:
 
 
 def _causes(old: Plan, new: Plan) -> Iterator[str]:
-    """What the two plans were asked for differently; without any, the planner itself decides otherwise."""
+    """Differences in the requests of the two plans; if there are none, the planner itself decided differently."""
     was, now = old.model, new.model
     if was.get("digest") != now.get("digest"):
         yield f"model changed ({was.get('operators', '?')} → {now.get('operators', '?')} operators)"
@@ -221,8 +224,8 @@ def _causes(old: Plan, new: Plan) -> Iterator[str]:
             yield f"{field.diff} {_in_words(before)} → {_in_words(after)}"
     yield from _differences(_mapping(was.get("dims")), _mapping(now.get("dims")), "dim ")
     lost, added = _constraints(old) - _constraints(new), _constraints(new) - _constraints(old)
-    yield from (f"constraint removed: {text}" for text in _together(lost))
-    yield from (f"constraint added: {text}" for text in _together(added))
+    yield from (f"constraint removed: {text}" for text in _fold_layers(lost))
+    yield from (f"constraint added: {text}" for text in _fold_layers(added))
     if old.mesh != new.mesh:
         yield f"mesh {old.mesh} → {new.mesh}"
     if old.summary.memory_limit_bytes != new.summary.memory_limit_bytes:
@@ -232,7 +235,7 @@ def _causes(old: Plan, new: Plan) -> Iterator[str]:
 
 
 def _reshaped(old: Plan, new: Plan) -> Iterator[str]:
-    """Parameters that both plans have in different shapes, as the checkpoint has them; identical layers are one."""
+    """Parameters that both plans have with different shapes in the checkpoint; identical layers are one."""
     before, after = _shapes(old), _shapes(new)
     changed = {name: (before[name], shape) for name, shape in after.items() if before.get(name, shape) != shape}
     groups: dict[tuple[str, tuple[tuple[int, ...], tuple[int, ...]]], list[str]] = {}
@@ -261,8 +264,8 @@ def _in_words(value: object) -> object:
     return "none" if value is None else value
 
 
-def _together(texts: Iterable[str]) -> list[str]:
-    """Those of identical layers as one, with how many they are."""
+def _fold_layers(texts: Iterable[str]) -> list[str]:
+    """Changes of identical layers merged into one, with their number."""
     groups: dict[str, list[str]] = {}
     for text in sorted(texts):
         groups.setdefault(pattern(text), []).append(text)
@@ -278,7 +281,8 @@ def _cluster_causes(old: Plan, new: Plan) -> Iterator[str]:
 
 
 def profile_differences(was: Mapping[str, object], now: Mapping[str, object]) -> Iterator[str]:
-    """The keys of two resolved profiles that differ, with their values; without the mesh and where numbers are from."""
+    """The keys in which two resolved profiles differ, with their values; without the mesh and the sources of
+    numbers."""
     before, after = (
         _leaves({key: value for key, value in profile.items() if key not in ("mesh", "provenance")})
         for profile in (was, now)
@@ -298,7 +302,7 @@ def _constraints(plan: Plan) -> set[str]:
 
 
 def _leaves(value: object, path: str = "") -> dict[str, object]:
-    """Every number and word of nested plain data under its path; list entries go by their names where they have one."""
+    """Every scalar of nested plain data under its path; list entries are addressed by their names if they have one."""
     if isinstance(value, Mapping):
         entries = list(value.items())
     elif isinstance(value, list | tuple):
@@ -316,5 +320,5 @@ def _mapping(value: object) -> Mapping[str, object]:
 
 
 def without_operators(diff: PlanDiff) -> PlanDiff:
-    """The same diff with only what is stored: how operators are split follows from it, mostly."""
+    """The same diff with only stored tensors: the split of operators mostly follows from these."""
     return replace(diff, changes=tuple(change for change in diff.changes if change.kind != "operator"))

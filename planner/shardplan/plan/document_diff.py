@@ -1,4 +1,4 @@
-"""Two documents of plan files -> the fields in which they differ, each by its path and with what it should be."""
+"""Field-by-field differences between two documents of plan files, each with its path and the expected value."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _ABSENT: Final = object()
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """`path`: of the field, such as `operators[3].split.gpu`; `about`: the name that its row has, if any. `found`,
-    `expected`: JSON text, `""` where there is nothing."""
+    """`path`: of the field, such as `operators[3].split.gpu`; `about`: the name in its row, if any. `found`,
+    `expected`: JSON text, `""` if missing."""
 
     path: str
     found: str
@@ -51,7 +51,8 @@ def differences(found: Any, expected: Any, path: str = "", about: str = "") -> I
 
 
 def _of_rows(found: Sequence[Any], expected: Sequence[Any], path: str, about: str) -> Iterator[Difference]:
-    """Rows are compared in pairs where there are as many about the same things, or as many that are about anything."""
+    """Compares rows by position if they have the same names in the same order, or if one name differs; otherwise
+    reports reordered, missing and extra rows."""
     mine, theirs = [_identity(row) for row in found], [_identity(row) for row in expected]
     if mine == theirs or not all((*mine, *theirs)):
         pairs = zip_longest(found, expected, fillvalue=_ABSENT)
@@ -75,7 +76,7 @@ def _unpaired(
     rows: Sequence[Any], identities: Sequence[tuple[Any, ...]], which: Counter[tuple[Any, ...]], path: str, *,
     is_extra: bool,
 ) -> Iterator[Difference]:  # fmt: skip
-    """The last of the rows of each identity, as many as are counted in `which`."""
+    """The last rows of each identity, as many as `which` counts."""
     left = Counter(which)
     for number in reversed(range(len(rows))):
         if left[identities[number]] > 0:
@@ -109,7 +110,7 @@ def _text(value: Any) -> str:
 
 
 def _apart(found: str, expected: str) -> tuple[str, str]:
-    """Both texts cut to where they differ."""
+    """Both texts cut to the part in which they differ."""
     if max(len(found), len(expected)) <= _SHOWN:
         return found, expected
     same = next((at for at, (one, other) in enumerate(zip(found, expected, strict=False)) if one != other), 0)

@@ -1,6 +1,6 @@
 """The moves that an assignment causes, lowered to collectives, in the order in which a step runs them.
 
-Moves are lowered by `shardplan.layout.lower` at the prices that the cost graph used, over the same layouts.
+Moves are lowered by `shardplan.layout.lower` at the prices of the cost graph, over the same layouts.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from shardplan.plan.types import CollectiveStep, Move, MoveKind, Phase
 from shardplan.units import NS_PER_S
 
 _MOST_AXES = 4
-"""Mesh axes up to which a move may go over any layout of its tensor. With more, there are too many to look at: it goes
-over those that use the shards of its two ends, and may be dearer than the cheapest one for that."""
+"""Number of mesh axes up to which a move may pass through any layout of its tensor. With more there are too many: it
+passes only through layouts with the shards of its two ends, and may be more expensive for that."""
 
 
 class Emitter:
-    """Lowers the moves of one assignment; equal moves of equal tensors are lowered once. Those that can be sent
-    together with others are `UNNUMBERED`, and have the times that the cost graph charges."""
+    """Lowers the moves of one assignment; equal moves of equal tensors are lowered once. Moves that can share a bucket
+    are `UNNUMBERED` and have the times that the cost graph charges."""
 
     def __init__(self, built: CostGraph, choice: Mapping[Node, int]) -> None:
         self.built = built
@@ -44,7 +44,8 @@ class Emitter:
         self._patterns = cast("dict[tuple[object, ...], tuple[Move, ...]]", built.emitted)
 
     def moves(self) -> tuple[Move, ...]:
-        """All moves that emit anything: forward ones in operator order, backward ones in reverse, then the update's."""
+        """All moves with at least one collective: forward in operator order, backward in reverse, then those of the
+        update."""
         forward: list[Move] = []
         backward: list[Move] = []
         for index, operator in enumerate(self.built.model.operators):
@@ -64,10 +65,10 @@ class Emitter:
         for move in moves:
             (forward if move.phase == "forward" else backward).append(move)
 
-    def _of_pattern(
+    def _cached_moves(
         self, key: tuple[object, ...], name: str, reader: str, make: Callable[[], Iterator[Move]]
     ) -> Iterator[Move]:
-        """The moves that emit anything, made once for all tensors and readers that are equal in `key`."""
+        """The moves with at least one collective, made once for all tensors and readers with equal `key`."""
         if key not in self._patterns:
             self._patterns[key] = tuple(move for move in make() if move.steps)
         for move in self._patterns[key]:
@@ -80,7 +81,7 @@ class Emitter:
         return self.built.kept[name].layout(self.choice["kept", name])
 
     def served_layout(self, name: str) -> Layout:
-        """The layout readers take the tensor in: the kept one where nothing is served."""
+        """The layout in which readers take the tensor: the kept one if nothing is served."""
         if name not in self.built.served:
             return self.kept_layout(name)
         return self.built.served[name].layout(self.choice["served", name])
@@ -90,7 +91,7 @@ class Emitter:
         iterations = self.built.model.iterations(self.built.model.operators[index].makes_in)
         forwards, choice = self.built.recompute.forwards(index), self.choice["kept", name]
         key = ("stored", id(self.built.kept[name]), id(space), position, forwards, iterations, choice, strategy)
-        return self._of_pattern(key, name, "", lambda: self._stored(index, position, name, iterations, forwards))
+        return self._cached_moves(key, name, "", lambda: self._stored(index, position, name, iterations, forwards))
 
     def _stored(self, index: int, position: int, name: str, iterations: int, forwards: int) -> Iterator[Move]:
         space, strategy = self.built.operators[index].strategies, self._strategy(index)
@@ -110,9 +111,9 @@ class Emitter:
         iterations = self.built.model.iterations(self.built.flow.lives_in.get(name, ()))
         layouts = self.kept_layout(name), self.served_layout(name)
         last = stays and kept.kind.coalesces and iterations == 1
-        return self._of_pattern(
+        return self._cached_moves(
             ("served", id(kept), id(served), again, iterations, *choices), name, "",
-            lambda: self._bringing(name, *layouts, "", codes, again=again, iterations=iterations, last=last),
+            lambda: self._moves_to_reader(name, *layouts, "", codes, again=again, iterations=iterations, last=last),
         )  # fmt: skip
 
     def _reading(self, index: int, position: int, name: str) -> Iterator[Move]:
@@ -124,7 +125,7 @@ class Emitter:
             self.built.model.iterations(operator.reads_in),
         )
         key = ("read", id(source), id(space), position, again, iterations, self.choice[node], self._strategy(index))
-        return self._of_pattern(key, name, operator.name, lambda: self._read(index, position, name))
+        return self._cached_moves(key, name, operator.name, lambda: self._read(index, position, name))
 
     def _read(self, index: int, position: int, name: str) -> Iterator[Move]:
         operator, space = self.built.model.operators[index], self.built.operators[index].strategies
@@ -138,9 +139,11 @@ class Emitter:
         iterations = self.built.model.iterations(operator.reads_in)
         last = stays and source.kind.coalesces and iterations == 1
         layouts = self.served_layout(name), read
-        yield from self._bringing(name, *layouts, operator.name, codes, again=again, iterations=iterations, last=last)
+        yield from self._moves_to_reader(
+            name, *layouts, operator.name, codes, again=again, iterations=iterations, last=last
+        )
 
-    def _bringing(
+    def _moves_to_reader(
         self,
         name: str,
         source: Layout,
@@ -152,8 +155,8 @@ class Emitter:
         iterations: int,
         last: bool,
     ) -> Iterator[Move]:
-        """A value is brought to where it is read, perhaps again for backward, and its gradient comes back; `last`:
-        together with those of other weights (see `shardplan.graph.edges.to_read`)."""
+        """The moves of a value to its reader, possibly again for backward, and of its gradient back; `last`: bucketed
+        with those of other weights (see `shardplan.graph.edges.to_read`)."""
         space, micro = self.built.kept[name], iterations * self.built.options.microbatches
         weight = space.kind.traffic == "weight"
         there: MoveKind = "prefetched" if weight else "blocking"
@@ -166,7 +169,7 @@ class Emitter:
             yield self._move(name, source, target, reader, "backward", there, count=micro, regather=True)
 
     def updated_layout(self, name: str) -> Layout | None:
-        """Layout of a weight's optimizer state where it is another than that of the weight."""
+        """The layout of a weight's optimizer state, if it differs from the weight's."""
         if name not in self.built.updated:
             return None
         updated = self.built.updated[name].layout(self.choice["updated", name])
@@ -195,7 +198,7 @@ class Emitter:
         together: bool = False,
         onward: bool = False,
     ) -> Move:
-        """The gradient moves when the phase is backward, unless the value is gathered again."""
+        """One move; in backward the gradient moves, unless the value is gathered again."""
         space = self.built.kept[name]
         value = phase != "backward" or regather
         start, goal = (source.forward, target.forward) if value else (source.gradient, target.gradient)

@@ -1,8 +1,9 @@
-"""A plan as text: JSON, two spaces, fixed key order, one decision per line, so that `git diff` of two plans reads well.
+"""Writes a plan as JSON text: two spaces, fixed key order, one decision per line, so that `git diff` of two plans is
+readable.
 
-Equal plans give equal bytes: there is no time, host, absolute path or rounding in it. Times are integer nanoseconds in
+Equal plans give equal bytes: there is no date, host, absolute path or rounding in it. Times are integer nanoseconds in
 the decisions and microseconds with three decimals, the same integers, in the summary. Parameters are written in
-checkpoint orientation; operators and moves speak of the graph's own dims.
+checkpoint orientation; operators and moves refer to the graph's own dims.
 """
 
 from __future__ import annotations
@@ -27,15 +28,15 @@ def dumps(plan: Plan) -> str:
 
 
 def document(plan: Plan) -> dict[str, Any]:
-    """The plan as plain data, with the digest of all of it."""
+    """The plan as plain data, with its digest."""
     version, *rest = _sections(plan, least=DIGESTED).items()
     unsigned = dict([version, *rest])
     return dict([version, ("digest", content_digest(unsigned)), *rest])
 
 
 def _sections(plan: Plan, least: int = 0) -> dict[str, Any]:
-    """The sections of a plan or of that of a stage, with the least minor version whose readers understand all that they
-    say, but at least `least`."""
+    """The sections of a plan or of a stage's plan, with the lowest minor version (at least `least`) whose readers
+    understand all of them."""
     on = Context(plan.mesh, _sections, minor=least)
     if plan.pipeline is not None:
         on.stages = [Context(stage.plan.mesh, _sections) for stage in plan.pipeline.stages]
@@ -44,7 +45,7 @@ def _sections(plan: Plan, least: int = 0) -> dict[str, Any]:
 
 
 def plain(document: Mapping[str, Any]) -> dict[str, Any]:
-    """A document as reading its file gives it: objects, lists, texts, numbers."""
+    """A document as it is when its file is read: objects, lists, texts, numbers."""
     found: dict[str, Any] = json.loads(_inline(document))
     return found
 
@@ -55,7 +56,7 @@ def summary_record(summary: Summary) -> Json:
 
 
 def infeasible_summary(memory_limit_bytes: int) -> Json:
-    """The keys of `summary_record` when it is proven that nothing fits: all null but the outcome and the limit."""
+    """The keys of `summary_record` for a proof that nothing fits: all null except the outcome and the limit."""
     known = {"outcome": "infeasible", "memory_limit_bytes": memory_limit_bytes}
     return {field.key: known.get(field.key) for field in SUMMARY.fields}
 
@@ -76,7 +77,7 @@ def _part(name: str, value: Any) -> str:
 
 
 def _pipeline(record: Mapping[str, Any]) -> str:
-    """The stages, each with its plan written as any plan is, four places further in."""
+    """The stages, each with its plan in the usual form, indented by four more places."""
     parts = [f"{_inline(key)}: {_in_pipeline(key, value)}" for key, value in record.items()]
     return '  "pipeline": {\n    ' + ",\n    ".join(parts) + "\n  }"
 
@@ -107,7 +108,7 @@ def _section(name: str, value: object) -> str:
 
 
 def _nested(value: object, indent: int, used: int, *, open_up: bool = False) -> str:
-    """`value` on one line where it fits, else one entry per line. `open_up`: mappings never on one line."""
+    """`value` on one line if it fits, else one entry per line. `open_up`: mappings are never on one line."""
     line = _inline(value)
     if (len(line) + used <= LINE_WIDTH and not (open_up and isinstance(value, Mapping))) or not value:
         return line

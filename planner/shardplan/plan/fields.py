@@ -98,7 +98,7 @@ MODEL = Record("model", (
     Field("mesh_axis_names", TEXTS, "The names that the constraints give to the mesh axes, where they are others.",
           default=None),
 ), make=dict, shared=False)  # fmt: skip
-"""Carried as plain data; `default` is what a plan that says nothing of it was asked for."""
+"""Carried as plain data; `default` is the request of a plan that does not record the field."""
 
 CLUSTER = Record("cluster", (
     Field("name", Text()),
@@ -163,7 +163,7 @@ SUMMARY = Record("summary", (
 
 
 def _detail(key: str, kind: Kind, about: str, attribute: str, *, default: object = None) -> Field:
-    """A number of the summary that most readers do not need; one with a `default` may be absent in a file."""
+    """A number of the summary that few readers need; one with a `default` may be absent in a file."""
     get, absent = attrgetter(f"summary.{attribute}"), REQUIRED if default is None else default
     return Field(key, kind, about, attribute, get, default=absent, always=True)
 

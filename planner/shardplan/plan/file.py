@@ -1,4 +1,4 @@
-"""Plan files on disk: read one, write one so that it is whole or not there, touch nothing that is already right."""
+"""Plan files on disk: reading, and atomic writing that leaves a file with the same content untouched."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _OTHERS = {
     "launcher": re.compile(r"\A(?:#!/bin/bash\n)?# shardplan launch-env: "),
     "SARIF report": re.compile(r'\A\s*\{\s*"\$schema": "[^"]*sarif'),
 }
-"""How files begin that are no plans and may be replaced by others of their kind."""
+"""How files of other kinds begin, which may be replaced by files of their own kind."""
 
 
 def read_plan(path: str | Path) -> Plan:
@@ -46,7 +46,7 @@ def read_plan(path: str | Path) -> Plan:
 
 
 def read_subject(path: str | Path) -> tuple[str, str, Mesh]:
-    """The names of the model and of the cluster that the plan in the file at `path` is for, and its mesh. Raises as
+    """The names of the model and of the cluster of the plan in the file at `path`, and its mesh. Raises as
     `read_plan`."""
     return loads_subject(_text_of(path), str(path))
 
@@ -57,7 +57,7 @@ def read_whole(path: str | Path) -> tuple[Document, Plan]:
 
 
 def read_signed(path: str | Path, signers: str | Path) -> tuple[Document, Plan]:
-    """`read_whole` of a file whose content, as it was read, one of the allowed `signers` has signed.
+    """`read_whole` of a file whose content one of the allowed `signers` has signed.
 
     Raises `UnsignedError` (`unsigned-plan`), `ShardplanError` as `read_plan` and `signature_fault`.
     """
@@ -88,7 +88,7 @@ def _text_of(path: str | Path) -> str:
 
 
 def _nearest(path: Path) -> str:
-    """The file beside `path` whose name is most like it, but for the ending, which most have."""
+    """The file beside `path` with the most similar name, ignoring the ending, which most have."""
     try:
         beside = {_stem(file): file for file in sorted(path.parent.glob("*.json"))}
     except OSError:
@@ -102,10 +102,10 @@ def _stem(path: Path) -> str:
 
 
 def write_plan(plan: Plan, path: str | Path) -> bool:
-    """Write `plan` to `path`; False when the file already says exactly this and is left alone.
+    """Writes `plan` to `path`; False if the file already has exactly this content and is left alone.
 
-    The text is written to a file beside it that then takes its place, so nobody ever reads half a plan. Missing
-    folders are made. Raises `ShardplanError` as `check_output`.
+    The text is written to a temporary file that then replaces it, so nobody ever reads half a plan. Missing folders are
+    created. Raises `ShardplanError` as `check_output`.
     """
     return write_text(dumps(plan), path)
 
@@ -117,7 +117,8 @@ def write_text(text: str, path: str | Path) -> bool:
 
 
 def write_other(text: str, path: str | Path, kind: str) -> bool:
-    """`write_text` for a `graph`, a `trace`, a `profile` or a report, over another one or where nothing is.
+    """`write_text` for a `graph`, a `trace`, a `profile` or a report: writes a new file or replaces one of the same
+    kind.
 
     Raises `ShardplanError`: `unwritable-output`, and `output-not-a-graph` (`-trace`, and so on).
     """
@@ -126,15 +127,11 @@ def write_other(text: str, path: str | Path, kind: str) -> bool:
 
 
 def check_other(path: str | Path, kind: str) -> None:
-    """Refuse, before any work is done, a `path` that a text of this kind cannot or should not be written to.
+    """Refuses, before any work is done, a `path` that a text of this kind cannot or should not be written to.
 
     Raises `ShardplanError` as `write_other`.
     """
-    target = Path(path)
-    try:
-        head = _head(target) if target.exists() else _check_folder(target)
-    except OSError as problem:
-        raise ShardplanError(_unwritable(path, problem, kind)) from None
+    head = _replaceable_head(path, kind)
     if head.strip() and not _OTHERS[kind].match(head):
         raise ShardplanError(_something_else(path, kind))
 
@@ -147,21 +144,25 @@ def _place(text: str, path: str | Path, kind: str = "plan") -> bool:
 
 
 def check_output(path: str | Path) -> None:
-    """Refuse, before any work is done, a `path` that a plan cannot or should not be written to.
+    """Refuses, before any work is done, a `path` that a plan cannot or should not be written to.
 
     Raises `ShardplanError`: `unwritable-output`, `output-not-a-plan` (a file that is something else),
     `unsupported-format` (a plan of another major format version).
     """
+    _check_existing(_replaceable_head(path), path)
+
+
+def _replaceable_head(path: str | Path, kind: str = "plan") -> str:
+    """The first characters of what a file at `path` would replace. Raises `ShardplanError` (`unwritable-output`)."""
     target = Path(path)
     try:
-        head = _head(target) if target.exists() else _check_folder(target)
+        return _head(target) if target.exists() else _check_folder(target)
     except OSError as problem:
-        raise ShardplanError(_unwritable(path, problem)) from None
-    _check_existing(head, path)
+        raise ShardplanError(_unwritable(path, problem, kind)) from None
 
 
 def _head(target: Path) -> str:
-    """The first characters of a file that may be replaced; `OSError` for one that may not, devices among them."""
+    """The first characters of a file that may be replaced; raises `OSError` for one that may not, such as a device."""
     if target.is_dir():
         raise IsADirectoryError(errno.EISDIR, "it is a folder")
     if not target.is_file():
@@ -173,7 +174,7 @@ def _head(target: Path) -> str:
 
 
 def _check_folder(target: Path) -> str:
-    """The nearest thing that exists above `target` must be a folder, and writable; nothing is in the way then."""
+    """Checks that the nearest existing parent of `target` is a writable folder."""
     folder = next(parent for parent in target.absolute().parents if parent.exists())
     if not folder.is_dir():
         raise NotADirectoryError(errno.ENOTDIR, f"'{_shown(folder)}' is not a folder")

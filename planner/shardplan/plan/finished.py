@@ -1,4 +1,4 @@
-"""Whether a search came to its end, where half an answer would be a wrong one."""
+"""Ctrl-C for studies that compare plans: an incomplete search gives no answer instead of a wrong one."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from shardplan.plan.types import Plan
 
 
 def finished(plan: Plan) -> Plan:
-    """`plan`, unless the user stopped the search for it: questions that compare plans then have no answer.
+    """`plan`, unless Ctrl-C stopped its search: studies that compare plans then have no answer.
 
     Raises `KeyboardInterrupt`.
     """

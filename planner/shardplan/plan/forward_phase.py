@@ -11,7 +11,7 @@ from shardplan.plan.types import OperatorDecision
 
 
 def forward(step: StepMoves, policy: Policy, name: PhaseName, count: int) -> Phase:
-    """The forward pass of one microbatch; the `first forward` brings new weights to where they are kept."""
+    """The forward pass of one microbatch; the `first forward` also moves new weights to where they are kept."""
     writer = PhaseWriter()
     updated = _updates(step, writer) if name == "first forward" else {}
     fetch = Prefetch(step, writer, step.bring, updated)
@@ -64,8 +64,8 @@ def _forward_ns(step: StepMoves, operator: OperatorDecision) -> float:
 
 
 class Prefetch:
-    """Weights gathered for their readers, in forward or again in backward. `known[t]`: numbers of what brings tensor t
-    to all of its readers; `own[t, r]`: of what brings it to reader r."""
+    """Weights gathered for their readers, in forward or again in backward. `known[t]`: numbers of the collectives that
+    bring tensor t to all of its readers; `own[t, r]`: of those that bring it to reader r."""
 
     def __init__(self, step: StepMoves, writer: PhaseWriter, moves: Moves, known: Mapping[str, Numbers]) -> None:
         self.step, self.writer, self.moves = step, writer, moves
@@ -75,41 +75,43 @@ class Prefetch:
         self._shared_blocking: set[str] = set()
 
     def issue(self, index: int, available: Collection[str], at: int) -> list[str]:
-        """Issue what operator `index` reads, as far as it is there; the tensors that are not, and are to move."""
+        """Issues the gathers for operator `index` as far as their sources are available; returns the tensors that are
+        not."""
         operator, missing = self.step.parts.operators[index], []
         for tensor in self.step.reads[index]:
             if tensor not in available and index != at:
                 missing += [tensor] if self._moves_later(tensor, operator.name) else []
                 continue
-            self._bring(tensor, operator.name, at)
+            self._issue_reads(tensor, operator.name, at)
         return missing
 
-    def _bring(self, tensor: str, reader: str, at: int) -> Numbers:
-        """Issue what brings a tensor to a reader, as far as that was not done; what it has to wait for."""
+    def _issue_reads(self, tensor: str, reader: str, at: int) -> Numbers:
+        """Issues the moves of a tensor to a reader, unless that was done already; returns what the reader has to wait
+        for."""
         again = self.moves is self.step.regather
         if tensor not in self.stored and (again or self.step.is_at_hand(tensor)):
             self.stored.add(tensor)
-            before = self.known.get(tensor, ()) or self._seen(tensor, at)
+            before = self.known.get(tensor, ()) or self._view_sources(tensor, at)
             self.known[tensor] = self._issue(self.moves.shared.get(tensor, ()), before, at)
         if (tensor, reader) not in self.own:
             numbers = self.moves.own.get((tensor, reader), ())
             self.own[tensor, reader] = self._issue(numbers, self.known.get(tensor, ()), at)
         return self.own[tensor, reader]
 
-    def _seen(self, tensor: str, at: int) -> Numbers:
-        """What a view of weights waits for: all that it reads."""
+    def _view_sources(self, tensor: str, at: int) -> Numbers:
+        """What a view of weights waits for: everything that it reads."""
         maker = self.step.makers.get(tensor, -1)
         if maker not in self.step.views:
             return ()
         viewer = self.step.parts.operators[maker].name
-        return tuple(sorted({n for read in self.step.reads[maker] for n in self._bring(read, viewer, at)}))
+        return tuple(sorted({n for read in self.step.reads[maker] for n in self._issue_reads(read, viewer, at)}))
 
     def _moves_later(self, tensor: str, reader: str) -> bool:
         numbers = (*self.moves.shared.get(tensor, ()), *self.moves.own.get((tensor, reader), ()))
         return any(self.step.parts.moves[number].kind != "blocking" for number in numbers)
 
     def _issue(self, numbers: Sequence[int], after: Numbers, at: int) -> Numbers:
-        """Issue the moves that are not waited for where they stand; the number of the last collective, or `after`."""
+        """Issues the moves that are not blocking; returns the number of the last collective, or `after`."""
         for number in numbers:
             move = self.step.parts.moves[number]
             if move.kind != "blocking" and move.phase != "update":
@@ -117,14 +119,14 @@ class Prefetch:
         return after
 
     def first_blocking(self, tensor: str) -> Sequence[int]:
-        """The blocking moves of a tensor for all of its readers, when the first of them comes."""
+        """The blocking moves of a tensor for all of its readers, at the first of them."""
         if tensor in self._shared_blocking or tensor in self.step.makers:
             return ()
         self._shared_blocking.add(tensor)
         return self.moves.shared.get(tensor, ())
 
     def wait(self, index: int) -> None:
-        """Wait for what an operator reads."""
+        """Waits for what an operator reads."""
         operator = self.step.parts.operators[index]
         for tensor in self.step.reads[index]:
             numbers = self.own.get((tensor, operator.name), self.known.get(tensor, ()))

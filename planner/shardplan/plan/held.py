@@ -1,14 +1,13 @@
-"""When the values of a plan are in memory, from what its file says.
+"""The time spans in which the values of a plan are in memory, from its file alone.
 
-A saved activation is held from its making to the backward of its maker, any other value until it has been read last;
-gradients of activations from the backward of the last reader to that of the maker. With n operators, moment i < n is
-the forward of operator i, and 2 n - 1 - i its backward.
+A saved activation is held from its making to the backward of its maker, any other value until its last read; gradients
+of activations from the backward of the last reader to that of the maker. With n operators, moment i < n is the forward
+of operator i, and 2 n - 1 - i its backward.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import accumulate
 
 from shardplan.plan.types import Plan, TensorDecision
 
@@ -18,7 +17,7 @@ _WEIGHTS = frozenset({"parameter", "constant"})
 def spans(plan: Plan) -> Iterator[tuple[int, int, TensorDecision, bool]]:
     """(first moment, moment after the last, tensor, whether it is the gradient); 2 n - 1 - i is the backward of i.
 
-    Nothing for a plan without operators, such as that of a model which returns its inputs: it has no moments.
+    Empty for a plan without operators, such as that of a model that returns its inputs: it has no moments.
     """
     count = len(plan.operators)
     if not count:
@@ -37,12 +36,3 @@ def spans(plan: Plan) -> Iterator[tuple[int, int, TensorDecision, bool]]:
             yield start, last + 1, tensor, False
         if training and tensor.name in maker and tensor.dtype.startswith(("float", "bfloat", "double")):
             yield 2 * count - 1 - last, 2 * count - start, tensor, True
-
-
-def held_bytes_of(plan: Plan) -> list[int]:
-    """Bytes of values and their gradients that one device holds at every moment."""
-    change = [0] * (2 * len(plan.operators) + 1)
-    for start, end, tensor, _ in spans(plan):
-        change[start] += tensor.bytes_per_device
-        change[end] -= tensor.bytes_per_device
-    return list(accumulate(change))[:-1]

@@ -1,7 +1,7 @@
-"""Memory of what is in flight: gathered weights from their issue on, gradients until their reduction has ended.
+"""Memory in flight: gathered weights from their issue on, gradients until their reduction has ended.
 
 The memory rows of the cost graph (`shardplan.graph.memory`) count a gathered weight while its reader runs, and a
-gradient while it is made. This adds what a schedule holds for longer, moment by moment.
+gradient while it is made. This module adds what a schedule holds for longer, moment by moment.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ def in_flight_bytes(built: CostGraph, parts: StepParts, scheduled: StepSchedule,
 
 
 def _moments(memory: Memory, issued: int, ended: int, *, backward: bool, gathered: bool) -> tuple[int, int]:
-    """The moments in which a move is in flight that the rows of `memory` do not count: of a gathered weight from its
-    issue until its reader runs, of a gradient after its maker has run, and while that operator runs during which its
-    reduction ends."""
+    """The moments in which a move is in flight and the rows of `memory` do not count it: for a gathered weight from its
+    issue until its reader runs; for a gradient from after its maker until the operator during which its reduction ends.
+    """
     if not backward:
         return issued, ended
     begin, end = memory.time.backward(issued), memory.time.backward(ended)
@@ -50,9 +50,9 @@ def _moments(memory: Memory, issued: int, ended: int, *, backward: bool, gathere
 
 
 def _flights(phase: Phase, ran: Simulation) -> Iterator[tuple[int, int, int]]:
-    """Moves that are in flight beyond one operator: (move, operator from which on, operator until which).
+    """Moves in flight beyond one operator: (move, first operator, last operator).
 
-    A gathered weight is held from its issue until its reader begins; what is reduced from when it is made until the
+    A gathered weight is held from its issue until its reader begins; a reduced gradient from its making until the
     operator that runs when its reduction ends.
     """
     last = len(phase.operators) - 1
@@ -75,7 +75,7 @@ def _flights(phase: Phase, ran: Simulation) -> Iterator[tuple[int, int, int]]:
 
 
 def _waits(phase: Phase) -> Iterator[tuple[int, int]]:
-    """What is waited for, and the operator at which that is: of those that were put off, whose turn it is then."""
+    """What is awaited, and at which operator: for postponed operators, the one at whose position they run."""
     farther = min if phase.name in ("backward", "last backward") else max
     now = -1
     for item, operator in zip(phase.program, phase.operators, strict=True):
@@ -86,7 +86,7 @@ def _waits(phase: Phase) -> Iterator[tuple[int, int]]:
 
 
 def _bytes(built: CostGraph, parts: StepParts, number: int, *, gradient: bool) -> int:
-    """What a device holds of a gathered weight, or of a gradient before it is reduced."""
+    """A device's bytes of a gathered weight, or of a gradient before its reduction."""
     move, mesh = parts.moves[number], built.cluster.mesh
     kind = built.kept[move.tensor].kind
     whole = kind.gradient_bytes if gradient else kind.size_bytes

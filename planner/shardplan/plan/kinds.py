@@ -23,7 +23,7 @@ _DEEPEST = 60
 
 
 class RecordError(Exception):
-    """An entry is missing or wrong; the text says which, without saying where its object stands. `row`: in a list."""
+    """An entry is missing or wrong; the text says which, but not where its object stands. `row`: its row in a list."""
 
     row: int | None = None
 
@@ -34,9 +34,9 @@ class UnexpectedError(Exception):
 
 @dataclass
 class Context:
-    """What layouts and axes are written on. `whole`: writes or reads the plan of a stage; `stages`: the contexts of
-    these plans, on reading of those read so far; `minor`: the largest minor format version that anything written so far
-    needs."""
+    """The mesh on which layouts and axes are written. `whole`: writes or reads the plan of a stage; `stages`: the
+    contexts of the stages' plans, when reading of those read so far; `minor`: the highest minor format version that
+    anything written so far needs."""
 
     mesh: Mesh
     whole: Callable[[Any], Any]
@@ -60,7 +60,7 @@ def _layout(text: str, mesh: Mesh) -> Layout:
 
 
 class Kind:
-    """Base of all kinds: written as it is. `word`: the kind in the tables of docs/plan-file.md."""
+    """Base class of all kinds: the value is written as it is. `word`: its name in the tables of docs/plan-file.md."""
 
     @property
     def word(self) -> str:
@@ -71,7 +71,7 @@ class Kind:
         return value
 
     def say(self, value: Any, on: Context) -> str:
-        """`value` as `diff` says it."""
+        """`value` as `diff` shows it."""
         return str(self.write(value, on))
 
     def read(self, value: object, on: Context) -> Any:
@@ -79,7 +79,7 @@ class Kind:
         raise NotImplementedError
 
     def all_plain(self, values: Sequence[object]) -> bool:
-        """Whether all of `values` are of the kind and read as they are; False where that is not known at once."""
+        """Whether all of `values` are of this kind and need no conversion; False if that is not known quickly."""
         return False
 
     def schema(self) -> Schema:
@@ -293,7 +293,7 @@ class ListOf(Kind):
 
 @dataclass(frozen=True)
 class MapOf(Kind):
-    """An object whose keys are names of the model's, with values of one kind."""
+    """An object whose keys are names in the model, with values of one kind."""
 
     kind: Kind
 
@@ -316,7 +316,7 @@ class MapOf(Kind):
 
 @dataclass(frozen=True)
 class Carried(Kind):
-    """Plain data that is written and read as it is."""
+    """Plain data that is passed through unchanged."""
 
     @property
     def word(self) -> str:

@@ -1,4 +1,4 @@
-"""Decisions of a plan that no model could have."""
+"""Decisions of a plan that are impossible for every model."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from shardplan.plan.types import Plan
 
 
 def faults(plan: Plan) -> Iterator[str]:
-    """What cannot be, whatever the model: layouts that do not divide, moves and operators of unknown tensors."""
+    """What is impossible whatever the model: layouts that do not divide, moves and operators of unknown tensors."""
     for stage in plan.pipeline.stages if plan.pipeline else ():
         yield from (f"{stage.name}: {sentence}" for sentence in faults(stage.plan))
     known = {tensor.name: tensor for tensor in plan.tensors}

@@ -1,4 +1,4 @@
-"""Kinds of values in a plan file that are written on a mesh: layouts, axes, splits, shares, the plans of stages."""
+"""Kinds of values in a plan file that refer to a mesh: layouts, axes, splits, shares, the plans of stages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a notebook shows for a plan: its summary as a small table, in plain Python."""
+"""The notebook display of a plan: its summary as a small HTML table, in plain Python."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from shardplan.plan.types import TensorDecision
 
 
 def checkpoint_tensor(tensor: TensorDecision) -> TensorDecision:
-    """`tensor` with its shape and layouts said of the checkpoint tensor."""
+    """`tensor` with shape and layouts in checkpoint orientation."""
     if not tensor.perm:
         return tensor
     shape = checkpoint_shape(tensor.shape, tensor.perm)
@@ -50,12 +50,12 @@ def graph_shape(shape: tuple[int, ...], perm: tuple[int, ...]) -> tuple[int, ...
 
 
 def checkpoint_layout(layout: Layout, perm: tuple[int, ...]) -> Layout:
-    """The graph tensor's layout, said of the checkpoint tensor."""
+    """The graph tensor's layout, in checkpoint orientation."""
     return _rename_dims(layout, lambda dim: perm[dim]) if perm else layout
 
 
 def graph_layout(layout: Layout, perm: tuple[int, ...]) -> Layout:
-    """The checkpoint tensor's layout, said of the graph tensor."""
+    """The checkpoint tensor's layout, in graph orientation."""
     return _rename_dims(layout, perm.index) if perm else layout
 
 

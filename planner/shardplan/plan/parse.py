@@ -1,6 +1,6 @@
-"""The text of a plan file -> its JSON document, or an error that says why it is none, and on which line.
+"""Parses the text of a plan file as a JSON document; errors say what is wrong and on which line.
 
-Beyond JSON: no key twice in one object, and only numbers that a plan can have (finite, whole ones below 2^63).
+Stricter than JSON: no key twice in one object, and only numbers that a plan can have (finite, whole ones below 2^63).
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ _LARGEST = 2**63
 
 
 class _TwiceError(ValueError):
-    """A key stands twice in one object."""
+    """A key occurs twice in one object."""
 
 
 class _NumberError(ValueError):
-    """A number that no plan has, as it is written."""
+    """A number, as written, that no plan can have."""
 
 
 def parsed(text: str, path: str) -> Document:
@@ -75,7 +75,7 @@ def _object(pairs: list[tuple[str, object]]) -> Document:
 
 
 def _refuse(text: str, path: str, summary: str, pattern: str) -> NoReturn:
-    """`pattern`: finds the place; `""` where nothing does."""
+    """`pattern`: the regular expression that finds the line; `""` if nothing does."""
     if not _looks_like_a_plan(text):
         raise ShardplanError(error("not-a-plan", "this is JSON, but not a plan of shardplan", file=path)) from None
     found = re.search(pattern, text) if pattern else None

@@ -1,7 +1,8 @@
-"""Between a plan's values and the shape that its file gives them: what `shardplan.plan.fields` gets, makes and checks.
+"""Conversions between a plan's values and the form of its file: the functions that the table `shardplan.plan.fields`
+names.
 
-`get` functions take a value to what is written; `make` functions take attributes that were read to a value; checks take
-(what was read, attributes read before it, the context) to what is wrong, or `""`.
+`get` functions take a value to what is written; `make` functions take the attributes that were read to a value; checks
+take (what was read, attributes read before it, the context) to what is wrong, or `""`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ Blocks = tuple[tuple[tuple[str, ...], tuple[tuple[int, ...], ...]], ...]
 
 
 def made(kind: Callable[..., T], **fixed: object) -> Callable[[dict[str, Any]], T]:
-    """A `make` of a record: attributes to a value of a type."""
+    """A `make` function of a record: from attributes to a value of a type."""
     return lambda found: kind(**fixed, **found)
 
 
@@ -50,13 +51,13 @@ def devices_per_host(plan: Plan) -> int | None:
 
 
 def hosts(plan: Plan) -> int | None:
-    """Machines; None as in `devices_per_host`."""
+    """The number of machines; None as in `devices_per_host`."""
     inside = devices_per_host(plan)
     return plan.mesh.size // inside if inside else None
 
 
 def laid_mesh(found: Mapping[str, Any]) -> dict[str, Any]:
-    """The mesh and its links, from the axes. Raises `RecordError` for more devices than anybody has."""
+    """The mesh and its links, from the axes. Raises `RecordError` for an impossible number of devices."""
     mesh = Mesh(tuple(Axis(axis.name, axis.size) for axis in found["axes"]))
     if mesh.size > MOST_DEVICES:
         raise RecordError(f"a mesh of {mesh.size:,} devices; at most {MOST_DEVICES:,} can be planned for")
@@ -64,20 +65,20 @@ def laid_mesh(found: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def in_rank(layout: Layout, found: Mapping[str, Any], _: Context) -> str:
-    """A check: a layout shards only dims that there are."""
+    """A check: a layout shards only dims that exist."""
     rank = len(found["shape"])
     beyond = [str(one) for one in layout.placements if one.is_shard and one.dim >= rank]
     return f"but {beyond[0]} is not a dim of a tensor of rank {rank}" if beyond else ""
 
 
 def permutes(perm: tuple[int, ...], found: Mapping[str, Any], _: Context) -> str:
-    """A check: a `perm` is one of the dims."""
+    """A check: a `perm` is a permutation of the dims."""
     rank = len(found["shape"])
     return f"expected a permutation of the {rank} dims" if perm and sorted(perm) != list(range(rank)) else ""
 
 
 def as_many_as(names: str) -> Callable[[tuple[object, ...], Mapping[str, Any], Context], str]:
-    """Checks that there is one entry for each of those `names`."""
+    """A check that there is one entry for each of `names`."""
 
     def check(entries: tuple[object, ...], found: Mapping[str, Any], _: Context) -> str:
         wanted = len(found[names])
@@ -118,7 +119,7 @@ def _runs(indices: Sequence[int]) -> list[list[int]]:
 
 
 def blocks_of(copies: Sequence[BlockCopy], operators: int) -> Blocks:
-    """The copies grouped by block. Raises `RecordError` for positions at which there is no operator."""
+    """The copies grouped by block. Raises `RecordError` for positions without an operator."""
     groups: dict[int, list[tuple[str, tuple[int, ...]]]] = {}
     for copy in copies:
         beyond = [list(run) for run in copy.operators if not run[0] <= run[1] <= operators]
@@ -143,12 +144,12 @@ def tensors_of(*roles: str) -> Callable[[Plan], list[TensorDecision]]:
 
 
 def whole_plan(found: Mapping[str, Any]) -> Plan:
-    """The plan of its sections. Raises `RecordError` where they do not fit together."""
+    """The plan made of its sections. Raises `RecordError` if they do not fit together."""
     details, mesh = dict(found["details"]), found["mesh"]
     warnings = details.pop("warnings")
     tensors = (*found["parameters"], *found["inputs"], *found["outputs"], *found["tensors"])
-    _told_once(tensors, "tensor")
-    _told_once(found["operators"], "operator")
+    _check_unique(tensors, "tensor")
+    _check_unique(found["operators"], "operator")
     return Plan(
         mesh=mesh["mesh"],
         axis_links=mesh["links"],
@@ -160,8 +161,8 @@ def whole_plan(found: Mapping[str, Any]) -> Plan:
     )
 
 
-def _told_once(decisions: Sequence[TensorDecision | OperatorDecision], what: str) -> None:
-    """Raises `RecordError` where two rows are about the same tensor or operator."""
+def _check_unique(decisions: Sequence[TensorDecision | OperatorDecision], what: str) -> None:
+    """Raises `RecordError` if two rows are about the same tensor or operator."""
     names = set()
     for decision in decisions:
         if decision.name in names:
@@ -170,5 +171,5 @@ def _told_once(decisions: Sequence[TensorDecision | OperatorDecision], what: str
 
 
 def itself(plan: Plan) -> Plan:
-    """Of a section that belongs to the plan as a whole."""
+    """The `get` function of a section that describes the plan as a whole."""
     return plan

@@ -1,11 +1,11 @@
 """The phases of a step as programs of one device: what is computed, sent, issued and awaited, in order.
 
-Moves are of three kinds (`shardplan.plan.types.Move.kind`). Blocking ones (activations and their gradients) run where
-their value is made or read, and nothing is computed meanwhile. Prefetched ones (weights gathered for use) are issued
-`Policy.distance` blocks before the first reader's block and awaited by that reader. Deferred ones (gradients on
-their way to where they are kept) are issued when their bucket is full and awaited at the end of the phase, that is by
-the optimizer. What moves once a step moves in the last microbatch's backward. Operators that read weights alone delay
-nothing but their readers: views take no turn, and others are put off in backward while they would wait.
+Moves are of three kinds (`shardplan.plan.types.Move.kind`). Blocking moves (activations and their gradients) run where
+their value is made or read, and nothing is computed meanwhile. Prefetched moves (weights gathered for use) are issued
+`Policy.distance` blocks before the first reader's block and awaited by that reader. Deferred moves (gradients reduced
+to where they are kept) are issued when their bucket is full and awaited at the end of the phase, by the optimizer. What
+moves once per step moves in the last microbatch's backward. Operators that read only weights delay nothing but their
+readers: views take no time, and others are postponed in backward while they would wait.
 
 With M microbatches a step is: M forwards, M - 1 backwards, the last backward, the update. `forward_phase` and
 `backward_phase` write the programs.
@@ -23,7 +23,7 @@ from shardplan.schedule.streams import Item
 PhaseName = Literal["first forward", "forward", "backward", "last backward", "update"]
 _SECOND = 1e-9
 Numbers: TypeAlias = tuple[int, ...]
-"""Of collectives of a phase: what has arrived when all of them have ended."""
+"""Numbers of collectives of a phase; a tensor has arrived when all of them have ended."""
 AT_ITS_READER: int | None = None
 """As `Policy.distance`: a weight is gathered right before it is read."""
 
@@ -31,30 +31,29 @@ AT_ITS_READER: int | None = None
 @dataclass(frozen=True, slots=True)
 class Policy:
     """How early weights are gathered: `distance` blocks before the block that reads them, `None`: right before they are
-    read, and nothing runs beside that. `deferred`: gradients are reduced beside backward; else where they are made."""
+    read, without overlap. `deferred`: gradients are reduced beside backward; otherwise where they are made."""
 
     distance: int | None = 1
     deferred: bool = True
 
     @property
     def holds_back(self) -> bool:
-        """Whether something waits that could be on its way, so that less is in flight."""
+        """Whether less is overlapped than possible, so that less memory is in flight."""
         return self.distance is None or self.distance < 1 or not self.deferred
 
 
 EAGER = Policy()
 HOLDING_LESS = (Policy(0), Policy(AT_ITS_READER), Policy(AT_ITS_READER, deferred=False))
-"""From the fastest to the one that holds least, where `EAGER` holds too much."""
+"""From the fastest to the one that needs the least memory, for plans that are too large with `EAGER`."""
 FARTHER = (2, 4, 8)
-"""Distances that are tried too: where blocks differ, one may compute too little to hide the weights of the next, and
-others before it more than that."""
-POLICIES = (*map(Policy, FARTHER), EAGER, *HOLDING_LESS)
+"""Further distances that are tried: if blocks differ, one block's compute may be too short to overlap the weights of
+the next, while earlier ones have compute to spare."""
 
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """`count`: how often a step has it. `program`: items of `shardplan.schedule.streams`; `moves[i]`: numbers of the
-    moves of which item i carries out a part; `operators[i]`: number of the operator that item i belongs to, or -1."""
+    """`count`: how often a step runs it. `program`: items of `shardplan.schedule.streams`; `moves[i]`: numbers of the
+    moves that item i belongs to; `operators[i]`: number of the operator that item i belongs to, or -1."""
 
     name: PhaseName
     count: int
@@ -65,7 +64,7 @@ class Phase:
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """One collective of a move or of a bucket, once: `moves` it belongs to."""
+    """One collective of a move or of a bucket, once: `moves` are those that it carries."""
 
     name: str
     seconds: float
@@ -98,7 +97,7 @@ class PhaseWriter:
                 self.add(Item("blocking", unit.name, unit.seconds, unit.levels), operator, unit.moves)
 
     def issue(self, units: Sequence[Unit], operator: int, after: Numbers = (), *, deferred: bool = False) -> Numbers:
-        """Issue collectives one after the other; the number of the last one, or `after`."""
+        """Issues collectives one after the other; returns the number of the last one, or `after`."""
         for unit in units:
             if unit.seconds > 0.0:
                 item = Item("issue", unit.name, unit.seconds, unit.levels, self._issued, after, deferred)

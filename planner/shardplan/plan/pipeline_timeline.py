@@ -1,8 +1,8 @@
-"""A pipeline laid out in time: every stage runs forward and backward of every microbatch, as its schedule orders them.
+"""The timeline of a pipeline: every stage runs forward and backward of every microbatch in the order of its schedule.
 
-One stream per stage, then one per transfer. A stage runs as many microbatches forward as it may hold, then one backward
-and one forward in turn (1F1B; in GPipe it may hold all). What a stage does once a step is spread over its microbatches.
-When all are through, weights that several stages hold are made equal.
+One stream per stage, then one per transfer. A stage runs as many microbatches forward as it may hold, then alternates
+one backward and one forward (1F1B; in GPipe it may hold all). What a stage does once per step is spread over its
+microbatches. At the end, tied weights are made equal.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ def pipeline_streams(pipeline: Pipeline) -> tuple[str, ...]:
 
 
 def _tied(pipeline: Pipeline) -> tuple[Transfer, ...]:
-    """What keeps weights equal that several stages hold."""
+    """The transfers that keep tied weights equal."""
     return pipeline.transfers[len(pipeline.handed) :]
 
 
 def _groups(pipeline: Pipeline) -> int:
-    """How many groups of devices there are: the pieces of an interleaved stage share theirs."""
+    """The number of groups of devices: the pieces of an interleaved stage share one group."""
     return len({stage.first_device for stage in pipeline.stages})
 
 
@@ -42,8 +42,8 @@ def pipeline_timeline(plan: Plan) -> Timeline:
 
 
 class _Work:
-    """Tasks by what they are: `("F" | "B" | "send" | "back", stage, microbatch)`, `("gradient" | "weight", number of
-    the weight, 0)`."""
+    """Tasks by key: `("F" | "B" | "send" | "back", stage, microbatch)`, `("gradient" | "weight", number of the weight,
+    0)`."""
 
     def __init__(self, pipeline: Pipeline, microbatches: int, *, training: bool) -> None:
         self.pipeline, self.microbatches, self.training = pipeline, microbatches, training
@@ -97,7 +97,7 @@ def _time_ns(steps: Sequence[CollectiveStep]) -> int:
 
 
 def _halves(stage: Stage, microbatches: int, *, training: bool) -> tuple[float, float]:
-    """Nanoseconds of one microbatch forward and backward; what a stage does once a step is shared out over them."""
+    """Nanoseconds of one microbatch forward and backward, each with its share of what a stage does once per step."""
     each = stage.plan.summary.step_ns / microbatches
     compute = sum(operator.compute_ns for operator in stage.plan.operators)
     later = sum(operator.backward_ns for operator in stage.plan.operators)

@@ -1,6 +1,6 @@
-"""A record of the plan file: its fields, each stated once, and the two functions that write and read any record.
+"""Records of the plan file: tables of fields, and the two functions that write and read any record.
 
-What a record writes it reads back. Keys that nobody asks for are ignored: a later minor version may have added them.
+A record can be read back from what was written. Unknown keys are ignored: a later minor version may have added them.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ Json = dict[str, object]
 class Field:
     """One key of a record.
 
-    `attribute`: of the value that is written and made (`""`: the key); `get`: where the value to write is not simply
-    that. `default`: the field may be absent, and is not written where the value is this (`always`: it is). `like`: the
-    default is the value of that attribute. `derived`: follows from the other fields; written for readers of the file,
-    and compared with them on reading. `check`: (value, attributes read so far, context) -> what is wrong, or `""`.
-    `late`: read after the others. `stage`: the attribute that holds the number of the stage on whose mesh it is.
-    `since`: minor format version. `diff`: how `shardplan diff` says it (`{}` is the value); `""`: not compared.
+    `attribute`: of the value that is written and made (`""`: the key); `get`: a function for the value to write, if it
+    is not simply that attribute. `default`: the field may be absent, and is not written if the value is the default
+    (`always`: it is). `like`: the default is the value of that attribute. `derived`: follows from the other fields;
+    written for readers of the file, and compared with them on reading. `check`: (value, attributes read so far,
+    context) -> what is wrong, or `""`. `late`: read after the others. `stage`: the attribute with the number of the
+    stage on whose mesh it is. `since`: minor format version. `diff`: how `shardplan diff` words it (`{}` is the value);
+    `""`: not compared.
     """
 
     key: str
@@ -51,11 +52,11 @@ class Field:
         object.__setattr__(self, "required", self.default is REQUIRED and not self.like)
 
     def of(self, value: Any) -> Any:
-        """What `value` has in this field."""
+        """The value of this field in `value`."""
         return self.get(value) if self.get else getattr(value, self.name)
 
     def absent(self, value: Any) -> bool:
-        """Whether the field says nothing of `value` that its absence does not say."""
+        """Whether the field equals what its absence means."""
         if self.required or self.always:
             return False
         return bool(self.of(value) == (getattr(value, self.like) if self.like else self.default))
@@ -63,10 +64,9 @@ class Field:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """An object of the file. `make`: attributes -> value; `view`: of a value, what is written of it. `shared`: its
-    schema stands in `$defs` under `name`; `named`: errors say which one it is by its `name`; `part`: its attributes
-    are those of the value around it.
-    """
+    """An object of the file. `make`: attributes -> value; `view`: the part of a value that is written. `shared`: its
+    schema is in `$defs` under `name`; `named`: errors identify it by its `name`; `part`: its attributes are those of
+    the value around it."""
 
     name: str
     fields: tuple[Field, ...]
@@ -98,7 +98,8 @@ def write_record(record: Record, value: Any, on: Context) -> Json:
 
 
 def read_record(record: Record, data: object, on: Context) -> Any:
-    """The value that `data` describes. Raises `UnexpectedError` for no object, `RecordError` for a wrong entry."""
+    """The value that `data` describes. Raises `UnexpectedError` if it is not an object, `RecordError` for a wrong
+    entry."""
     if not isinstance(data, Mapping):
         raise UnexpectedError("an object")
     found: dict[str, Any] = {}
@@ -135,7 +136,7 @@ def read_field(one: Field, data: Mapping[str, object], found: Mapping[str, Any],
 
 
 def compare_derived(record: Record, value: Any, data: Mapping[str, object], on: Context) -> None:
-    """Raises `RecordError` where a field that follows from the others says something else."""
+    """Raises `RecordError` if a field that follows from the others has another value."""
     written = record.view(value) if record.view else value
     for one in record.derived:
         raw = data.get(one.key)

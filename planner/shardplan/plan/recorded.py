@@ -1,4 +1,4 @@
-"""What a plan was asked for, read back from it: its cluster, its options, and how its model is to be read."""
+"""The request of a plan, read back from it: its cluster, its options, and the dim sizes of its model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from shardplan.plan.types import Plan
 
 
 def cluster_of(plan: Plan, file: str) -> Cluster:
-    """The cluster that `plan` was made for. Raises `ShardplanError` (`damaged-plan`) when it is not all there."""
+    """The cluster that `plan` was made for. Raises `ShardplanError` (`damaged-plan`) if parts of it are missing."""
     profile = plan.cluster.get("profile")
     try:
         return cluster_from_resolved(dict(cast(Mapping[str, object], profile)))

@@ -1,6 +1,6 @@
-"""The JSON Schema of plan files and the tables of docs/plan-file.md, from the table of fields.
+"""The JSON Schema of plan files and the tables of docs/plan-file.md, generated from the table of fields.
 
-`python -m shardplan.plan.schema`, in a checkout, writes both anew, and the summary in the schema of `--json` documents.
+`python -m shardplan.plan.schema`, in a checkout, regenerates both, and the summary in the schema of `--json` documents.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _LAYOUT: Final[Schema] = {
 
 
 def records(record: Record = fields.PLAN) -> dict[str, Record]:
-    """By name, `record` and all that stand under its keys, in the order of the file."""
+    """By name, `record` and all records under its keys, in the order of the file."""
     found = {record.name: record}
     for field in record.fields:
         kind = field.kind.kind if isinstance(field.kind, ListOf) else field.kind
@@ -56,7 +56,7 @@ def schema_text() -> str:
 
 
 def documents_text(text: str) -> str:
-    """The schema of the `--json` documents with its summary made anew: null where an infeasible request has none."""
+    """The schema of the `--json` documents with a new summary: null if an infeasible request has none."""
     documents = json.loads(text)
     summary = record_schema(fields.SUMMARY)
     for key, rules in summary["properties"].items():
@@ -80,7 +80,7 @@ def field_table(record: Record) -> str:
 
 
 def page(text: str) -> str:
-    """docs/plan-file.md with its tables made anew."""
+    """docs/plan-file.md with new tables."""
     return with_tables(text, lambda name: field_table(records()[name]))
 
 

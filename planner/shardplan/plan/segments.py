@@ -1,4 +1,4 @@
-"""A plan's operators in order, with neighbouring copies of a block that are decided alike folded into one segment."""
+"""A plan's operators in order; neighbouring copies of a block with equal decisions are folded into one segment."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _MANY = 60
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """`copies`: (module path, indices of its operators), each decided as the first; outside of blocks one, with no
-    path."""
+    """`copies`: (module path, indices of its operators), each with the decisions of the first; outside of blocks one
+    copy, without a path."""
 
     copies: tuple[tuple[str, tuple[int, ...]], ...]
 
@@ -28,7 +28,8 @@ class Segment:
 
 
 def label(segment: Segment, plan: Plan) -> str:
-    """`transformer.h.{0-10}`: the module paths of a block's copies; `embed … Cast`: the ends of what stands between."""
+    """`transformer.h.{0-10}`: the module paths of a block's copies; `embed … Cast`: the first and last operator between
+    blocks."""
     paths = [path for path, _ in segment.copies]
     if segment.is_block and len({pattern(path) for path in paths}) > 1:  # layer0, layer1: numbers do not stand alone
         return f"{paths[0]} … {paths[-1]}"
@@ -50,8 +51,8 @@ def moves_by_edge(plan: Plan) -> dict[tuple[str, str], list[Move]]:
 
 
 def segments(plan: Plan) -> list[Segment]:
-    """Every operator is in one copy of one segment, in program order. Paths of a segment's copies differ in numbers
-    alone, so that names in one copy are told from those in another."""
+    """All segments in program order; every operator is in one copy of one segment. The paths of a segment's copies
+    differ only in numbers, so that names in one copy follow from those in another."""
     decisions = _Decisions(plan)
     found: list[Segment] = []
     last: Hashable = None
@@ -66,7 +67,7 @@ def segments(plan: Plan) -> list[Segment]:
 
 
 def _pieces(plan: Plan) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Copies of blocks, and the operators between two of them; where these are many, by module."""
+    """Copies of blocks, and the operators between two of them; long stretches are divided by module."""
     for path, indices in _copies_and_rest(plan):
         if path or len(indices) <= _MANY:
             yield path, indices
@@ -75,7 +76,7 @@ def _pieces(plan: Plan) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 
 def _by_module(plan: Plan, indices: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """Neighbours of one part of the model; an operator of no module is with what stands before it."""
+    """Neighbours of one part of the model; an operator without a module belongs to the one before it."""
     groups: list[list[int]] = []
     last = None
     for index in indices:
@@ -88,7 +89,7 @@ def _by_module(plan: Plan, indices: tuple[int, ...]) -> list[tuple[int, ...]]:
 
 
 def _part(module: str) -> str:
-    """A module's path up to the first number in it, `down_blocks.0`; its first name where it has none."""
+    """A module's path up to the first number in it, `down_blocks.0`; its first name if it has none."""
     found = _NUMBERED.match(module)
     return found[0] if found else ""
 
@@ -116,7 +117,7 @@ def _copies_and_rest(plan: Plan) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 
 class _Decisions:
-    """What is decided for an operator, and what is moved for it, without names."""
+    """The decisions about an operator and its moves, without names."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan

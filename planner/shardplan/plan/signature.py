@@ -1,7 +1,7 @@
-"""Signatures of plan files by OpenSSH: who has signed what is in a file?
+"""Signatures of plan files by OpenSSH: verification that an allowed signer has signed a file's content.
 
-`ssh-keygen -Y sign -n shardplan -f KEY PLAN` writes `PLAN.sig`. Who may sign is in a file of allowed signers, as git
-and `ssh-keygen` read it: a name and a public key on each line.
+`ssh-keygen -Y sign -n shardplan -f KEY PLAN` writes `PLAN.sig`. A file of allowed signers, in the format of git and
+`ssh-keygen`, has a name and a public key on each line.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ _PATIENCE_S: Final = 30.0
 
 
 class UnsignedError(ShardplanError):
-    """A plan is not signed by anybody who may."""
+    """No allowed signer has signed a plan."""
 
 
 def signing_command(file: str) -> str:
-    """How a plan is signed with one's own key."""
+    """The command that signs a plan with one's own key."""
     return f"ssh-keygen -Y sign -n {NAMESPACE} -f KEY {shlex.quote(file)}"
 
 
 def signature_fault(text: str, file: str, signers: str | Path) -> str:
-    """Why the text of the plan in `file` is not signed by one of `signers`, in a sentence; `""` where it is.
+    """Why the text of the plan in `file` has no valid signature of one of `signers`, in a sentence; `""` if it has one.
 
-    Raises `ShardplanError` (`no-ssh-keygen`, `unreadable-signers`) where that cannot be told.
+    Raises `ShardplanError` (`no-ssh-keygen`, `unreadable-signers`) if that cannot be determined.
     """
     keygen = shutil.which("ssh-keygen")
     if keygen is None:
@@ -59,7 +59,7 @@ def signature_fault(text: str, file: str, signers: str | Path) -> str:
 
 
 def _run(command: list[str], text: str) -> subprocess.CompletedProcess[str]:
-    """The answer of ssh-keygen, which reads `text`; one that does not come is a refusal."""
+    """The result of ssh-keygen on `text`; a timeout counts as a refusal."""
     try:
         return subprocess.run(  # noqa: S603 - no shell, and words that we made
             command,

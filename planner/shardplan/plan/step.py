@@ -15,7 +15,7 @@ from shardplan.schedule.streams import Item, Simulation, Span, simulate
 
 @dataclass(frozen=True)
 class StepSchedule:
-    """`phases[i]` takes as long as `simulations[i]` and runs as often as it says. `seconds`: of the step."""
+    """`phases[i]` has the schedule `simulations[i]` and runs as often as its count says. `seconds`: of the step."""
 
     parts: StepParts
     policy: Policy
@@ -28,7 +28,7 @@ class StepSchedule:
 
     @property
     def waited_for_weights_s(self) -> float:
-        """Seconds of the step in which nothing runs but what is prefetched."""
+        """Seconds of the step in which only prefetched collectives run."""
         return sum(
             phase.count * span.exposed
             for phase, ran in self.phases_ran()
@@ -41,14 +41,14 @@ class StepSchedule:
         yield from zip(self.phases, self.simulations, strict=True)
 
     def spans(self) -> Iterator[tuple[Phase, Item, int, tuple[int, ...], Span]]:
-        """Everything that ran, phase by phase: phase, item, operator (-1 for none), moves, span."""
+        """Every span, phase by phase: phase, item, operator (-1 for none), moves, span."""
         for phase, ran in self.phases_ran():
             for span in ran.spans:
                 number = span.item
                 yield phase, phase.program[number], phase.operators[number], phase.moves[number], span
 
     def marked(self, moves: Sequence[Move]) -> tuple[Move, ...]:
-        """`moves` with the points of issue and of waiting, and the share of their time that is overlapped."""
+        """`moves` with the operators at which they are issued and awaited, and the overlapped share of their time."""
         places = self._places()
         exposed, whole = [0.0] * len(moves), [0.0] * len(moves)
         for phase, item, _, numbers, span in self.spans():
@@ -66,7 +66,7 @@ class StepSchedule:
         )
 
     def _places(self) -> Mapping[int, tuple[str, str]]:
-        """By number of a move: the operator after which it is issued, the first one that waits for it."""
+        """By number of a move: the operator after which it is issued, and the first one that waits for it."""
         found: dict[int, tuple[str, str]] = {}
         for phase in self.phases:
             last, issued = "", dict[int, tuple[str, Numbers, Numbers]]()
@@ -85,7 +85,7 @@ class StepSchedule:
 
     @staticmethod
     def _chain(issued: Mapping[int, tuple[str, Numbers, Numbers]], number: int) -> Iterator[int]:
-        """The moves that have ended when the collective `number` has: its own, and those that it came after."""
+        """The moves that have ended when the collective `number` has: its own, and those that it depended on."""
         ended = [number]
         while ended:
             _, moves, after = issued[ended.pop()]
@@ -94,7 +94,7 @@ class StepSchedule:
 
 
 def _share(move: Move, exposed: float, whole: float) -> float:
-    """Share of a move's time that is overlapped, to a thousandth."""
+    """The overlapped share of a move's time, to a thousandth."""
     if move.kind == "blocking" or not whole:
         return 0.0
     return round(max(0.0, 1.0 - exposed / whole), 3)
@@ -131,13 +131,13 @@ def schedule_step(parts: StepParts, policy: Policy = EAGER, kappa: float = 1.0) 
 
 
 def schedule_moves(moves: StepMoves, policy: Policy, kappa: float) -> StepSchedule:
-    """The same of moves that have been looked up before."""
+    """The schedule of a step whose moves have been indexed already."""
     parts, phases = moves.parts, phases_of(moves, policy)
     return StepSchedule(parts, policy, phases, tuple(simulate(phase.program, kappa, parts.levels) for phase in phases))
 
 
 def serial_schedule(parts: StepParts) -> StepSchedule:
-    """As if nothing ran beside anything else, for prices that know no overlap: every collective is waited for."""
+    """The schedule without any overlap, for prices that know none: every collective is waited for."""
     blocking = tuple(replace(move, kind="blocking", bucket=None) for move in parts.moves)
     phases = phases_of(StepMoves(replace(parts, moves=blocking)), EAGER)
     return StepSchedule(parts, EAGER, phases, tuple(simulate(phase.program) for phase in phases))

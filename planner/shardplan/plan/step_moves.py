@@ -1,4 +1,4 @@
-"""What a step consists of, looked up by those who write its phases: moves by tensor and reader, as collectives."""
+"""The moves of a step, indexed by tensor and reader, as collectives; for the modules that write its phases."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ _SECOND = 1e-9
 
 @dataclass(frozen=True)
 class StepParts:
-    """What a step consists of. `links[axis]`: level of a mesh axis; `optimizer_ns`: of the update; `blocks`: first
-    operators of the blocks in which weights are prefetched, ascending; `levels`: what collectives take of links;
-    `inputs`: names of what is no weight and no operator's result; `stored`: what checkpoints call a weight."""
+    """The parts of a step. `links[axis]`: level of a mesh axis; `optimizer_ns`: of the update; `blocks`: first
+    operators of the blocks in which weights are prefetched, ascending; `levels`: the shares of links that collectives
+    take; `inputs`: names of values that are neither weights nor results of operators; `stored`: checkpoint
+    names of weights by their names in the graph."""
 
     operators: Sequence[OperatorDecision]
     moves: Sequence[Move]
@@ -34,7 +35,8 @@ class StepParts:
 
 
 def block_starts(operators: int, copies: Collection[Sequence[int]]) -> tuple[int, ...]:
-    """Where blocks begin: each copy of a repeated block is one, and what lies before, between and behind."""
+    """The first operators of blocks: each copy of a repeated block is one, and so is each stretch before, between and
+    behind."""
     starts = {0}
     for one in copies:
         if one:
@@ -88,8 +90,8 @@ class Moves:
 
 
 class StepMoves:
-    """The moves of a step by tensor and reader: values brought to their readers, gathered again in backward, and
-    moves of gradients; `updates`: of new weights to where they are kept."""
+    """The moves of a step by tensor and reader: values moved to their readers, re-gathered in backward, and moves of
+    gradients; `updates`: of new weights to where they are kept."""
 
     def __init__(self, parts: StepParts) -> None:
         self.parts = parts
@@ -104,10 +106,10 @@ class StepMoves:
             for name in dict.fromkeys(filter(None, operator.inputs)):
                 self.readers[name].append(operator.name)
         self.of_weights = _of_weights(parts)
-        """Operators that read weights, or what such operators made of them, alone."""
+        """Operators that read only weights, or values made from weights by such operators."""
         self.views = frozenset(index for index in self.of_weights if _is_free(parts.operators[index]))
-        """Those of them that compute nothing, such as the transpose of a tied embedding: they take no turn in the
-        program, as what they hand on is there as soon as what they read is."""
+        """Those of them that compute nothing, such as the transpose of a tied embedding: they take no time in the
+        program, as their result is available as soon as their operand is."""
         self.turns = [index for index in range(len(parts.operators)) if index not in self.views]
         self.block = [bisect_right(parts.blocks, index) - 1 for index in range(len(parts.operators))]
         """By operator, in which block it is."""
@@ -133,7 +135,7 @@ class StepMoves:
         return found
 
     def without(self, buckets: Collection[int]) -> StepMoves:
-        """The same step as if nothing were sent in these buckets."""
+        """The same step without sending these buckets."""
         found = copy.copy(self)
         left = [move.bucket not in buckets for move in self.parts.moves]
         found.updates = {name: number for name, number in self.updates.items() if left[number]}
@@ -141,11 +143,11 @@ class StepMoves:
         return found
 
     def is_at_hand(self, tensor: str) -> bool:
-        """Whether a value is there when a phase begins: what no operator makes, or a view of that makes."""
+        """Whether a value is available when a phase begins: no operator makes it, or it is a view of such a value."""
         return tensor not in self.makers or self.makers[tensor] in self.views
 
     def units(self, number: int, times: float = 1.0) -> list[Unit]:
-        """The collectives of a move, so many times each."""
+        """The collectives of a move, repeated `times` times."""
         if (number, times) not in self.made:
             move = self.parts.moves[number]
             self.made[number, times] = [self._unit(move, step, (number,), times) for step in range(len(move.steps))]
@@ -165,7 +167,7 @@ class StepMoves:
         return [self._unit(move, step, numbers) for step in range(len(move.steps))]
 
     def times(self, number: int, operator: OperatorDecision | None = None) -> float:
-        """How often a forward move runs in one forward (1 but for loops, or where its maker also runs in backward)."""
+        """How often a forward move runs in one forward (1 except for loops, or if its maker also runs in backward)."""
         move = self.parts.moves[number]
         micro = 1 if move.phase == "update" else self.parts.microbatches
         each = move.count / micro
@@ -176,8 +178,8 @@ class StepMoves:
         return each == 2 and bool(operator.again)
 
     def ahead(self, order: Sequence[int], distance: int | None) -> Mapping[int, Sequence[int]]:
-        """For operators at which something is to be issued: whose operands, in the order of need. `order`: that of
-        their turns; `distance`: as `Policy` has it."""
+        """For each operator that issues prefetches, the operators whose operands it issues, in the order of need.
+        `order`: that of the operators' execution; `distance`: as in `Policy`."""
         block = self.block
         if distance is None:
             return {index: (index,) for index in order}

@@ -12,8 +12,8 @@ from typing import Literal
 from shardplan.layout.layout import Layout
 from shardplan.layout.mesh import Mesh
 from shardplan.layout.text import to_text
+from shardplan.plan.breakdown import Exposure
 from shardplan.plan.orientation import checkpoint_layout, checkpoint_shape
-from shardplan.plan.overlap import Exposure
 from shardplan.plan.types import Move, OperatorDecision, Plan, TensorDecision
 
 Table = Literal["parameters", "tensors", "operators", "moves"]
@@ -21,7 +21,7 @@ Row = dict[str, object]
 
 
 def table(plan: Plan, name: Table) -> list[Row]:
-    """The rows of one table, in the order of the plan. Raises `KeyError` for a name that is none of `Table`."""
+    """The rows of one table, in the order of the plan. Raises `KeyError` for a name that is not in `Table`."""
     if name not in _TABLES:
         raise KeyError(f"there is no table '{name}'; there are {', '.join(_TABLES)}")
     rows = _TABLES[name]

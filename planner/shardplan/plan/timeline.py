@@ -1,7 +1,7 @@
 """The timeline of a plan: its scheduled step, rebuilt from the plan file alone, and as a trace for Perfetto.
 
-The phases of a step (`shardplan.plan.phases`) are simulated and stand one after the other. Of a phase that a step has
-many times, the first few are listed, and the rest is only said.
+The phases of a step (`shardplan.plan.phases`) are simulated and put one after the other. Of a phase that a step repeats
+many times, the first few repetitions are listed, and the rest is a summary.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _SAME = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Laid:
-    """One span of a timeline beside its task: the phase and which repetition of it, bytes on the link, seconds that
-    only it was waited for, and the operators after which it is issued and before which it is awaited."""
+    """What a trace says of one span of a timeline beside its task: the phase and which repetition of it, bytes on the
+    link, exposed seconds, and the operators after which it is issued and before which it is awaited."""
 
     phase: str
     repeat: int = 0
@@ -61,8 +61,8 @@ def step_schedule(plan: Plan) -> StepSchedule:
 
 
 def unscheduled(plan: Plan) -> Iterator[str]:
-    """That the step of a plan, or of one of its stages, is not what its moves and operators are scheduled in, in a
-    sentence. Not for plans of formats up to 1.3, which had no schedule."""
+    """A sentence that the step of a plan, or of one of its stages, differs from the schedule of its moves and
+    operators; empty if it does not, and for plans of formats up to 1.3, which had no schedule."""
     for stage in plan.pipeline.stages if plan.pipeline else ():
         yield from (f"{stage.name}: {text}" for text in unscheduled(stage.plan))
     if plan.pipeline is None:
@@ -72,11 +72,11 @@ def unscheduled(plan: Plan) -> Iterator[str]:
 
 
 def parts_of(plan: Plan) -> StepParts:
-    """What the step of a plan without stages consists of."""
+    """The parts of the step of a plan without stages."""
     optimizer_ns = plan.summary.compute_ns - sum(operator.compute_ns for operator in plan.operators)
     return StepParts(
         plan.operators,
-        tuple(map(_of_a_kind, plan.moves)),
+        tuple(map(_legacy_kind, plan.moves)),
         plan.axis_links,
         plan.model.get("mode") == "training",
         cast("int", plan.model.get("microbatches", 1)),
@@ -89,20 +89,21 @@ def parts_of(plan: Plan) -> StepParts:
 
 
 def stored_names(plan: Plan) -> dict[str, str]:
-    """What checkpoints call weights of a plan, which its graph may know by another name."""
+    """Checkpoint names of a plan's weights by their names in the graph."""
     return {tensor.name: tensor.checkpoint for tensor in plan.tensors if tensor.checkpoint}
 
 
 def _levels_of(plan: Plan) -> LinkLevels:
-    """What collectives take of links; whole ones in a plan that does not record its profile."""
+    """The shares of links that collectives take; whole links in a plan that does not record its profile."""
     try:
         return links_of(cluster_of(plan, "the plan"))
     except ShardplanError:
         return WHOLE
 
 
-def _of_a_kind(move: Move) -> Move:
-    """Of plans older than format 1.4, what was taken to overlap with compute: a move that does is not blocking."""
+def _legacy_kind(move: Move) -> Move:
+    """The kind of a move in plans older than format 1.4: a move that was taken to overlap with compute is not
+    blocking."""
     if move.kind != "blocking" or not move.hidden:
         return move
     return replace(move, kind="deferred" if move.phase == "backward" and not move.regather else "prefetched")
@@ -121,7 +122,7 @@ def _links(plan: Plan) -> tuple[str, ...]:
 
 
 def kappa_of(cluster: Mapping[str, object]) -> float:
-    """How much slower compute runs beside communication, from the profile inside a plan."""
+    """The slowdown of compute beside communication, from the profile inside a plan."""
     profile = cluster.get("profile")
     overlap = profile.get("overlap") if isinstance(profile, Mapping) else None
     kappa = overlap.get("kappa", _DEFAULT_KAPPA) if isinstance(overlap, Mapping) else _DEFAULT_KAPPA
@@ -129,7 +130,7 @@ def kappa_of(cluster: Mapping[str, object]) -> float:
 
 
 def laid_out(plan: Plan) -> tuple[Timeline, list[Laid]]:
-    """The scheduled step of a plan without stages: tasks with their times, and what a trace says of each of them."""
+    """The scheduled step of a plan without stages: tasks with their times, and the details of each for a trace."""
     scheduled = step_schedule(plan)
     stream = {link: number for number, link in enumerate(_links(plan), 1)}
     tasks: list[Task] = []

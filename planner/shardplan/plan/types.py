@@ -1,4 +1,4 @@
-"""A plan as values. Times are integer nanoseconds, sizes integer bytes; layouts are `Layout` over `Plan.mesh`."""
+"""The values of a plan. Times are integer nanoseconds, sizes integer bytes; layouts are `Layout` over `Plan.mesh`."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ MoveKind = Literal["blocking", "prefetched", "deferred"]
 
 @dataclass(frozen=True, slots=True)
 class TensorDecision:
-    """Layout in which a tensor is kept, and in which it is served to its readers (the same where nothing is gathered).
+    """Layout in which a tensor is kept, and in which it is served to its readers (the same if nothing is gathered).
 
     `perm` etc. are set for parameters only: checkpoint dims in graph order as in `model.Parameter`; `layout` and
-    `shape` here are in graph orientation, the file writes parameters in checkpoint orientation. `optimizer`: layout of
-    its optimizer state where that is sharded apart from it. `saved`: kept for backward; `recomputed`: made again for
-    backward instead, where that was chosen value by value. `bytes_per_device`: of the kept layout.
+    `shape` here are in graph orientation, the file has parameters in checkpoint orientation. `optimizer`: layout of its
+    optimizer state if that is sharded apart from it. `saved`: kept for backward; `recomputed`: made again for backward
+    instead, if that was chosen value by value. `bytes_per_device`: of the kept layout.
     """
 
     name: str
@@ -51,13 +51,13 @@ class TensorDecision:
 
 @dataclass(frozen=True, slots=True)
 class OperatorDecision:
-    """`split[axis]`: the factor that mesh axis splits, or `"-"` (replicated), `"~"` (replicated, partial gradients),
-    `"+0"` (partial sums of operands 0 ... pass through). `reads`, `makes`: layouts of operands and results, whose names
-    are `inputs` and `outputs` (`""` where an optional operand is absent). `compute_ns`: per step, of which
-    `backward_ns` after the forward pass (recomputation included); `inner_ns`: collectives inside the operator, which
-    `compute_ns` leaves out; per mesh axis `inner_forward_ns` and, after the forward pass, `inner_backward_ns`. `again`:
-    the operator right before whose backward this one runs a second time; `""` where it does not, or `remat` says for
-    the whole model what does."""
+    """`split[axis]`: the factor that the mesh axis splits, or `"-"` (replicated), `"~"` (replicated, partial
+    gradients), `"+0"` (partial sums of operands 0 ... pass through). `reads`, `makes`: layouts of operands and results,
+    whose names are `inputs` and `outputs` (`""` for an absent optional operand). `compute_ns`: per step, of which
+    `backward_ns` after the forward pass (recomputation included); `inner_ns`: collectives inside the operator, not part
+    of `compute_ns`; per mesh axis `inner_forward_ns` and, after the forward pass, `inner_backward_ns`. `again`: the
+    operator right before whose backward this one is recomputed; `""` if it is not, or if `remat` determines it for the
+    whole model."""
 
     name: str
     op_type: str
@@ -77,13 +77,13 @@ class OperatorDecision:
 
     @property
     def again_ns(self) -> int:
-        """Of `backward_ns`, what running again takes: as long as the forward run."""
+        """The part of `backward_ns` that is recomputation: as long as the forward run."""
         return self.compute_ns - self.backward_ns if self.again else 0
 
 
 @dataclass(frozen=True, slots=True)
 class CollectiveStep:
-    """One collective of a move as emitted: payload bytes of one device and predicted time, once."""
+    """One collective of a move: payload bytes of one device and predicted time of one run."""
 
     collective: Collective
     payload_bytes: int
@@ -92,15 +92,17 @@ class CollectiveStep:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A change of layout. `source` -> `target` of `tensor`; `reader`: the operator it is for ("" when it serves all
-    readers or stores the producer's result). In phase `backward` it is the gradient that moves, from the reader back,
-    or (`regather`) the saved value that is gathered again for the reader's backward. In phase `update` the new weight
-    comes back from where the optimizer made it.
-    `count`: times per step (microbatches); `hidden`: the share of its time that the schedule overlaps with compute.
-    `bucket`: moves of one number are sent together, and times are shares of it (`shardplan.plan.buckets`); None: by
-    itself. `kind`: `blocking` moves are waited for where they stand; `prefetched` and `deferred` ones run beside
+    """A change of layout. `source` -> `target` of `tensor`; `reader`: the operator it is for ("" if it serves all
+    readers or stores the producer's result). In phase `backward` the gradient moves, from the reader back, or
+    (`regather`) the saved value is gathered again for the reader's backward. In phase `update` the new weight moves
+    from where the optimizer made it to where it is kept.
+
+    `count`: times per step (microbatches); `hidden`: the overlapped share of its time in the schedule. `bucket`: moves
+    with one number are sent together, and their times are shares of the bucket's (`shardplan.plan.buckets`); None:
+    alone. `kind`: `blocking` moves are waited for where they stand; `prefetched` and `deferred` ones run beside
     compute, from the operator `issue_after` to the operator `wait_before` of the pass in which they move ("" for the
-    beginning and the end of the pass)."""
+    beginning and the end of the pass).
+    """
 
     tensor: str
     source: Layout
@@ -138,12 +140,12 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """`step_ns`: the scheduled step, `compute_ns` + `communication_ns` (exposed communication, and what compute beside
-    communication is slower); `hidden_ns`: communication overlapped with compute. `bound_ns`, `step_bound_ns`: proven
-    lower bound on the step of any plan; `gap`: its relative distance. `objective_ns`: `step_ns`. `scheduled_ns`,
-    `overlap_weight`: only of plans older than format 1.4. `multipliers`: of the sums of each phase where the bound was
-    found. `prefetch_distance`: how far ahead weights are gathered (blocks; -1: right before they are read);
-    `reduces_beside`: whether gradients are reduced beside compute."""
+    """`step_ns`: the scheduled step, `compute_ns` + `communication_ns` (exposed communication, and the slowdown of
+    compute beside communication); `hidden_ns`: overlapped communication. `bound_ns`, `step_bound_ns`: proven lower
+    bound on the step of any plan; `gap`: its relative distance. `objective_ns`: `step_ns`. `scheduled_ns`,
+    `overlap_weight`: only of plans older than format 1.4. `multipliers`: of the sums of each phase at the bound.
+    `prefetch_distance`: how far ahead weights are gathered (blocks; -1: right before they are read); `reduces_beside`:
+    whether gradients are reduced beside compute."""
 
     outcome: Literal["optimal", "feasible", "interrupted"]
     objective_ns: int
@@ -165,20 +167,20 @@ class Summary:
 
     @property
     def least_ns(self) -> int:
-        """What no plan's step is below, as far as is proven; of a plan that does not say, its objective's bound."""
+        """The proven lower bound on every plan's step; if the plan does not record it, its objective's bound."""
         return self.step_bound_ns or (self.step_ns if self.outcome == "optimal" else self.bound_ns)
 
     @property
     def slack(self) -> float:
-        """Share of the step that a better plan might save. `gap` is the objective's, which may be far smaller."""
+        """The share of the step that a better plan might save. `gap` is the objective's, which may be far smaller."""
         return max(0.0, 1.0 - self.least_ns / self.step_ns) if self.step_ns else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """A value handed from one stage of a pipeline to another, and its gradient back. `source`, `target`: layouts on
-    the meshes of stage `sender` and stage `receiver`. `forward`, `backward`: what one microbatch takes; a `permute`
-    over all axes is the send. `count`: microbatches; `hidden`: the share that hides behind compute."""
+    """A value sent from one stage of a pipeline to another, and its gradient back. `source`, `target`: layouts on the
+    meshes of stage `sender` and stage `receiver`. `forward`, `backward`: collectives of one microbatch; a `permute`
+    over all axes is the send. `count`: microbatches; `hidden`: the overlapped share."""
 
     tensor: str
     sender: int
@@ -197,9 +199,9 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A part of the model on a part of the devices: `first_device` and as many as `plan.mesh` has. `units`: blocks of
-    the model that it runs; `in_flight`: microbatches whose activations it holds; `plan`: of that part, times and
-    memory per step as of any plan."""
+    """A part of the model on a part of the devices: those from `first_device` on, as many as the mesh of `plan` has.
+    `units`: blocks of the model that it runs; `in_flight`: microbatches whose activations it holds; `plan`: of that
+    part, with times and memory per step as in any plan."""
 
     name: str
     first_device: int
@@ -210,8 +212,8 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """`schedule`: `1f1b`, `gpipe` or `interleaved:V`. `transfers`: first what each stage hands to the next, in order,
-    then what keeps weights equal that several stages hold. `bubble`: share of the step that the slowest stage waits."""
+    """`schedule`: `1f1b`, `gpipe` or `interleaved:V`. `transfers`: first what each stage sends to the next, in order,
+    then those that keep tied weights equal. `bubble`: share of the step that the slowest stage waits."""
 
     schedule: str
     stages: tuple[Stage, ...]
@@ -220,7 +222,7 @@ class Pipeline:
 
     @property
     def handed(self) -> tuple[Transfer, ...]:
-        """What each stage hands to the next."""
+        """What each stage sends to the next."""
         return self.transfers[: len(self.stages) - 1]
 
 
@@ -242,7 +244,7 @@ class Plan:
     pipeline: Pipeline | None = None
     """Stages, each with a plan of its own; then `tensors`, `operators` and `moves` here are empty."""
     sources: Mapping[str, object] = field(default_factory=dict)
-    """Where what was asked for was read from: model, cluster, constraints, pins, stages; JSON-ready."""
+    """The sources of the inputs: model, cluster, constraints, pins, stages; JSON-ready."""
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""
@@ -266,7 +268,7 @@ class Plan:
         return tables.table(self, table)
 
     def to_networkx(self) -> nx.MultiDiGraph:
-        """Operators and tensors with what was decided for them, as `shardplan.plan.as_graph` says."""
+        """Operators and tensors with their decisions; see `shardplan.plan.as_graph`."""
         from shardplan.plan import as_graph
 
         return as_graph.to_networkx(self)

@@ -1,4 +1,5 @@
-"""Model + cluster + options -> plan: candidates from a chain of reductions around the solver, priced and compared."""
+"""From a model, a cluster and options to a plan: candidates from a chain of reductions around the solver, compared by
+their schedules."""
 
 from shardplan.graph.options import PlanOptions
 from shardplan.planning.finer import CoarsePlans

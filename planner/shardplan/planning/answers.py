@@ -1,4 +1,5 @@
-"""Answers questions about one instance: its cost graphs, the chain down to the solver, and what is told meanwhile."""
+"""Answers to questions about one instance: its cost graphs, the reductions and the solver behind them, and progress
+reports."""
 
 from __future__ import annotations
 
@@ -15,8 +16,9 @@ from shardplan.planning.standing import OnProgress, Watch
 
 @dataclass
 class Answers:
-    """Of `instance`; prices are computed once for all questions. `warn` hears of steps of a search that failed; `work`:
-    what all searches took, in the units of `shardplan.solve.constants`."""
+    """Answers questions about `instance`. Prices are computed once and shared by all questions. `warn` is called with a
+    warning when a step of a search failed; `work` is the work of all searches so far, in the units of
+    `shardplan.solve.constants`."""
 
     instance: Instance
     warn: Callable[[Diagnostic], None]
@@ -33,8 +35,9 @@ class Answers:
         restriction: Restrict | None = None,
         on_progress: OnProgress | None = None,
     ) -> T:
-        """What a generator of questions comes to when all of them are answered, among what `restriction` allows.
-        `on_progress` hears how far that is. Raises what the generator does."""
+        """Runs the generator `questions`, answers every question that it yields within what `restriction` allows, and
+        returns its result. `on_progress` is called with the standing of the search. Raises what the generator raises.
+        """
         watch = Watch(on_progress)
         try:
             question = next(questions)

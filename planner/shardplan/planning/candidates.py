@@ -1,8 +1,8 @@
-"""Where candidates come from: generators that ask questions, look at the answers, and return the best plan they know.
+"""Sources of candidate plans: generators that ask questions, look at the answers, and return the best plan found.
 
-Each generator yields a `Question` and is sent its `Answer`; it calls nobody who asks it. `searched` lists them in the
-order in which they are tried. Whatever a question minimises, its assignments are compared by their scheduled steps, and
-what it proves is a bound on the schedule of every plan.
+Each generator yields a `Question` and is sent its `Answer`; it does not know who answers. `searched` lists the sources
+in the order in which they are tried. Whatever a question minimises, the assignments in its answer are compared by their
+scheduled steps, and the bound in its answer holds for the schedule of every plan that the question allows.
 """
 
 from __future__ import annotations
@@ -27,47 +27,48 @@ from shardplan.solve.search.mixing import mixed_with
 from shardplan.units import PS_PER_S
 
 ROUGH = 0.02
-"""The relative gap that is left of questions that only lead to further plans: nothing is to be proven of those."""
+"""Relative gap left open in questions that only give further candidates, for which nothing has to be proven."""
 UNPROVEN = 0.03
-"""The relative gap that is left where what is recomputed is chosen: its integer programs are large."""
+"""Relative gap left open if the search chooses what is recomputed: its integer programs are large."""
 PLAIN_SHARES = ((0.5, 0.75, False), (0.25, 0.5, False), (0.5, 0.5, True))
-"""Rules of thumb as `plain_sum` takes them: what is sent in forward hides better than what is sent in backward."""
+"""Rules of thumb as `plain_sum` takes them: communication in forward overlaps better than communication in backward."""
 CLOSE = 0.01
-"""Where more than this share of the step is unproven, experts' layouts, flags and tighter limits are tried too."""
+"""If the gap is larger than this share of the step, hand-written recipes, flags and tighter limits are tried too."""
 HOPE = 2 / 3
-"""Experts' layouts are searched further where their bound is below the step by more than this share of the gap: the
-schedule of what attains a bound is longer than that by about as much as the best plan's is."""
+"""Recipes are searched further if their bound is below the step by more than this share of the gap: their schedule
+exceeds their bound by about as much as the best plan's does."""
 NEAR = 0.05
-"""Where no more is unproven at the multipliers that are best without a limit on memory, no others are looked for: plain
-problems under a limit take long."""
+"""If the gap at the best multipliers without a memory limit is at most this, no others are searched: plain problems
+under a limit take long."""
 ROOMY = 1.5
-"""Where the best plan without a limit on memory holds at most so many times that, all looks are made without it first:
-those that follow may hold less."""
+"""If the best plan without a memory limit needs at most this many times the limit, all searches run without it first:
+later candidates may need less."""
 AGAIN = 16
-"""Of the plans that were found without a limit on memory, so many are laid out under it."""
+"""Number of plans without a memory limit that are scheduled again under it."""
 TIGHTER = 0.8
-"""Share of the limit on memory under which another plan is sought where the limit stands in the way."""
+"""Share of the memory limit under which another plan is searched if memory is scarce."""
 LESS_TIGHT = 0.9
-"""The same where no plan that holds so little is better."""
+"""The same, if no plan within that share is better."""
 LESS = 0.98
-"""Share of what the best plan holds under which others are sought: a tighter limit is to lead to no better plan."""
+"""Share of the best plan's memory under which others are searched: a tighter limit must not lead to a better plan."""
 UNSURE = 0.03
-"""Where less of the step is unproven, they are not: they take as long as a third of the search."""
+"""Gap below which they are not searched: they take a third of the time of a search."""
 FIRST_WORK = 0.6
-"""Share of that which the question that proves the bound may take."""
+"""Share of the remaining work for the question that proves the bound."""
 ROUGH_WORK = 2e3
-"""Work of a question that only leads to further plans."""
+"""Work of a question that only gives further candidates."""
 PARENTS = 2
-"""Of the plans that were simulated, the best so many are crossed with all others."""
+"""Number of the best simulated plans that are crossed over with all others."""
 CROSSED = 16
-"""Crossings of the best plan with others that are laid out at most."""
+"""Maximum number of crossovers of the best plan that are scheduled."""
 RESCUE_S = 0.4
-"""Seconds beyond a time limit that brought no plan, for the layouts of each expert."""
+"""Seconds for each recipe after a time limit that gave no plan."""
 
 
 def shortest(search: Search, enough_s: float = math.inf) -> Questions[Found]:
-    """The plan of the shortest step. Where what is recomputed is to be chosen, the plans of the flags for that are
-    candidates too. Raises `NoPlanError` where there is none, and `NoBetterError` where all take `enough_s` or more."""
+    """The plan with the shortest step. Where the search also chooses which operators are recomputed, the plans of the
+    flags `--remat none`, `selective` and `full` are candidates too. Raises `NoPlanError` if there is no plan, and
+    `NoBetterError` if every plan takes `enough_s` seconds or more."""
     instance, spent, most = search.instance, search.spent, _most_solved(search)
     spent.later = most * len(FLAGS) if instance.chooses_remat else 0
     found = yield from searched(search, chooses_remat=instance.chooses_remat, enough_s=enough_s)
@@ -91,8 +92,9 @@ def searched(
     below_s: float = math.inf,
     enough_s: float = math.inf,
 ) -> Questions[Found]:
-    """The best plan of all candidates; `remat`: what is recomputed, unless that is chosen; `below_s`: looked for only
-    as long as it may have a shorter step. Raises `NoPlanError`, and `NoBetterError` where all take `enough_s`."""
+    """The best plan of all candidate sources. `remat` fixes which operators are recomputed, unless the search chooses
+    that. The search ends once it is proven that no step is shorter than `below_s` seconds. Raises `NoPlanError`, and
+    `NoBetterError` if every plan takes `enough_s` or more."""
     limit_bytes, roomy = search.limit_bytes, search.without_limit()
     search.spent.left = _most_solved(search)
     free = yield from without_limit(roomy, remat, enough_s)
@@ -113,14 +115,14 @@ def searched(
 
 
 def _again_under_the_limit(search: Search, roomy: Search) -> list[Candidate]:
-    """The best plans that were found without a limit on memory, laid out so that they hold less where they have to."""
+    """The best plans of a search without a memory limit, scheduled again so that they keep the limit where they can."""
     ranked = sorted(roomy.known.values(), key=lambda one: one.step_s)
     again = [(one.layouts, tuple(one.priced.choice.values())) for one in ranked]
     return search.judged(again[:AGAIN]) if again else []
 
 
 def looked(search: Search, found: Found) -> Questions[Found]:
-    """The best of what is known and of all that looks lead to."""
+    """The best of the known plan and of the plans that further searches around it find."""
     looks = _looks(search)
     after = sum(looks.values())
     for look, most in looks.items():
@@ -132,7 +134,7 @@ def looked(search: Search, found: Found) -> Questions[Found]:
 
 
 def _most_solved(search: Search) -> int:
-    """Plain problems of `searched` at most: all plans without a limit, near those and under it, and looks at others."""
+    """Upper bound on the plain problems (problems of one linear sum) that `searched` solves."""
     return 2 * search.averages + 1 + 2 * sum(_looks(search).values())
 
 
@@ -140,7 +142,8 @@ Look: TypeAlias = Callable[[Search, Found], Questions[Found]]
 
 
 def _looks(search: Search) -> dict[Look, int]:
-    """Where better plans are looked for once one is known, in this order, and the plain problems of each at most."""
+    """The searches that start from a known plan, in their order, each with an upper bound on the plain problems that it
+    solves."""
     instance = search.instance
     if not instance.options.cost_model.is_ours:
         return {}
@@ -155,8 +158,9 @@ def _looks(search: Search) -> dict[Look, int]:
 def without_limit(
     search: Search, remat: Recompute | None = None, enough_s: float = math.inf
 ) -> Questions[Found | None]:
-    """The best plan without a limit on memory, if it can be told: where that fits, it is the answer. Where what is
-    recomputed is to be chosen, nothing is. Raises `NoBetterError` where all take `enough_s`."""
+    """The best plan without a memory limit, or `None` if it was not searched; if it fits, it is the answer. It is not
+    searched where the choice of recomputed operators is open. Raises `NoBetterError` if every plan takes `enough_s` or
+    more."""
     with contextlib.suppress(NoPlanError):
         return (yield from of_phases(search, None, remat, parts=2, enough_s=enough_s))
     return None
@@ -165,8 +169,8 @@ def without_limit(
 def under_the_limit(
     search: Search, free: Found | None, remat: Recompute | None, *, chooses_remat: bool, enough_s: float
 ) -> Questions[Found]:
-    """The best plan under the limit on memory; `free`: the best one without, whose multipliers may be good for this one
-    too. Raises `NoPlanError`, and `NoBetterError` where all take `enough_s`."""
+    """The best plan under the memory limit. `free` is the best plan without a limit; the search may start from its
+    multipliers. Raises `NoPlanError`, and `NoBetterError` if every plan takes `enough_s` or more."""
     limit_bytes, near = search.limit_bytes, None
     if free is not None and not chooses_remat:
         try:
@@ -185,8 +189,9 @@ def under_the_limit(
 
 
 def as_experts(search: Search, none: Answer) -> Questions[Found]:
-    """The first plan in an expert's layouts, where a search was ended or failed before it had any. Raises `NoPlanError`
-    where there is none either, or `none` is a proof that there is none."""
+    """The first plan found in the layouts of a hand-written recipe, for a search that was stopped or failed before it
+    had any plan. Raises `NoPlanError` if no recipe gives a plan either, or if `none` is a proof that there is no plan.
+    """
     for recipe in RECIPES.values() if none.solution.outcome == "limit" else ():
         ends_s = max(search.limit_s, time.monotonic()) + RESCUE_S
         question = replace(none.question, restriction=recipe, chooses_remat=False, ends_s=ends_s)
@@ -210,8 +215,8 @@ def of_phases(
     averages: int | None = None,
     enough_s: float = math.inf,
 ) -> Questions[Found]:
-    """The best plan that the phases' sums lead to, from the multipliers `start` or `planes`. Raises `NoPlanError` where
-    there is none, and `NoBetterError` where all take `enough_s`."""
+    """The best plan for the maxima of the phases' sums, searched from the multipliers `start` or the cutting planes
+    `planes`. Raises `NoPlanError` if there is no plan, and `NoBetterError` if every plan takes `enough_s` or more."""
     unproven = UNPROVEN if chooses_remat and search.instance.options.gap else 0.0
     question = Question(
         limit_bytes,
@@ -237,7 +242,7 @@ def of_phases(
 
 
 def asked(search: Search, question: Question, work: float) -> Questions[Answer]:
-    """The answer to a question that may take so much work, which is noted."""
+    """Asks one question with a work limit and adds the work of its answer to what the search has spent."""
     most = most_solved(question, search.instance.options)
     search.spent.left = max(search.spent.left, most)
     answer = yield replace(question, work=work)
@@ -254,7 +259,8 @@ def _by_phase(objective: Objective, multipliers: Weights) -> Weights:
 
 
 def with_plain_sums(search: Search, found: Found) -> Questions[Found]:
-    """Plans that are best when a share of all traffic is added to what computes and blocks."""
+    """Candidates from plain sums: plans that minimise compute and blocking communication plus a share of all other
+    traffic."""
     sums = _plain_sums(found.objective)
     questions = [
         replace(_question(found, linear), equal_layers=True)
@@ -268,15 +274,16 @@ def _plain_sums(objective: Objective) -> list[Linear]:
 
 
 def with_experts(search: Search, found: Found) -> Questions[Found]:
-    """The layouts that experts write, the rest at the best multipliers; where that leaves hope, at their own."""
+    """Candidates in the layouts of hand-written recipes: the free choices are solved at the best multipliers known, and
+    at the recipe's own multipliers where its bound leaves hope."""
     for recipe in RECIPES.values():
         found = yield from _restricted(search, found, recipe, HOPE, equal_layers=True)
     return found
 
 
 def on_coarser_meshes(search: Search, found: Found) -> Questions[Found]:
-    """The plans of the mesh without one of its axes, always at their own multipliers too: a finer mesh is to be no
-    slower."""
+    """Candidates from coarser meshes: plans that leave one mesh axis unused, always solved at their own multipliers
+    too, so that a finer mesh never gets a slower plan."""
     axes = range(len(search.instance.cluster.mesh))
     for axis in axes if len(axes) > 1 else ():
         found = yield from _restricted(search, found, without_axis(axis), 0.0)
@@ -286,8 +293,8 @@ def on_coarser_meshes(search: Search, found: Found) -> Questions[Found]:
 def _restricted(
     search: Search, found: Found, restriction: Restrict, hope: float, *, equal_layers: bool = False
 ) -> Questions[Found]:
-    """Plans of a restriction at the best multipliers; and at its own, where its bound is below the step by more than
-    the share `hope` of the gap."""
+    """Plans of a restriction at the best multipliers known; also at its own multipliers if its bound is below the best
+    step by more than the share `hope` of the gap."""
     question = replace(_question(found, found.linear, restriction=restriction), equal_layers=equal_layers)
     found, bound_s = yield from _with(search, found, question)
     if bound_s < found.candidate.step_s * (1.0 - hope * found.gap):
@@ -299,7 +306,8 @@ def _restricted(
 
 
 def holding_less(search: Search, found: Found) -> Questions[Found]:
-    """Plans of equal layers that hold less than the best one known, and crossings with them: they lead elsewhere."""
+    """Plans with equal layers that need less memory than the best plan, and crossovers with them: starting points in
+    another part of the search space."""
     if found.gap <= UNSURE:
         return found
     less = int(LESS * found.candidate.holds_bytes)
@@ -312,8 +320,8 @@ def holding_less(search: Search, found: Found) -> Questions[Found]:
 
 
 def under_less_memory(search: Search, found: Found) -> Questions[Found]:
-    """The best plan at the best multipliers under a tighter limit, where that stands in the way: it keeps the limit
-    too, and leads elsewhere."""
+    """The best plan at the best multipliers under a tighter memory limit, if memory is scarce: it keeps the real limit
+    too, and is a starting point in another part of the search space."""
     if not found.candidate.is_tight(search.limit_bytes, TIGHTER):
         return found
     question = replace(_question(found, found.linear), equal_layers=True)
@@ -327,7 +335,8 @@ def under_less_memory(search: Search, found: Found) -> Questions[Found]:
 
 
 def crossed(search: Search, found: Found) -> Questions[Found]:
-    """Crossings of the best plans with all that were met: one in the first layers, the other in the rest."""
+    """Crossovers of the best plans with all assignments met: one plan in the first layers, the other plan in
+    the rest."""
     yield from ()
     candidate, whole = found.candidate, found.whole
     if whole is None or candidate.layouts.built is not whole.built:
@@ -342,21 +351,22 @@ def crossed(search: Search, found: Found) -> Questions[Found]:
 
 
 def _question(found: Found, linear: Linear | None, *, restriction: Restrict | None = None) -> Question:
-    """The best assignment of a linear function, or of the step, with what the best plan recomputes."""
+    """The question for the best assignment of a linear function, or of the step, that recomputes what the best plan
+    recomputes."""
     remat = found.candidate.layouts.built.recompute
     return Question(found.limit_bytes, found.objective, linear, remat, restriction=restriction, prices=found.prices)
 
 
 def _among(search: Search, found: Found, questions: Sequence[Question], *, proves: bool = True) -> Questions[Found]:
-    """The best of what is known and the plans of some questions."""
+    """The best of the known plan and of the plans that answer `questions`."""
     for question in questions:
         found, _ = yield from _with(search, found, question, proves=proves)
     return found
 
 
 def _with(search: Search, found: Found, question: Question, *, proves: bool = True) -> Questions[tuple[Found, float]]:
-    """The best of what is known and the plans of a question, and the bound of these, seconds. `proves`: where what it
-    proves is no better than what is known, they are not scheduled."""
+    """The best of the known plan and of the plans that answer one question, with the bound of that answer in seconds.
+    With `proves`, these plans are not scheduled if their bound is no better than the known plan."""
     if search.is_over or found.outcome == "interrupted":
         return found, math.inf
     below_s = found.candidate.step_s if proves else math.inf
@@ -375,8 +385,8 @@ def _with(search: Search, found: Found, question: Question, *, proves: bool = Tr
 
 
 def of_linear(search: Search, linear: Linear) -> Questions[Answer]:
-    """The best assignment of one linear function of the terms, or the proof that there is none; without a limit on
-    memory first, which is quick: where that fits it is exact."""
+    """The best assignment of one linear function of the terms, or the proof that there is none. It is solved without a
+    memory limit first, which is fast, and exact if the result fits."""
     unlimited = yield Question(None, linear.objective, linear)
     if unlimited.solution.outcome == "optimal":
         limit = search.instance.limit_bytes

@@ -1,4 +1,5 @@
-"""The chain of reductions: a question about an instance -> arrays -> solver -> an answer about the instance."""
+"""The chain of reductions: a question about an instance becomes arrays for the solver, and the solution becomes an
+answer."""
 
 from __future__ import annotations
 
@@ -27,26 +28,31 @@ from shardplan.solve import Plane, Problem, Progress, Solution, Start, solve
 from shardplan.units import PS_PER_S
 
 AVERAGES: Final[Mapping[Effort, int]] = {"quick": 3, "thorough": 10, "exhaustive": 10}
-"""Plain problems that are solved at most for the objective's maxima: more raise the bound a little."""
+"""Maximum number of plain problems for the objective's maxima: more raise the bound a little."""
 MOST_JUDGED = 6
-"""Candidates of one answer that are laid out: the best of the sums need not have the shortest schedule."""
+"""Candidates of one answer that are scheduled: the best by the sums need not have the shortest schedule."""
 JUDGED_NODES = 12_000
-"""More are, as long as all of them together have so many nodes: small plans are laid out in no time."""
+"""More candidates are scheduled as long as they have at most this many nodes in all: small plans take almost
+no time."""
 MOST_EQUAL = 6
-"""Those with equal layers among them at least, where such were found first."""
+"""Minimum number of candidates with equal layers among them, if the search found such first."""
 
 
 @dataclass(frozen=True)
 class Question:
-    """A problem to be solved. `limit_bytes`: of memory, if any. `objective`: by default that of the step; `linear`: one
-    linear function of the terms in its place. `remat`: what is recomputed, by default what the options say;
-    `chooses_remat`: that is chosen too. `equal_layers`: all copies of a block are to take the same layouts. `near`: the
-    only layouts that are offered. `restriction`: what is allowed; `without`: constraints that are dropped. `start`:
-    multipliers to start from; `planes`: of questions that allow less, which say where to start; `prices`: of a byte at
-    moments, to start from; `averages`: plain problems that are solved at most, unless as many as the effort of the
-    instance says. `ends_s`: when the search ends (`time.monotonic`); `unproven`: the relative gap that is left where a
-    proof takes long; `work`: that it may take, in the units of `shardplan.solve.constants`; `below_s`: it ends where
-    nothing is below; `shortfall`: where nothing fits, how much memory is missing is to be told."""
+    """A problem to solve.
+
+    Objective: `objective` (default: that of the step), or `linear`, one linear function of the terms in its place.
+    Choices: `remat` fixes what is recomputed (default: the options), with `chooses_remat` the solver chooses it;
+    `equal_layers` gives all copies of a block the same layouts; `near` offers only layouts near these plans;
+    `restriction` is what is allowed; `without` are constraints that are dropped; `limit_bytes` is the memory limit, if
+    any. Where the search starts: `start` are multipliers, `planes` cutting planes of questions that allow less,
+    `prices` the multipliers of memory (picoseconds per byte at each moment). Where it ends: `ends_s` is a time
+    (`time.monotonic`), `work` a limit in the units of `shardplan.solve.constants`, `averages` a limit on plain problems
+    (default: the effort of the instance), `unproven` the relative gap that may stay open where a proof takes long; it
+    also ends once it is proven that no plan takes less than `below_s` seconds. With `shortfall`, an infeasible answer
+    says how many bytes are missing.
+    """
 
     limit_bytes: int | None
     objective: Objective | None = None
@@ -69,14 +75,14 @@ class Question:
 
 
 Assigned: TypeAlias = tuple[Layouts, tuple[int, ...]]
-"""An assignment with the problem whose choices it has."""
+"""An assignment with the problem to whose choices it refers."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """`solution`: in the choices of `layouts`, the problem of the bases; `whole`: that with all maxima, if it has the
-    same choices. `candidates`: assignments met on the way, the best first, each with the graph in which that is
-    recomputed which was chosen with it."""
+    """`solution` has the choices of `layouts`, the problem of the phases' base sums. `whole` is that problem with all
+    maxima, if it has the same choices. `candidates` are the assignments met during the solve, the best first, each with
+    the cost graph of what it recomputes."""
 
     question: Question
     objective: Objective
@@ -87,34 +93,35 @@ class Answer:
 
 
 def most_solved(question: Question, options: PlanOptions) -> int:
-    """Plain problems that the answer takes at most: one of a linear function, else one for each averaging of maxima."""
+    """Upper bound on the plain problems that the answer takes: one for a linear function, else one for each averaging
+    of maxima."""
     return max(1, _averages(question, options)) if question.linear is None else 1
 
 
 def _averages(question: Question, options: PlanOptions) -> int:
-    """Averagings of maxima at most; 0 where the maxima themselves are to be solved for."""
+    """Upper bound on the averagings of maxima; 0 if the solver takes the maxima themselves."""
     return (question.averages or AVERAGES[options.effort]) if options.gap > 0.0 else 0
 
 
 def chain(
     instance: Instance, question: Question, objective: Objective
 ) -> tuple[tuple[Reduction[Any], ...], tuple[Reduction[Any], ...]]:
-    """The reductions in the order in which they are applied: those that rule out or penalise choices of one cost graph,
-    then those that change what the choices are. Solutions go back in reverse order."""
+    """The reductions in the order of `apply`: first those that rule out or penalise choices of one cost graph, then
+    those that change what the choices are. `invert` runs in reverse order."""
     peers = () if instance.complete else (KnownToPlanner(instance.options.cost_model),)
     restricting = (ConstraintMasks(instance.constraints, question.without), Restriction(question.restriction), *peers)
     return restricting, (Rematerialisation(), Maxima(objective.sizes), EqualLayers(_most_left(instance, question)))
 
 
 def _most_left(instance: Instance, question: Question) -> float:
-    """The share of all nodes that may be left where layers are to be alike."""
+    """The largest share of the nodes that may remain after equal layers are merged."""
     wanted = WORTH_FOLDING if question.equal_layers else 0.0
     return 1.0 if instance.options.equal_layers else wanted
 
 
 def answer(graphs: CostGraphs, question: Question, on_progress: Callable[[Progress], None] | None = None) -> Answer:
-    """The best assignment there is, or the proof that there is none. Raises `ShardplanError` for constraints that leave
-    a tensor or an operator without any choice."""
+    """The best assignment, or the proof that there is none. Raises `ShardplanError` for constraints that leave an
+    operator or a tensor without any choice."""
     instance = graphs.instance
     built, memory = _graph(graphs, question)
     objective = question.objective or objective_of(built)
@@ -158,7 +165,7 @@ def _graph(graphs: CostGraphs, question: Question) -> tuple[CostGraph, Memory]:
 
 
 def _posed(graphs: CostGraphs, question: Question, asked: tuple[CostGraph, Memory], linears: Sequence[Linear]) -> Posed:
-    """The problem of layouts of every sum."""
+    """The problem of layouts for every sum of the objective."""
     sums = tuple(_layouts(asked, question, linear) for linear in linears)
     if not question.chooses_remat:
         return Posed(sums)
@@ -171,7 +178,7 @@ def _layouts(graph: tuple[CostGraph, Memory], question: Question, linear: Linear
 
 
 def _applied(reductions: Sequence[Reduction[Any]], posed: Posed) -> tuple[Posed, list[tuple[Reduction[Any], Any]]]:
-    """The problem after `reductions`, and how to go back."""
+    """The problem after all of `reductions`, and the data that their inversions need."""
     undo = []
     for reduction in reductions:
         posed, data = reduction.apply(posed)
@@ -180,7 +187,7 @@ def _applied(reductions: Sequence[Reduction[Any]], posed: Posed) -> tuple[Posed,
 
 
 def _inverted(undo: Sequence[tuple[Reduction[Any], Any]], choices: tuple[int, ...]) -> Assignment:
-    """An assignment of the solver's problem as one of the problem of layouts."""
+    """An assignment of the solver's problem, as an assignment of the problem of layouts."""
     assignment = Assignment(choices)
     for reduction, data in reversed(undo):
         assignment = reduction.invert(assignment, data)
@@ -188,8 +195,8 @@ def _inverted(undo: Sequence[tuple[Reduction[Any], Any]], choices: tuple[int, ..
 
 
 def _from_equal_layers(posed: Posed, options: PlanOptions, question: Question, usual: Start) -> Start | None:
-    """Where to begin, as the plans whose layers are alike say, if there are any: the problem of one layer takes a
-    fraction of the time."""
+    """The question with the starting point that plans with equal layers give, if the model has equal layers: solving
+    the problem of one layer takes a fraction of the time."""
     layers = EqualLayers(WORTH_FOLDING)
     alike, places = layers.apply(posed)
     if alike is posed:

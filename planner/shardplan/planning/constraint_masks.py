@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from shardplan.constraints.resolve import AxisConstraint, OperatorConstraint, ResolvedConstraints, TensorConstraint
 from shardplan.constraints.types import Constraint
-from shardplan.cost.types import CollectivePricer, Floats
+from shardplan.cost.types import CollectivePricer
 from shardplan.errors import Diagnostic, ShardplanError, did_you_mean, error
 from shardplan.graph.build import CostGraph, Node
 from shardplan.graph.problem import node_order
@@ -33,9 +33,9 @@ class ConstraintMask:
 
 
 def masks_of(built: CostGraph, constraints: ResolvedConstraints) -> tuple[ConstraintMask, ...]:
-    """What every asked means for the choices of its node.
+    """For every resolved constraint, the mask over the choices of its node.
 
-    Raises `ShardplanError` (`impossible`, `contradiction`) when hard ones leave a node without any choice.
+    Raises `ShardplanError` (`impossible`, `contradiction`) if hard constraints leave a node without any choice.
     """
     found: list[ConstraintMask] = []
     problems: list[Diagnostic] = []
@@ -57,7 +57,7 @@ def masks_of(built: CostGraph, constraints: ResolvedConstraints) -> tuple[Constr
 
 
 def allowed(masks: Iterable[ConstraintMask], *, without: Sequence[Constraint] = ()) -> dict[Node, Mask]:
-    """The choices that satisfy every hard constraint (but for `without`)."""
+    """The choices that satisfy every hard constraint except those in `without`."""
     found: dict[Node, Mask] = {}
     for mask in masks:
         if mask.constraint.cost_us is None and mask.constraint not in without:
@@ -66,7 +66,8 @@ def allowed(masks: Iterable[ConstraintMask], *, without: Sequence[Constraint] = 
 
 
 def penalties_of(masks: Iterable[ConstraintMask]) -> dict[Node, Costs]:
-    """Picoseconds that the choices of nodes cost beyond their price, because they break a soft constraint."""
+    """Penalties of choices in picoseconds, by node: what they cost beyond their price because they break a soft
+    constraint."""
     costs: dict[Node, Costs] = {}
     for mask in masks:
         cost_us = mask.constraint.cost_us
@@ -89,7 +90,8 @@ def penalised(problem: Problem, built: CostGraph, penalties: Mapping[Node, Costs
 
 @dataclass(frozen=True)
 class ConstraintMasks(Reduction[None]):
-    """The choices that satisfy all hard constraints (but for `without`), with penalties for breaking soft ones."""
+    """The reduction to choices that satisfy all hard constraints except `without`, with penalties for breaking soft
+    ones."""
 
     constraints: ResolvedConstraints
     without: Sequence[Constraint] = ()
@@ -109,7 +111,7 @@ class ConstraintMasks(Reduction[None]):
 
 @dataclass(frozen=True, slots=True)
 class Without:
-    """Prices of collectives where some may not run over some axes: these cost more than anything."""
+    """Prices of collectives if some collectives may not run over some mesh axes: those get a price above any other."""
 
     collectives: CollectivePricer
     forbidden: frozenset[tuple[CollectiveKind, int]]
@@ -118,11 +120,6 @@ class Without:
         if any((kind, axis) in self.forbidden for axis in axes):
             return float("inf")
         return self.collectives.seconds(kind, axes, payload_bytes)
-
-    def seconds_array(self, kind: CollectiveKind, axes: tuple[int, ...], payload_bytes: Floats) -> Floats:
-        if any((kind, axis) in self.forbidden for axis in axes):
-            return np.full(np.shape(payload_bytes), np.inf)
-        return self.collectives.seconds_array(kind, axes, payload_bytes)
 
 
 def _sharded_dims(space: TensorSpace) -> NDArray[np.int64]:
@@ -172,13 +169,14 @@ def _splits_mask(built: CostGraph, asked: OperatorConstraint) -> Mask:
 
 
 def _factors(built: CostGraph, operator: int) -> frozenset[str]:
-    """What an operator may split: factors, in whichever form, and the forms as plans write them (`n;3x768`)."""
+    """The factors that an operator may split, in every notation, and the notations that plans write (`n;3x768`)."""
     options = built.rules[operator].options
     return frozenset(option.factor for option in options) | frozenset(option.label for option in options)
 
 
 def _offered(built: CostGraph, constraints: ResolvedConstraints) -> Mapping[Constraint, frozenset[str]]:
-    """Per constraint the factors of all operators that it is about: the product of a module has more than its sum."""
+    """For each constraint, the factors of all operators that it matches: the matrix product of a module has more
+    factors than its sum."""
     offered: dict[Constraint, frozenset[str]] = {}
     for asked in constraints.operators:
         known = offered.get(asked.constraint, frozenset())
@@ -187,7 +185,7 @@ def _offered(built: CostGraph, constraints: ResolvedConstraints) -> Mapping[Cons
 
 
 def _unknown_factors(built: CostGraph, constraints: ResolvedConstraints) -> list[Diagnostic]:
-    """One diagnostic for every factor that no operator of its constraint has, about the operator with the most."""
+    """One diagnostic for every factor that no matched operator has; it names the operator with the most factors."""
     offered, about = _offered(built, constraints), dict[Constraint, list[OperatorConstraint]]()
     for asked in constraints.operators:
         about.setdefault(asked.constraint, []).append(asked)
@@ -213,7 +211,7 @@ def _unknown_factors(built: CostGraph, constraints: ResolvedConstraints) -> list
 
 
 def _without_repeats(problems: Iterable[Diagnostic]) -> list[Diagnostic]:
-    """Of what is wrong in one way with one constraint the first, which says how many more there are."""
+    """The first of all diagnostics of one kind about one constraint, extended by how many more there are."""
     groups: dict[tuple[object, ...], list[Diagnostic]] = {}
     for problem in problems:
         groups.setdefault((problem.code, problem.file, problem.line, problem.column), []).append(problem)

@@ -1,4 +1,4 @@
-"""What a plan decides, among the choices that a cost graph offers; and what that is on a finer mesh."""
+"""The decisions of a plan as masks over the choices of a cost graph, and their translation to a finer mesh."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _UNSPLIT: Final = "-"
 
 @dataclass(frozen=True)
 class Decided:
-    """`operators`: how each is split, by name; `layouts`: of tensors, in all the places where they rest, and of the
-    state that the optimizer has of them."""
+    """The decisions of a plan. `operators`: the split of each, by name. `layouts`: of every tensor, wherever it is
+    stored, and of its optimizer state."""
 
     operators: Mapping[str, OperatorDecision]
     layouts: Mapping[Node, Layout]
@@ -45,8 +45,8 @@ class Decided:
         return cls({operator.name: operator for operator in priced.operators}, layouts)
 
     def on_finer(self, groups: Sequence[Sequence[int]], idle: Container[int] = ()) -> Decided:
-        """The same on a mesh that has the axes `groups[i]` in place of axis i, major first; `idle`: axes of one
-        device."""
+        """The same decisions on a finer mesh that has the axes `groups[i]` in place of axis i, major first; `idle`:
+        axes of size one."""
 
         @functools.cache
         def finer(layout: Layout) -> Layout:
@@ -68,8 +68,8 @@ class Decided:
         return Decided(operators, {node: finer(layout) for node, layout in self.layouts.items()})
 
     def with_layers_of(self, model: Model, other: Decided, their: Model, kept: Container[str]) -> Decided:
-        """The same, but in the repeated blocks of `model` what `other` decides in the middle one of those of `their`
-        model that equal them. Values in `kept` stay as they are."""
+        """The same decisions, except that the repeated blocks of `model` take the decisions of `other` for the middle
+        copy of the equal block of `their` model. Values in `kept` keep their layouts."""
         operators, layouts = dict(self.operators), dict(self.layouts)
         weights = {parameter.tensor for parameter in model.parameters}
         for block in model.blocks:
@@ -88,7 +88,7 @@ class Decided:
         return Decided(operators, layouts)
 
     def met(self) -> Mapping[str, frozenset[Layout]]:
-        """By tensor, all layouts that it has anywhere."""
+        """By tensor, all layouts that it has in any place."""
         found: dict[str, set[Layout]] = {}
         for (_, name), layout in self.layouts.items():
             found.setdefault(name, set()).add(layout)
@@ -100,8 +100,8 @@ class Decided:
         return {name: frozenset(layouts) for name, layouts in found.items()}
 
     def masks(self, built: CostGraph) -> dict[Node, Mask]:
-        """For every operator and tensor, which choices of `built` are what is decided; none where it is not offered
-        there."""
+        """For every operator and tensor, the mask of the choices of `built` that agree with the decisions; an all-false
+        mask if the cost graph does not offer them."""
         masks: dict[tuple[object, ...], Mask] = {}
         found: dict[Node, Mask] = {}
         for operator, space in zip(built.model.operators, built.operators, strict=True):
@@ -123,12 +123,12 @@ class Decided:
         return found
 
     def fixed(self, built: CostGraph) -> Allowed:
-        """The restriction to what is decided; where a cost graph does not offer that, to nothing."""
+        """The restriction to the decisions; a decision that the cost graph does not offer leaves no choice."""
         return {node: mask for node, mask in self.masks(built).items() if mask.any()}
 
 
 def _pattern(model: Model, block: Block, their: Model) -> tuple[int, ...]:
-    """The operators of the middle copy of a block of `their` model that equals this one; empty where none does."""
+    """The operators of the middle copy of the block of `their` model that equals this one; empty if no block does."""
 
     def kinds(of: Model, copy: Sequence[int]) -> list[tuple[str, int, int]]:
         return [(one.kind, len(one.inputs), len(one.outputs)) for one in (of.operators[index] for index in copy)]
@@ -142,7 +142,7 @@ def _pattern(model: Model, block: Block, their: Model) -> tuple[int, ...]:
 
 
 def _as_split(space: OperatorSpace, wanted: OperatorDecision) -> Mask:
-    """Strategies with the same label; of those that read and make the same layouts there may be another one instead."""
+    """Strategies with the same label. Two of them may read and make the same layouts; then either may be meant."""
     strategies = space.strategies
     same = np.array([strategies.labels(number) == wanted.split for number in range(len(strategies))])
     if same.any():

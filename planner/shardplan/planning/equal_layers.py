@@ -1,8 +1,8 @@
-"""Equal layers planned equally: every copy of a repeated block takes the choices of the first one.
+"""Equal layers planned alike: a reduction in which every copy of a repeated block takes the choices of the first copy.
 
-The problem becomes that of one layer and of what is around the layers: costs of the copies are added up, and so are
-tables between the same two nodes. What it proves is a bound on plans whose layers are alike, no other; its assignments
-and the multipliers to which it leads are good ones to begin with.
+The reduced problem has one layer and what is outside of the layers. The costs of all copies are summed, and so are the
+tables between the same two nodes. Its bound holds only for plans with equal layers; its assignments and multipliers are
+good starting points for the whole problem.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from shardplan.planning.reduction import Assignment, Posed, Reduction
 from shardplan.solve.problem import Costs, Edge, LinearSum, Maximum, Problem
 
 WORTH_FOLDING: Final = 0.5
-"""Share of the nodes that may be left where a problem of equal layers is worth its time."""
+"""Share of the nodes that may remain if a problem of equal layers is to be worth its time."""
 Places = tuple[int, ...]
-"""For every node the number of the node that stands for it; empty where each is its own."""
+"""For every node the number of its representative; empty if each node represents itself."""
 View = Callable[[Costs], Costs]
-"""An array as it is, turned, or its diagonal."""
+"""An array unchanged, transposed, or its diagonal."""
 
 
 @dataclass(frozen=True)
 class EqualLayers(Reduction[Places]):
-    """One choice for all copies of a node. `most_left`: the problem stays as it is if more than this share of its nodes
-    would be left."""
+    """One choice for all copies of a node. The problem stays as it is if more than the share `most_left` of its nodes
+    would remain."""
 
     most_left: float
 
@@ -49,8 +49,8 @@ class EqualLayers(Reduction[Places]):
 
 
 def first_copies(built: CostGraph, sizes: Sequence[int]) -> Places:
-    """For every node of a problem of `built` the place of its like in the first copy of its block, or its own. `sizes`:
-    how many choices a node has there."""
+    """For every node of a problem of `built`, the corresponding node in the first copy of its block, or the node
+    itself. `sizes`: the number of choices of each node in that problem."""
     numbers = built.node_numbers
     leader = list(range(len(numbers)))
     for one, other in _corresponding(built):
@@ -63,7 +63,7 @@ def first_copies(built: CostGraph, sizes: Sequence[int]) -> Places:
 
 
 def unlike(built: CostGraph, choice: Mapping[Node, int]) -> tuple[Node, Node] | None:
-    """Two nodes of which one is a copy of the other, and which an assignment treats differently, if there are any."""
+    """A node and its copy that an assignment treats differently, or `None`."""
     found: dict[int, Node] = {}
     order = node_order(built)
     for node, place in zip(order, first_copies(built, [1] * len(order)), strict=True):
@@ -74,8 +74,8 @@ def unlike(built: CostGraph, choice: Mapping[Node, int]) -> tuple[Node, Node] | 
 
 
 def _corresponding(built: CostGraph) -> Iterator[tuple[Node, Node]]:
-    """A node of the first copy of a block, and its like in another: operators, what they make, and what they alone
-    read."""
+    """Pairs of a node in the first copy of a block and the corresponding node in another copy: operators, their
+    results, and the operands that only they read."""
     operators, makers = built.model.operators, built.flow.makers
     for block in built.model.blocks:
         for copy in block.copies[1:]:
@@ -90,8 +90,7 @@ def _corresponding(built: CostGraph) -> Iterator[tuple[Node, Node]]:
 
 
 def _same_choices(built: CostGraph, one: Node, other: Node) -> bool:
-    """Whether the choices of two nodes mean the same: those of equal operators, and of tensors of one kind, are made
-    once."""
+    """Whether the choices of two nodes mean the same. Equal operators, and tensors of one kind, share one object."""
     if one[0] == "operator":
         first, second = (built.operators[built.number[name]].strategies for _, name in (one, other))
         return first is second
@@ -99,7 +98,8 @@ def _same_choices(built: CostGraph, one: Node, other: Node) -> bool:
 
 
 def folded(problem: Problem, places: Places) -> Problem:
-    """The problem in which all nodes of one place take one choice; equal tables stay the same objects."""
+    """The problem in which all nodes with the same representative take one choice. Equal tables stay the same
+    objects."""
     fold = _Fold(problem, places)
     tables = [edge.table for edge in problem.edges]
     return replace(
@@ -112,8 +112,8 @@ def folded(problem: Problem, places: Places) -> Problem:
 
 
 class _Fold:
-    """Adds up the costs of nodes that become one, and the tables of edges. `between`: edges by their two ends;
-    `inside`: those whose ends are one node now, whose diagonals become costs."""
+    """Sums the costs of merged nodes and the tables of merged edges. `between`: edges by their two ends; `inside`:
+    edges whose ends are the same node now, whose tables' diagonals become costs."""
 
     def __init__(self, problem: Problem, places: Places) -> None:
         self.members: list[list[int]] = [[] for _ in range(max(places, default=-1) + 1)]
@@ -150,7 +150,7 @@ class _Fold:
         )
 
     def _added(self, views: Sequence[tuple[Costs, View]]) -> Costs:
-        """The sum of views of arrays, each of which is looked at once, however often it is among them."""
+        """The sum of arrays of which many are the same view; each distinct view is read once."""
         counts = Counter((id(array), view) for array, view in views)
         key = tuple(counts.items())
         if key not in self._known:

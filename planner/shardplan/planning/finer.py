@@ -1,10 +1,10 @@
-"""Meshes of several axes over one link: from the plan of the mesh that has one axis for each link.
+"""Meshes with several axes over one link: the search starts from the plan of the coarser mesh with one axis per link.
 
-Every plan of a coarser mesh over the same links is a plan of the finer one, and good plans of the finer one are near to
-it. So the plan of the coarsest mesh is the first candidate. With up to `MOST_WHOLE` axes all plans are searched beside,
-from the multipliers of the coarser one. With more, two axes at a time are searched with all else as in the best plan,
-over all pairs until none brings anything; what is then known of all other plans is only that each computes what the
-model computes.
+Every plan of a coarser mesh over the same links is also a plan of the finer mesh, and good plans of the finer mesh are
+near it, so the plan of the coarsest mesh is the first candidate. Up to `MOST_WHOLE` axes, the search over all plans of
+the finer mesh follows, from the multipliers of the coarser one. With more axes, the search goes over pairs of axes: two
+axes are free, all else is as in the best plan, until no pair gives an improvement. The only lower bound is then the
+compute time of the model.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from shardplan.solve import Plane
 PAIR_WORK = 1.2e3
 """Work, in the units of `shardplan.solve.constants`, of the search of one pair of axes: more finds better plans."""
 WHOLE_AVERAGES = 2
-"""Plain problems of all axes together, each of which takes seconds: where to solve them the pairs have found out."""
+"""Plain problems of all axes together, each of which takes seconds; good multipliers are known from the pairs."""
 MOST_JUDGED = 4
-"""Candidates of a pair of axes that are laid out."""
+"""Candidates of a pair of axes that are scheduled."""
 
 
 @dataclass(frozen=True)
 class Coarser:
-    """The plan of a coarser mesh: what it decides there and what it recomputes, its proven lower bound (seconds) and
-    the multipliers at which that was found. `limit_bytes`: under which it was sought; `reproducible`: no clock decided
-    anything. `groups[i]`: the axes of the finer mesh in its axis i, once there is one. `planes`: of the assignments met
-    there, which are assignments of the finer mesh too. `step_s`: what its step takes there."""
+    """The plan of a coarser mesh: its decisions, what it recomputes, its proven lower bound (seconds) and the
+    multipliers of that bound. `limit_bytes`: the memory limit of its search. `reproducible`: no clock ended its search.
+    `groups[i]`: the axes of the finer mesh that axis i was made of, if there is a finer mesh. `planes`: cutting planes
+    of the assignments met, which are assignments of the finer mesh too. `step_s`: its step, seconds."""
 
     decided: Decided
     recompute: Recompute
@@ -58,23 +58,24 @@ class Coarser:
 
     @classmethod
     def of(cls, found: Found) -> Coarser:
-        """What is found, for any finer mesh."""
+        """The plan that a search found, for any finer mesh."""
         candidate = found.candidate
         decided, recompute = Decided.of_priced(candidate.priced), candidate.layouts.built.recompute
         proof = found.outcome, found.reproducible, found.bound_s, found.planes, candidate.step_s
         return cls(decided, recompute, found.multipliers, found.limit_bytes, (), *proof)
 
     def on(self, mesh: Mesh) -> Decided:
-        """What it decides, on the finer mesh."""
+        """Its decisions on the finer mesh."""
         return self.decided.on_finer(self.groups, {axis for axis, size in enumerate(mesh.shape) if size == 1})
 
 
 @dataclass
 class CoarsePlans:
-    """What other meshes over the same links taught, each with the roles of its axes where a runtime is planned for.
+    """Results for other meshes over the same links, by mesh, and by the roles of its axes if the plan is for a runtime.
 
-    `plans`: the best plan, where there is one, and the work that it took; `None` where what is asked means nothing.
-    `bounds_s`: no step is shorter, where a search ended for that. `enough_s`: the shortest step of all so far."""
+    `plans`: the best plan and the work of its search, or `None` if the request is not valid on that mesh. `bounds_s`:
+    lower bounds (seconds) of searches that ended because of one. `enough_s`: the shortest step of all meshes so far.
+    """
 
     plans: dict[tuple[Mesh, Roles], tuple[Coarser | None, float] | None] = field(default_factory=dict)
     bounds_s: dict[tuple[Mesh, Roles], float] = field(default_factory=dict)
@@ -82,14 +83,14 @@ class CoarsePlans:
 
 
 def with_fewer_axes(instance: Instance, roles: Roles = ()) -> tuple[Cluster, tuple[tuple[int, ...], ...]] | None:
-    """As `merged`, where that is another mesh, whose plans are plans of this one."""
+    """As `merged`, if that is another mesh; its plans are plans of this one."""
     cluster, groups = merged(instance.cluster, roles)
     is_same = len(groups) == len(instance.cluster.mesh)
     return None if is_same or instance.complete or not instance.options.cost_model.is_ours else (cluster, groups)
 
 
 def least_s(instance: Instance) -> float:
-    """No step is shorter: the model's work, cut evenly."""
+    """A lower bound on any step: the model's compute time, divided evenly."""
     return work_s(instance.model, instance.cluster, instance.options) / instance.cluster.mesh.size
 
 
@@ -113,8 +114,8 @@ def finer(search: Search, coarser: Coarser, no_less_s: float) -> Questions[Found
 
 
 def lifted(search: Search, coarser: Coarser, no_less_s: float, decided: Decided | None = None) -> Questions[Found]:
-    """The coarser mesh's plan on the finer one, or another that is `decided` there. Raises `NoPlanError` where it is
-    none of that."""
+    """The coarser mesh's plan on the finer mesh, or the plan with the decisions `decided`. Raises `NoPlanError` if that
+    is not valid there."""
     decided, limit_bytes = decided or coarser.on(search.instance.cluster.mesh), coarser.limit_bytes
     question = Question(limit_bytes, remat=coarser.recompute, near=Near(decided.met()), restriction=decided.fixed)
     answer = yield from asked(search, question, search.work_left)
@@ -128,7 +129,7 @@ def lifted(search: Search, coarser: Coarser, no_less_s: float, decided: Decided 
 
 
 def by_pairs(search: Search, found: Found) -> Questions[Found]:
-    """The best plan of those that two axes at a time lead to."""
+    """The best plan that a search over pairs of axes finds."""
     instance = search.instance
     remat: Recompute = found.candidate.layouts.built.recompute
     question = Question(found.limit_bytes, remat=remat, averages=AVERAGES["quick"], unproven=ROUGH)
@@ -152,8 +153,8 @@ def by_pairs(search: Search, found: Found) -> Questions[Found]:
 
 
 def work_s(model: Model, cluster: Cluster, options: PlanOptions) -> float:
-    """Seconds that a step computes on one device: cut in n pieces it takes an n-th of that or more, for efficiency does
-    not grow when products shrink, and every kernel still starts."""
+    """A lower bound on the compute seconds of one device: an n-th of the work takes at least an n-th of the time, since
+    efficiency does not grow when matrix products shrink and every kernel still has to be launched."""
     alone = Mesh((Axis(cluster.mesh.axes[-1].name, 1),))
     single = replace(cluster, mesh=alone, axis_levels=cluster.axis_levels[-1:])
     built, _ = CostGraphs(instance_of(model, single, replace(options, constraints=()), lambda _: None)).asked()

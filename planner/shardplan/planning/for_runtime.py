@@ -1,7 +1,7 @@
-"""The best plan that a runtime can express: each way to give roles to the axes is a search of its own.
+"""The best plan that a runtime can express: one search for each assignment of roles to the mesh axes.
 
-Neighbours over one link that share a role are one axis of a coarser mesh, whose plans are kept for all meshes that have
-it. What takes as long as the best plan so far is left as soon as that is proven.
+Neighbouring axes over one link that share a role are one axis of a coarser mesh; plans of coarser meshes are kept and
+shared. A search ends as soon as it is proven that its plans are no shorter than the best one so far.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from shardplan.planning.search import Found, NoBetterError, NoPlanError, Search
 from shardplan.planning.standing import OnProgress, Turn, of_some
 
 _SAME_S = 1e-9
-"""Steps are told in nanoseconds."""
+"""Steps are integer nanoseconds."""
 
 
 def best_for_runtime(
@@ -41,10 +41,10 @@ def best_for_runtime(
     coarse: CoarsePlans,
     on_progress: OnProgress | None = None,
 ) -> Found:
-    """The best plan that `runtime` can express, of those that `restriction` allows. `coarse`: plans of coarser meshes.
+    """The best plan that `runtime` can express and `restriction` allows. `coarse`: plans of coarser meshes.
 
-    Raises `NoPlanError`, `LimitError` on a mesh of too many axes, `NoBetterError` where all take what is enough, and
-    `ShardplanError` for a model that the runtime does not train.
+    Raises `NoPlanError`, `LimitError` on a mesh of too many axes, `NoBetterError` if every plan takes `coarse.enough_s`
+    or more, and `ShardplanError` for a model that the runtime cannot train.
     """
     instance = answers.instance
     cluster = instance.cluster
@@ -69,7 +69,7 @@ def best_for_runtime(
 
 
 def _roles(instance: Instance, runtime: Runtime) -> list[Roles]:
-    """The roles that the axes may have, without those that cannot be: all of them, or the last, where none can."""
+    """The roles that the axes may have, without those that are impossible; if all are, the last one."""
     mesh = instance.cluster.mesh
     every = [*runtime.arrangements(mesh)]
     if runtime.is_trainer:
@@ -82,7 +82,7 @@ def _roles(instance: Instance, runtime: Runtime) -> list[Roles]:
 
 @dataclass
 class RuntimePlans:
-    """The best plans of one instance that `runtime` can express, of those that `restriction` allows."""
+    """The best plans of one instance that `runtime` can express and `restriction` allows, by the roles of the axes."""
 
     answers: Answers
     runtime: Runtime
@@ -90,16 +90,17 @@ class RuntimePlans:
     restriction: Restrict | None = None
     on_progress: OnProgress | None = None
     _others: dict[Mesh, RuntimePlans | None] = field(init=False, default_factory=dict)
-    """Of coarser meshes."""
+    """Plans of coarser meshes."""
 
     @property
     def _instance(self) -> Instance:
         return self.answers.instance
 
     def with_roles(self, roles: Roles, search: Search, enough_s: float = math.inf) -> Found | None:
-        """The best plan in which the axes have these roles; where neighbours over one link share a role, from the plan
-        of the mesh on which they are one axis, and where they are one to the runtime too, that plan. `None` where that
-        mesh has none. Raises `NoPlanError`, and `NoBetterError` where all take `enough_s`."""
+        """The best plan in which the axes have these roles. If neighbours over one link share a role, the search starts
+        from the mesh on which they are one axis; if they are one axis to the runtime too, that mesh's plan is the
+        result. `None` if that mesh has no plan. Raises `NoPlanError`, and `NoBetterError` if every plan takes
+        `enough_s` or more."""
         known = self.coarse.bounds_s
         key = self._instance.cluster.mesh, roles
         if self.restriction is None and key in known and known[key] >= enough_s:
@@ -112,7 +113,7 @@ class RuntimePlans:
             raise
 
     def _with_roles(self, roles: Roles, search: Search, enough_s: float) -> Found | None:
-        """As `with_roles`, whatever was proven before."""
+        """As `with_roles`, but without looking at earlier bounds."""
         mesh, are_one = self._instance.cluster.mesh, FREE_ROLES.isdisjoint(roles)
         of_coarser_s = enough_s if are_one else math.inf
         known = None if self.restriction is not None else self._coarser(roles, search, of_coarser_s)
@@ -132,7 +133,7 @@ class RuntimePlans:
         return self.among_all(roles, search, enough_s)
 
     def _kept(self, roles: Roles, search: Search, enough_s: float) -> Found:
-        """As `among_all`; what is found is kept for finer meshes."""
+        """As `among_all`; the result is kept for finer meshes."""
         key = self._instance.cluster.mesh, roles
         try:
             found = self.among_all(roles, search, enough_s)
@@ -145,7 +146,7 @@ class RuntimePlans:
         return found
 
     def among_all(self, roles: Roles, search: Search, enough_s: float = math.inf) -> Found:
-        """The best plan of all with these roles. Raises as `with_roles`."""
+        """The best of all plans with these roles. Raises as `with_roles`."""
 
         def asked(limits: Restrict) -> Found:
             own = self._search_like(search, roles, search.known)
@@ -154,14 +155,15 @@ class RuntimePlans:
         return said_with(self.runtime, roles, asked)
 
     def _search_like(self, search: Search, roles: Roles, known: Known | None = None) -> Search:
-        """One of its own, for as long; unless axes have roles in which everything is said, in few choices alone."""
+        """A new search with the same time limit. It is `restricted` if no role leaves everything open: then few choices
+        are left."""
         known = {} if known is None else known
         restricted = "any" not in roles
         return Search(self._instance, search.limit_s, search.interruption, restricted=restricted, known=known)
 
     def _coarser(self, roles: Roles, search: Search, enough_s: float) -> tuple[Coarser | None] | None:
-        """The plan of the mesh on which neighbours over one link with one role are one axis, where it has one; `None`
-        where that is this mesh, or what is asked means nothing there. Raises `NoBetterError`."""
+        """The plan of the mesh on which neighbours over one link with one role are one axis. `None` if it has no plan,
+        if that is this mesh, or if the request is not valid there. Raises `NoBetterError`."""
         other = with_fewer_axes(self._instance, roles)
         if other is None:
             return None
@@ -175,7 +177,7 @@ class RuntimePlans:
     def _on(
         self, cluster: Cluster, roles: Roles, search: Search, enough_s: float
     ) -> tuple[Coarser | None, float] | None:
-        """What is known of another mesh whose axes have these roles. Raises `NoBetterError`."""
+        """The best plan of another mesh whose axes have these roles. Raises `NoBetterError`."""
         mesh, asked = cluster.mesh, self._instance
         if mesh not in self._others:
             try:

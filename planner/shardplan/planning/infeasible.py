@@ -1,4 +1,4 @@
-"""Why there is no plan: too little memory, constraints in conflict, or a limit of the search."""
+"""Why there is no plan: the memory is too small, constraints conflict, or a limit ended the search."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from shardplan.planning.memory_need import Need, need_of
 from shardplan.units import size, sizes_apart
 
 NEED_SECONDS = 15.0
-"""For a plan that shows what fills the memory, where none fits."""
+"""Time for the plan that shows what fills the memory, if none fits."""
 
 
 def lighter_options(options: PlanOptions) -> tuple[str, ...]:
-    """Options under which a step may need less memory than under these."""
+    """Options under which a step may need less memory than under `options`."""
     if not options.training:
         return ()
     recompute = () if options.remat == "auto" else ("--remat auto",)
@@ -40,9 +40,9 @@ def infeasible(
     need: Need | None = None,
     unasked: int | None = None,
 ) -> Diagnostic:
-    """Proven: every plan needs `shortfall_bytes` more on some device than the `limit_bytes` it may use; `lighter`: what
-    may be asked for instead; `need`: what the plan holds that comes nearest; `unasked`: how much would still be short
-    if there were no constraints."""
+    """The error for a proof that every plan needs `shortfall_bytes` more than `limit_bytes` on some device. `lighter`:
+    options to suggest; `need`: the memory of the plan that comes nearest to fitting; `unasked`: the shortfall in bytes
+    without any constraint."""
     what = f"'{model.name}' on '{cluster.name}' ({cluster.mesh})"
     least, limit = sizes_apart(limit_bytes + shortfall_bytes, limit_bytes)
     needs = f"at least {least} per device, of which {limit} may be used"
@@ -58,8 +58,8 @@ def infeasible(
 def irreconcilable(
     model: Model, cluster: Cluster, conflict: Sequence[Constraint], *, equal_layers: bool = False
 ) -> Diagnostic:
-    """Proven: `conflict` leaves no plan that fits, and without any one of these constraints there is one;
-    `equal_layers`: of plans whose layers are alike."""
+    """The error for a proof that no plan within memory satisfies all of `conflict`, while without any one of them there
+    is a plan; `equal_layers`: proven only for plans with equal layers."""
     what = f"'{model.name}' on '{cluster.name}' ({cluster.mesh})"
     alone = len(conflict) == 1
     why = "this constraint alone leaves" if alone else "these constraints leave"
@@ -76,13 +76,13 @@ def irreconcilable(
 
 
 def out_of_time(model: Model, cluster: Cluster) -> Diagnostic:
-    """A limit ended the search before there was any plan."""
+    """The error for a search that a limit ended before it had any plan."""
     what = f"'{model.name}' on '{cluster.name}' ({cluster.mesh})"
     return error("limit", f"the search for {what} was ended before any plan was found", hint="raise --time-limit")
 
 
 def no_coarser_plan(model: Model, cluster: Cluster, coarser: Cluster) -> Diagnostic:
-    """A mesh of so many axes that it is searched from the plan of a coarser one, which has none."""
+    """The error for a mesh of so many axes that its search starts from the plan of a coarser mesh, if that has none."""
     return error(
         "limit",
         f"no plan was found for '{model.name}' on '{cluster.name}' ({cluster.mesh})",
@@ -92,8 +92,8 @@ def no_coarser_plan(model: Model, cluster: Cluster, coarser: Cluster) -> Diagnos
 
 
 def refusal(graphs: CostGraphs, none: Answer, *, reasons: bool) -> ShardplanError | KeyboardInterrupt:
-    """What to raise for an answer without an assignment. `reasons`: find out which constraints conflict, or else what
-    fills the memory of the plan that comes nearest to fitting."""
+    """The error for an answer without an assignment. With `reasons`, it searches which constraints conflict, or else
+    what fills the memory of the plan that comes nearest to fitting."""
     instance, outcome = graphs.instance, none.solution.outcome
     if outcome == "interrupted":
         return KeyboardInterrupt()
@@ -125,15 +125,15 @@ def refusal(graphs: CostGraphs, none: Answer, *, reasons: bool) -> ShardplanErro
 
 
 def _hard(graphs: CostGraphs, none: Answer) -> list[Constraint]:
-    """The constraints that may not be broken at any cost, each once."""
+    """The hard constraints, each once."""
     masks = masks_of(none.layouts.built, graphs.instance.constraints)
     return list(dict.fromkeys(mask.constraint for mask in masks if mask.constraint.cost_us is None))
 
 
 def _conflict(graphs: CostGraphs, asked: Question, hard: Sequence[Constraint]) -> list[Constraint]:
-    """Constraints that leave no plan together while any of them may go; empty when it is not they that do.
+    """A minimal set of constraints that together leave no plan; empty if constraints are not the reason.
 
-    One after the other is left out, and put back where a plan appears.
+    Constraints are dropped one after the other; one whose dropping gives a plan is kept and belongs to the set.
     """
     if not hard or not _has_plan(graphs, asked, hard):
         return []
@@ -149,7 +149,7 @@ def _has_plan(graphs: CostGraphs, asked: Question, without: Sequence[Constraint]
 
 
 def _least_need(graphs: CostGraphs, asked: Question, shortfall_bytes: int) -> Need | None:
-    """What the plan holds that comes nearest to fitting."""
+    """What the plan that comes nearest to fitting keeps in memory."""
     limit = graphs.instance.limit_bytes + shortfall_bytes
     nearest = answer(
         graphs, replace(asked, limit_bytes=limit, ends_s=min(asked.ends_s, time.monotonic() + NEED_SECONDS))

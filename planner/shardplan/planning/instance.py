@@ -1,4 +1,4 @@
-"""Model, cluster and options -> problem instance: rules, resolved constraints, prices; and its cost graphs."""
+"""Problem instance from a model, a cluster and options: rules, resolved constraints and prices; and its cost graphs."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ from shardplan.rules.types import Rule
 
 _SHOWN = 8
 MOST_WHOLE = 3
-"""Axes up to which all layouts are weighed at once: choices multiply with every axis."""
+"""Number of axes up to which all layouts are considered at once: the choices multiply with every axis."""
 MOST_AXES = 6
-"""Axes up to which a plan is searched at all, from that of a coarser mesh: the search on more would not end."""
+"""Number of axes up to which a plan is searched, from that of a coarser mesh: a search on more axes would not end."""
 
 
 @dataclass(frozen=True)
 class Instance:
-    """What is to be planned. `rules[i]`: of operator i. `complete`: all strategies are there, and the cost model of
-    another planner brings its prices alone, not what it knows. `decided`: under `remat` `auto`, the plan that says what
-    is recomputed."""
+    """What is to be planned. `rules[i]`: the rule of operator i. `complete`: no strategy is pruned, and the cost model
+    of another planner contributes its prices only, not its restrictions. `decided`: with `remat` `auto`, a plan that
+    fixes what is recomputed."""
 
     model: Model
     rules: tuple[Rule, ...]
@@ -52,12 +52,12 @@ class Instance:
 
     @property
     def chooses_remat(self) -> bool:
-        """Whether what is recomputed is to be chosen."""
+        """Whether the search chooses which operators are recomputed."""
         return self.options.training and self.options.remat == "auto" and self.decided is None
 
     @property
     def is_quick(self) -> bool:
-        """Whether this is one of many plans that are compared."""
+        """Whether this instance is one of many that a study compares."""
         return self.options.effort == "quick"
 
 
@@ -70,7 +70,7 @@ def instance_of(
     complete: bool = False,
     decided: Plan | None = None,
 ) -> Instance:
-    """What is to be planned. Raises `ShardplanError` for a model that cannot be planned as asked."""
+    """The instance of a request. Raises `ShardplanError` for a model that cannot be planned as asked."""
     if obstacles := _obstacles(model, options):
         raise ShardplanError(*obstacles)
     if decided is None:
@@ -98,7 +98,8 @@ def instance_of(
 
 
 class CostGraphs:
-    """The cost graphs of an instance with their memory rows; that of what the options say is built once."""
+    """The cost graphs of an instance with their memory rows. The graph with the rematerialisation of the options is
+    built once."""
 
     def __init__(self, instance: Instance) -> None:
         self.instance = instance
@@ -107,7 +108,7 @@ class CostGraphs:
         self._near: tuple[tuple[Near, Recompute], tuple[CostGraph, Memory]] | None = None
 
     def asked(self) -> tuple[CostGraph, Memory]:
-        """The cost graph with what the options say recomputed."""
+        """The cost graph with the rematerialisation of the options."""
         if self._asked is None:
             built = self._build(near=self._decided())
             if self.instance.decided is not None and self.instance.options.remat == "auto":
@@ -116,12 +117,13 @@ class CostGraphs:
         return self._asked
 
     def _decided(self) -> Near | None:
-        """The layouts of the plan that is decided, on a mesh of so many axes that no others are weighed."""
+        """The layouts of the plan that is fixed, on a mesh of so many axes that no other layouts are priced."""
         decided, mesh = self.instance.decided, self.instance.cluster.mesh
         return None if decided is None or len(real_axes(mesh)) <= MOST_WHOLE else Near(Decided.of_plan(decided).met())
 
     def recomputing(self, remat: Recompute) -> tuple[CostGraph, Memory]:
-        """The cost graph in which that is recomputed; the last one is kept: several questions are asked of each."""
+        """The cost graph with a given rematerialisation. The latest one is kept, as several questions follow on the
+        same graph."""
         if remat == self.asked()[0].recompute:
             return self.asked()
         if self._recomputing is None or self._recomputing[0] != remat:
@@ -130,7 +132,8 @@ class CostGraphs:
         return self._recomputing[1]
 
     def near(self, near: Near, remat: Recompute) -> tuple[CostGraph, Memory]:
-        """The cost graph with the layouts near some plans alone, in which that is recomputed; the last one is kept."""
+        """The cost graph with only the layouts near some plans, and a given rematerialisation. The latest one
+        is kept."""
         if self._near is None or self._near[0] != (near, remat):
             built = self._build(remat, near)
             self._near = (near, remat), (built, Memory(built))
@@ -145,7 +148,7 @@ class CostGraphs:
 
 
 def _element_bytes(model: Model) -> int:
-    """Bytes of one element of the type that most of the model's values have, integers aside."""
+    """Bytes per element of the most frequent floating-point type among the model's values."""
     widths = [DTYPE_BITS[tensor.dtype] // 8 for tensor in model.tensors.values() if tensor.is_float]
     return max(1, max(sorted(set(widths)), key=widths.count, default=4))
 
@@ -185,12 +188,12 @@ def without_rule(model: Model, rules: Sequence[Rule], *, strict: bool) -> list[D
 
 
 def real_axes(mesh: Mesh) -> tuple[int, ...]:
-    """The axes of more than one device."""
+    """The mesh axes with more than one device."""
     return tuple(axis for axis, size in enumerate(mesh.shape) if size > 1)
 
 
 def refuse_too_many_axes(cluster: Cluster) -> None:
-    """Raise `ShardplanError` (`too-many-axes`) where no plan would be found on a mesh of so many axes."""
+    """Raises `ShardplanError` (`too-many-axes`) if the mesh has more axes than a search can handle."""
     real = len(real_axes(cluster.mesh))
     if real <= MOST_AXES:
         return
@@ -203,7 +206,7 @@ def refuse_too_many_axes(cluster: Cluster) -> None:
 
 
 def many_axes(mesh: Mesh) -> list[Diagnostic]:
-    """A warning where a mesh has so many axes that a plan is searched step by step; else empty."""
+    """A warning if the mesh has so many axes that the plan is searched step by step; else empty."""
     real = len(real_axes(mesh))
     if real <= MOST_WHOLE:
         return []

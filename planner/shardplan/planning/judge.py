@@ -1,4 +1,5 @@
-"""The judge: an assignment -> its plan's schedule, and the price of all it does, independent of the solver's."""
+"""The judge: simulates the schedule of an assignment's plan and prices all its operators and moves, independently of
+the solver."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ class Candidate:
 
     @property
     def step_s(self) -> float:
-        """What candidates are compared by: the scheduled step, penalties of soft constraints included."""
+        """The value by which candidates are compared: the seconds of the scheduled step, with penalties of soft
+        constraints."""
         return self.priced.step_s + self.priced.penalty_s
 
     def under(self, limit_bytes: int) -> Candidate:
@@ -29,22 +31,22 @@ class Candidate:
         return Candidate(price(layouts.built, layouts.memory, choices, limit_bytes, layouts.penalties), layouts)
 
     def keeps(self, limit_bytes: int) -> bool:
-        """Whether the plan keeps a limit on memory."""
+        """Whether the plan keeps within a memory limit."""
         return self.holds_bytes <= limit_bytes
 
     @property
     def holds_bytes(self) -> int:
-        """What a device holds at its peak."""
+        """The peak memory of a device."""
         return self.priced.memory.total
 
     def is_tight(self, limit_bytes: int, share: float) -> bool:
-        """Whether a limit on memory stands in the way: the plan holds more than this share of it, or would, if weights
-        were gathered and gradients reduced as is fastest."""
+        """Whether the memory limit shapes the plan: its peak is above this share of the limit, or would be if weights
+        were gathered and gradients reduced at the fastest times."""
         return self.holds_bytes > share * limit_bytes or self.priced.scheduled.policy.holds_back
 
 
 Known = dict[tuple[int, tuple[int, ...]], Candidate]
-"""Plans by cost graph and choices: each is laid out once."""
+"""Plans by cost graph and choices: each is scheduled once."""
 
 
 def judged(
@@ -55,10 +57,9 @@ def judged(
     *,
     only_best: bool = False,
 ) -> list[Candidate]:
-    """The plans of assignments, the best first: those that fit, by their scheduled steps. `known`: plans that were laid
-    out before; those that are new are added. Of assignments that cannot fit however they are scheduled one is laid out,
-    where there are no others; and one at least, where `is_over`. `only_best`: the shortest schedules of plans that
-    cannot be the best of all are not looked for."""
+    """The plans of assignments, the best first: those that fit, by their scheduled steps. `known`: plans scheduled
+    earlier; new ones are added to it. If no assignment can fit under any schedule, one of them is scheduled; after
+    `is_over`, only one is. With `only_best`, a plan that cannot become the best is not scheduled fully."""
     known = {} if known is None else known
     fitting = [one for one in assignments if _holds_bytes(*one) <= limit_bytes]
     found: list[Candidate] = []
@@ -79,6 +80,6 @@ def judged(
 
 
 def _holds_bytes(layouts: Layouts, choices: tuple[int, ...]) -> int:
-    """What an assignment holds at its peak, without what is in flight."""
+    """The peak memory of an assignment without gathered weights and gradients that are in flight."""
     memory = layouts.memory
     return peak_of(held_bytes(memory.holdings, memory.moments, layouts.chosen(choices))).total

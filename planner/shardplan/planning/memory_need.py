@@ -1,4 +1,4 @@
-"""What fills the memory of a device at the worst moment: by category, and the largest things in it."""
+"""What fills the memory of a device at the fullest moment: by category, and the largest tensors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _CACHE = "KV cache of "
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """Equal things of identical layers: their folded name, how many, their bytes together, and their layout."""
+    """Equal tensors of identical layers: their folded name, number, total bytes and layout."""
 
     name: str
     count: int
@@ -30,15 +30,15 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """`memory`: by category at the fullest moment; `largest`: the holders of most of it, largest first. `cache_bytes`:
-    of the activations, what is kept for the KV cache of serving."""
+    """`memory`: bytes by category at the fullest moment; `largest`: the largest holders, which take most of it;
+    `cache_bytes`: the part of the activations that is the KV cache of serving."""
 
     memory: Memory
     largest: tuple[Holder, ...]
     cache_bytes: int = 0
 
     def lines(self) -> list[str]:
-        """For people: a line with the categories and their sum, and one for each of the largest holders."""
+        """Text for people: a line with the categories and their sum, and a line for each of the largest holders."""
         parts = {name: getattr(self.memory, name) for name in Memory.__slots__}
         parts |= {"activations": self.memory.activations - self.cache_bytes, "KV cache": self.cache_bytes}
         used = [(name, number) for name, number in parts.items() if number]
@@ -52,7 +52,7 @@ class Need:
 
 
 def need_of(rows: MemoryRows, choice: Mapping[Node, int], most: int = 4) -> Need:
-    """What one assignment needs at its fullest moment, and the `most` largest holders then."""
+    """The memory of one assignment at its fullest moment, and the `most` largest holders then."""
     held = held_bytes(rows.holdings, rows.moments, choice)
     moment = peak_moment(held)
     names = _names(rows.built)
@@ -80,12 +80,14 @@ def need_of(rows: MemoryRows, choice: Mapping[Node, int], most: int = 4) -> Need
 
 
 def _called(holding: Holding) -> str:
-    """What an operator holds throughout is the cache that serving keeps for it; the rest comes and goes with it."""
+    """Names memory that an operator holds for the whole step as KV cache (of serving), other memory of it as
+    temporary."""
     return _CACHE if holding.node[0] == "operator" and holding.category == "activations" else _CALLED[holding.node[0]]
 
 
 def _names(built: CostGraph) -> dict[Node, str]:
-    """Weights go by their names in the checkpoint, results and what operators hold by the module, where it is known."""
+    """Names of holders: weights by their names in the checkpoint, results and operators' memory by the module, if
+    known."""
     operators = built.model.operators
     made = {name: operators[index].module for name, (index, _) in built.flow.makers.items()}
     names: dict[Node, str] = {("kept", name): f"output of {module}" for name, module in made.items() if module}

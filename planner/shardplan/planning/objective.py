@@ -1,8 +1,8 @@
-"""The objective as one problem: the scheduled step's phases, each the largest of its sums.
+"""The objective as one problem: the sum over the scheduled step's phases of the maximum of several linear sums.
 
-`shardplan.schedule.objective` says what the sums are. A question is posed once for every sum; all of these problems
-have the same choices and differ only in their finite costs. `Maxima` makes them one problem whose costs are those of
-the bases, with a maximum for each phase over what its other sums add.
+`shardplan.schedule.objective` defines the sums. A question is first posed once for each sum; these problems have the
+same choices and differ only in their finite costs. `Maxima` merges them: the costs are those of the base sums, and each
+phase adds the maximum over what its other sums add to its base.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from shardplan.solve.problem import LinearSum, Maximum, rise
 
 @dataclass(frozen=True)
 class Maxima(Reduction[None]):
-    """The problem of several sums. `sizes[p]`: how many sums phase p has beside its base; they follow the base."""
+    """The problem of several sums. Phase p has `sizes[p]` sums beside its base sum, and they follow it in the list."""
 
     sizes: tuple[int, ...]
 

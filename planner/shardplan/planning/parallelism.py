@@ -1,9 +1,10 @@
-"""A parallel configuration in the words of Megatron and FSDP: ways of each kind, and what they leave to choose.
+"""A parallel configuration in the terms of Megatron and FSDP: the degree of each kind of parallelism, and what it
+leaves open.
 
     Parallelism(tensor=8, pipeline=4, data=16, zero=1, sequence=True)
 
-Every kind has mesh axes of its own, laid over the links from the inside out as trainers lay their ranks: tensor,
-context, expert, data, pipeline. `restriction` says what the configuration fixes; what it leaves open is solved.
+Each kind has its own mesh axes, laid over the links from the inside out as trainers order their ranks: tensor, context,
+expert, data, pipeline. `restriction` says what the configuration fixes; the solver decides the rest.
 """
 
 from __future__ import annotations
@@ -27,18 +28,18 @@ from shardplan.rules.batch import batch_dims_of
 TENSOR, CONTEXT, EXPERT, DATA, PIPELINE = "tensor", "context", "expert", "data", "pipeline"
 _INSIDE_OUT = (TENSOR, CONTEXT, EXPERT, DATA)
 _ON_RESIDUAL = frozenset({"Add", "Dropout", "LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization"})
-"""What happens to the hidden state outside attention and MLP."""
+"""Operators on the hidden state outside of attention and MLP."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parallelism:
-    """Ways of each kind. `expert`: of the data-parallel ranks, so many hold different experts; `virtual`: pieces of the
-    model on each pipeline stage; `zero`: 0 (everything whole), 1 (optimizer state in shards), 3 (parameters too);
-    `sequence`: the hidden state between tensor-parallel regions is cut by sequence; `expert_tensor`: tensor-parallel
-    ways of an expert, 0 for those of the rest; with 1 experts are whole, and the tensor-parallel ranks of each
-    data-parallel one hold different ones.
+    """The degree of each kind of parallelism. `expert`: so many of the data-parallel ranks hold different experts;
+    `virtual`: model chunks per pipeline stage; `zero`: 0 (nothing sharded), 1 (optimizer state), 3 (parameters too);
+    `sequence`: the hidden state between tensor-parallel regions is sharded by sequence; `expert_tensor`:
+    tensor-parallel degree of an expert, 0 for that of the rest; with 1 experts are whole, and the tensor-parallel ranks
+    of one data-parallel rank hold different experts.
 
-    Raises `ShardplanError` (`bad-parallelism`) with everything about the numbers that cannot be.
+    Raises `ShardplanError` (`bad-parallelism`) with everything that is wrong with the numbers.
     """
 
     tensor: int = 1
@@ -82,39 +83,39 @@ class Parallelism:
 
     @property
     def shards_parameters(self) -> bool:
-        """Whether it is FSDP."""
+        """Whether parameters are sharded (FSDP)."""
         return self.zero == 3
 
     @property
     def within_a_step(self) -> Parallelism:
-        """What is cut between the first microbatch of a step and the last: under a pipeline FSDP gathers weights once a
-        step and keeps them, and whole gradients, until its end (torchtitan's `reshard_after_forward`); optimizer state
-        stays in shards."""
+        """The configuration between the first and the last microbatch of a step: under a pipeline, FSDP gathers weights
+        once per step and keeps them, and whole gradients, until the end of the step (torchtitan's
+        `reshard_after_forward`); the optimizer state stays sharded."""
         return replace(self, zero=1) if self.shards_parameters and self.pipeline > 1 else self
 
     @property
     def experts_are_whole(self) -> bool:
-        """Whether tensor-parallel ranks hold different experts, and not shards of the same."""
+        """Whether tensor-parallel ranks hold different experts instead of shards of the same ones."""
         return self.tensor > 1 and self.expert_tensor == 1
 
     @property
     def devices(self) -> int:
-        """How many take part."""
+        """The number of devices."""
         return self.devices_per_stage * self.pipeline
 
     @property
     def devices_per_stage(self) -> int:
-        """How many hold one stage of the pipeline."""
+        """The number of devices of one pipeline stage."""
         return self.tensor * self.context * self.data
 
     @property
     def pieces(self) -> int:
-        """Into how many the model is cut."""
+        """The number of pieces into which the model is cut."""
         return self.pipeline * self.virtual
 
     def ways(self, kind: str) -> int:
-        """Of the mesh axes of a kind, all together: experts and data share the data-parallel ranks, and whole experts
-        are spread over the tensor-parallel ones first."""
+        """The product of the mesh axes of a kind. Experts and data share the data-parallel ranks; whole experts are
+        spread over the tensor-parallel ranks first."""
         over_data = self.expert // self.tensor if self.experts_are_whole else self.expert
         if kind == EXPERT:
             return over_data
@@ -131,15 +132,15 @@ class KindOfAxis:
 
 
 def bad(summary: str, hint: str) -> Diagnostic:
-    """What is wrong with a configuration."""
+    """The error about a wrong configuration."""
     return error("bad-parallelism", summary, hint=hint)
 
 
 def axes_of(parallelism: Parallelism, profile: Profile, *, whole: bool = False) -> tuple[KindOfAxis, ...]:
-    """The mesh axes, outermost first, of one pipeline stage or of the `whole` cluster: ranks fill each link level from
-    the inside out, so a kind that crosses a level has an axis on either side.
+    """The mesh axes, outermost first, of one pipeline stage or of the `whole` cluster. Ranks fill each link level from
+    the inside out, so a kind that crosses a level has an axis on either side of it.
 
-    Raises `ShardplanError` (`bad-parallelism`) where a kind neither fits into what is left of a level nor fills it.
+    Raises `ShardplanError` (`bad-parallelism`) if a kind neither fits into what is left of a level nor fills it.
     """
     found: list[KindOfAxis] = []
     level, room = 0, _room(profile, 0)
@@ -171,7 +172,7 @@ def _room(profile: Profile, level: int) -> int:
 
 
 def mesh_text(axes: Sequence[KindOfAxis], profile: Profile) -> str:
-    """The same as `--mesh` takes it: `net0=2,net1=4,up=8`."""
+    """The axes in the form of `--mesh`: `net0=2,net1=4,up=8`."""
     names = []
     for place, axis in enumerate(axes):
         name, on_level = profile.levels[axis.level].name, [other.level for other in axes]
@@ -181,7 +182,8 @@ def mesh_text(axes: Sequence[KindOfAxis], profile: Profile) -> str:
 
 
 def check_model(parallelism: Parallelism, model: Model, microbatches: int) -> None:
-    """Refuse sizes of `model` that do not divide. Raises `ShardplanError` (`bad-parallelism`) with all of them."""
+    """Checks that the sizes of `model` divide by the degrees. Raises `ShardplanError` (`bad-parallelism`) with all that
+    do not."""
     if faults := list(_uneven(parallelism, model, microbatches)):
         raise ShardplanError(*faults)
 
@@ -215,7 +217,7 @@ def _uneven(parallelism: Parallelism, model: Model, microbatches: int) -> Iterat
 
 
 def _heads_of(model: Model) -> set[int]:
-    """Numbers of heads that queries have, where attention is one operator."""
+    """Numbers of query heads, if attention is one operator."""
     found = set()
     for operator in model.operators:
         if operator.op_type == "Attention":
@@ -226,13 +228,13 @@ def _heads_of(model: Model) -> set[int]:
 
 
 def rows_of(model: Model) -> int:
-    """The batch of a step: dim 0 of the first input that has one."""
+    """The batch size of a step: dim 0 of the first input that has one."""
     shapes = [model.tensor(name).shape for name in model.inputs]
     return next((shape[0] for shape in shapes if shape), 1)
 
 
 def hidden_of(model: Model) -> int:
-    """The width of what a normalisation reads, most often."""
+    """The hidden size: the width that normalisations read most often."""
     widths = [
         model.tensor(operator.inputs[0]).shape[-1]
         for operator in model.operators
@@ -242,12 +244,12 @@ def hidden_of(model: Model) -> int:
 
 
 def restriction(parallelism: Parallelism, axes: Sequence[KindOfAxis], hidden: int) -> Restrict:
-    """What `parallelism` fixes on a mesh of `axes`; `hidden`: the width of the hidden state."""
+    """The restriction to what `parallelism` fixes on a mesh of `axes`; `hidden` is the hidden size."""
     # with the model itself: another one may get the number of one that is gone
     known: dict[int, tuple[Model, Mapping[str, int]]] = {}
 
     def batches(built: CostGraph) -> Mapping[str, int]:
-        """Looked up once for all graphs of a model."""
+        """The batch dims of a model, computed once for all of its graphs."""
         if id(built.model) not in known:
             known[id(built.model)] = built.model, batch_dims_of(built.model, built.rules)
         return known[id(built.model)][1]
@@ -289,7 +291,8 @@ class _Fixed:
         return {node: mask for node, mask in found.items() if mask.any() and not mask.all()}
 
     def _by_batch(self, weights: set[str], found: Mapping[Node, Mask]) -> dict[Node, Mask]:
-        """Whatever has a batch has it over the data-parallel ranks, at every operator: nothing else is tried there."""
+        """The batch is sharded over the data-parallel ranks at every operator that has it; no other split is tried
+        there."""
         built, more = self.built, dict(found)
         axes = [axis for axis, kind in enumerate(self.kinds) if kind == DATA]
         dims = {name: dim for name, dim in sorted(self.batches.items()) if name in built.kept and name not in weights}
@@ -308,7 +311,7 @@ class _Fixed:
         return more
 
     def _reads(self, weights: set[str], experts: frozenset[str]) -> dict[Node, Mask]:
-        """The strategies that read weights as they are to be read."""
+        """The strategies that read weights in the layouts that the configuration prescribes."""
         found: dict[Node, Mask] = {}
         for operator, space in zip(self.built.model.operators, self.built.operators, strict=True):
             mask = np.ones(len(space), dtype=np.bool_)
@@ -331,7 +334,7 @@ class _Fixed:
         return {("kept", name): self._activation(self.built.kept[name]) for name in names}
 
     def _experts(self, weights: set[str]) -> frozenset[str]:
-        """Weights of rank 3 that are multiplied: one matrix for each expert."""
+        """Weights of rank 3 that are multiplied: one matrix per expert."""
         read = {
             name
             for operator in self.built.model.operators
@@ -341,7 +344,8 @@ class _Fixed:
         return frozenset(name for name in weights & read if len(self.built.kept[name].kind.shape) == 3)
 
     def _activation(self, space: TensorSpace) -> Mask:
-        """The batch over data (and experts'), the sequence over context, and over tensor if that is asked for."""
+        """The batch sharded over data (and expert) axes, the sequence over context axes, and over tensor axes if
+        `sequence` is set."""
         rank, mask = len(space.kind.shape), np.ones(len(space), dtype=np.bool_)
         for axis, kind in enumerate(self.kinds):
             dim = {DATA: 0, EXPERT: 0, CONTEXT: 1, TENSOR: 1 if self.parallelism.sequence and rank > 2 else None}[kind]
@@ -353,7 +357,8 @@ class _Fixed:
         return mask
 
     def _weight(self, space: TensorSpace, *, is_expert: bool) -> Mask:
-        """Matrices over tensor, experts over expert; the rest whole, or under ZeRO-3 in as many pieces as possible."""
+        """Matrices sharded over tensor axes, experts over expert axes; the rest whole, or under ZeRO-3 in as many
+        pieces as possible."""
         sharded = space.codes < len(space.kind.shards)
         mask = np.ones(len(space), dtype=np.bool_)
         for axis, kind in enumerate(self.kinds):
@@ -367,7 +372,7 @@ class _Fixed:
         return mask & _most(space, mask) if self.parallelism.shards_parameters else mask
 
     def _state(self, space: TensorSpace, *, is_expert: bool) -> Mask:
-        """Optimizer state: with its weight, or cut further by data and context."""
+        """Optimizer state sharded as its weight, or further over data and context axes."""
         if self.parallelism.zero == 0:
             return self._weight(space, is_expert=is_expert)
         mask = np.ones(len(space), dtype=np.bool_)
@@ -380,7 +385,7 @@ class _Fixed:
         return mask & _most(space, mask)
 
     def _read(self, codes: Index, space: TensorSpace, *, is_expert: bool) -> Mask:
-        """Operators read matrices in their tensor-parallel shards, experts in theirs, and otherwise whole weights."""
+        """Operators read matrices in tensor-parallel shards, experts in expert shards, and other weights whole."""
         sharded = codes < len(space.kind.shards)
         mask = np.ones(len(codes), dtype=np.bool_)
         for axis, kind in enumerate(self.kinds):
@@ -399,7 +404,7 @@ class _Fixed:
 
 
 def _cut_by(codes: Index, axes: Sequence[int], code: int | None) -> Mask:
-    """Rows of `codes` that have that code on all of the axes; all rows where no layout has it."""
+    """The rows of `codes` that have that code on all of the axes; all rows if no layout has it."""
     if code is None:
         return np.ones(len(codes), dtype=np.bool_)
     wanted: Mask = (codes[:, list(axes)] == code).all(axis=1)
@@ -407,20 +412,22 @@ def _cut_by(codes: Index, axes: Sequence[int], code: int | None) -> Mask:
 
 
 def _if_any(mask: Mask, wanted: Mask) -> Mask:
-    """Both, where that leaves a choice: what a size forbids is not asked for."""
+    """Both masks together, if that leaves a choice; otherwise the first: what a size makes impossible is not
+    required."""
     both: Mask = mask & wanted
     return both if both.any() else mask
 
 
 def _most(space: TensorSpace, among: Mask) -> Mask:
-    """The choices among these that cut into most pieces."""
+    """Among these choices, those that cut into the most pieces."""
     pieces = space.space.tiles.prod(axis=1)[space.forward]
     most: Mask = pieces == pieces[among].max()
     return most
 
 
 def microbatches_of(parallelism: Parallelism, global_batch: int, micro_batch: int) -> int:
-    """How many microbatches a step has. Raises `ShardplanError` (`bad-parallelism`) where they do not come out even."""
+    """The number of microbatches of a step. Raises `ShardplanError` (`bad-parallelism`) if the batch does not divide
+    evenly."""
     per_round = parallelism.data * micro_batch
     if micro_batch < 1 or global_batch < 1:
         raise ShardplanError(bad("a batch has no rows", "--micro-batch and --global-batch are at least 1"))

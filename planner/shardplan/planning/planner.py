@@ -1,4 +1,4 @@
-"""Model + cluster + options -> plan: the whole road, for programs that use shardplan as a library."""
+"""From a model, a cluster and options to a plan: the planner's entry for programs that use shardplan as a library."""
 
 from __future__ import annotations
 
@@ -44,19 +44,19 @@ def plan_model(
     on_warning: Callable[[Diagnostic], None] | None = None,
     coarse: CoarsePlans | None = None,
 ) -> Plan:
-    """The best plan for `model` on `cluster`, with its proof. `on_warning` hears of what the plan has to put up with.
-    `coarse`: as in `Planner`.
+    """The best plan for `model` on `cluster`, with its proof. `on_warning` is called with warnings about the request
+    and the search. `coarse`: as in `Planner`.
 
     Raises `ShardplanError` for a model that cannot be planned as asked, `InfeasibleError` when it is proven that no
     plan fits in memory, `LimitError` when the time limit ends the search before any plan is found, and
-    `KeyboardInterrupt` when the user does.
+    `KeyboardInterrupt` on Ctrl-C before any plan is found.
     """
     return Planner(model, cluster, options, on_progress, on_warning, coarse=coarse).plan()
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """A plan, the assignment that it was made of, and what the cost graph of that holds."""
+    """A plan, its assignment, and the cost graph of that assignment."""
 
     plan: Plan
     priced: Priced
@@ -71,9 +71,9 @@ class Chosen:
 class Planner:
     """Plans one model on one cluster, as asked and under further restrictions; prices are computed once for all.
 
-    An instance is made of what was asked; `candidates` asks questions about it; each is posed as cost graphs, goes down
-    the `chain` of reductions to the solver, and comes back as an assignment; the `judge` prices it; the best is the
-    plan. Where there is none, `infeasible` finds out why.
+    The request becomes an instance; `candidates` asks questions about it; each question becomes cost graphs, passes the
+    `chain` of reductions and the solver, and returns as assignments; the `judge` schedules and prices them; the best
+    one is the plan. If there is none, `infeasible` finds the reason.
     """
 
     def __init__(
@@ -89,8 +89,8 @@ class Planner:
         decided: Plan | None = None,
         coarse: CoarsePlans | None = None,
     ) -> None:
-        """`reasons`: where nothing fits, find out what fills the memory and which constraints conflict. `complete`,
-        `decided`: as in `Instance`. `coarse`: plans of coarser meshes, kept for other meshes over the same links.
+        """`reasons`: if nothing fits, find out what fills the memory and which constraints conflict. `complete`,
+        `decided`: as in `Instance`. `coarse`: plans of coarser meshes, shared with other meshes over the same links.
 
         Raises `ShardplanError` for a model that cannot be planned as asked.
         """
@@ -100,11 +100,11 @@ class Planner:
         self.instance = instance_of(model, cluster, options, self._warn, complete=complete, decided=decided)
         self._answers = Answers(self.instance, self._warn)
         self.known: Known = {}
-        """Plans that `solve_at` laid out."""
+        """Plans that `solve_at` has scheduled."""
 
     @property
     def work(self) -> float:
-        """What its searches took, in the units of `shardplan.solve.constants`."""
+        """The work of its searches, in the units of `shardplan.solve.constants`."""
         return self._answers.work
 
     @property
@@ -133,10 +133,9 @@ class Planner:
         work: float = math.inf,
         enough_s: float = math.inf,
     ) -> Chosen:
-        """The best plan, of those that `restriction` allows. `scheduled_bytes`: the limit on memory that its schedule
-        is to keep where it can, if not the one under which the plan is sought. `work`: that the search may take, where
-        that is less than its effort is. Raises as `plan_model`, and `NoBetterError` where it is proven early that all
-        take `enough_s`."""
+        """The best plan that `restriction` allows. `scheduled_bytes`: the memory limit for the schedule, if it differs
+        from the limit of the search. `work`: the work limit of the search, if that is less than its effort gives.
+        Raises as `plan_model`, and `NoBetterError` if it is proven early that every plan takes `enough_s` or more."""
         with Interruption() as interruption:
             try:
                 search = Search.of(self.instance, interruption, restricted=restriction is not None)
@@ -156,9 +155,9 @@ class Planner:
         *,
         like: Callable[[Decided], Decided] | None = None,
     ) -> Plan:
-        """The plan of a coarser mesh on this one, improved two axes at a time among the plans that `restriction`
-        allows; `like`: or only by what this makes of it. `least_s`: a lower bound on the step of any. Raises
-        `LimitError` where it is no plan of this mesh."""
+        """The plan of a coarser mesh on this mesh, improved over pairs of axes among the plans that `restriction`
+        allows; with `like`, only by what that function makes of it. `least_s`: a lower bound on every step. Raises
+        `LimitError` if the coarse plan is not valid on this mesh."""
         with Interruption() as interruption:
             search = Search.of(self.instance, interruption, restricted=restriction is not None)
             try:
@@ -176,7 +175,7 @@ class Planner:
             return self._assembled(found, interrupted=interruption.asked).plan
 
     def _assembled(self, found: Found, scheduled_bytes: int | None = None, *, interrupted: bool = False) -> Chosen:
-        """The plan of what was found, with its proof."""
+        """The plan of the best candidate, with its proof."""
         if interrupted:
             found = replace(found, outcome="interrupted", reproducible=False)
         for diagnostic in self.instance.pricing.compute.warnings:
@@ -192,7 +191,7 @@ class Planner:
 
     @property
     def usual_multipliers(self) -> Weights:
-        """Multipliers of the objective's sums that searches begin with."""
+        """Multipliers of the objective's sums with which searches begin."""
         return objective_of(self._graphs.asked()[0]).usual_multipliers
 
     def solve_at(self, multipliers: Weights, restriction: Restrict | None = None) -> Answer:
@@ -202,20 +201,21 @@ class Planner:
         return self._answered(of_linear(search, linear), search, restriction)
 
     def built_at(self, multipliers: Weights = ()) -> tuple[CostGraph, Memory]:
-        """The cost graph and its memory rows, with costs and tables at given multipliers of the objective's sums; by
-        default of what computes and blocks alone. At any multipliers they are a lower bound on every schedule."""
+        """The cost graph and its memory rows, with costs and tables at given multipliers of the objective's sums
+        (default: compute and blocking communication only). At any multipliers, the costs of an assignment are a lower
+        bound on its schedule."""
         built, memory = self._graphs.asked()
         return at(built, at_multipliers(objective_of(built), multipliers)), memory
 
     def built_serial(self) -> tuple[CostGraph, Memory]:
-        """The same with all compute and all communication added up, as if nothing ran beside anything else."""
+        """The same with the sum of all compute and all communication, as if nothing were overlapped."""
         built, memory = self._graphs.asked()
         options = built.options
         objective = serial_objective(training=options.training, microbatches=options.microbatches)
         return at(built, at_multipliers(objective, ())), memory
 
     def refusal(self, none: Answer) -> BaseException:
-        """What to raise for an answer without an assignment."""
+        """The error for an answer without an assignment."""
         found = refusal(self._graphs, none, reasons=self._reasons)
         target = self.instance.options.target
         if target and isinstance(found, InfeasibleError):
@@ -226,8 +226,8 @@ class Planner:
         return found
 
     def _found(self, search: Search, restriction: Restrict | None, enough_s: float = math.inf) -> Found:
-        """The best plan, before its file is made. Raises `NoPlanError`, `LimitError` on a mesh of too many axes, and
-        `NoBetterError` as `plan`."""
+        """The best candidate, before its plan is assembled. Raises `NoPlanError`, `LimitError` on a mesh of too many
+        axes, and `NoBetterError` as `plan`."""
         if self.instance.options.target:
             return best_for_runtime(
                 self._answers,
@@ -246,7 +246,7 @@ class Planner:
             return self._answered(shortest(search), search)
 
     def _coarser(self, search: Search) -> Coarser | None:
-        """The plan of the mesh with one axis for each link, where that is another one and has a plan."""
+        """The plan of the mesh with one axis per link, if that is another mesh and has a plan."""
         other = with_fewer_axes(self.instance)
         if other is None:
             return None
@@ -267,7 +267,7 @@ class Planner:
         return replace(found, groups=groups)
 
     def _on(self, cluster: Cluster, search: Search) -> tuple[Coarser | None, float] | None:
-        """What is known of another mesh."""
+        """The best plan of another mesh, if the request is valid there."""
         options = self.instance.options
         if options.time_limit is not None:
             options = replace(options, time_limit=max(0.0, search.share(2) - time.monotonic()))
@@ -281,7 +281,7 @@ class Planner:
             return None
 
     def _answered(self, questions: Questions[T], search: Search, restriction: Restrict | None = None) -> T:
-        """What questions come to; how far they are is told."""
+        """The result of a generator of questions; progress is reported."""
         return self._answers.to(questions, search, restriction, self._on_progress)
 
 

@@ -1,7 +1,7 @@
-"""Hand-written plans (data parallelism, ZeRO, Megatron) as restrictions of the choices; the rest is solved.
+"""Hand-written plans (data parallelism, ZeRO, Megatron) as restrictions of the choices; the solver decides the rest.
 
-Each recipe gives, for some nodes of a cost graph, which of their choices it allows. They serve as yardsticks: the
-optimum is never dearer than any of them.
+Each recipe says for some nodes of a cost graph which choices it allows. The recipes serve as yardsticks: no recipe is
+cheaper than the optimum.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _NORMALISATIONS = ("LayerNormalization", "RMSNormalization", "SimplifiedLayerNor
 
 
 def data_parallel(built: CostGraph) -> Allowed:
-    """The batch over as many devices as divide it; every weight whole everywhere."""
+    """The batch sharded over as many devices as divide it; every weight replicated."""
     weights = _rest(built, _whole)
     return {**_inputs_by_batch(built, axes=range(len(built.cluster.mesh))), **weights, **_weights_read_whole(built)}
 
@@ -33,7 +33,8 @@ def zero_3(built: CostGraph) -> Allowed:
 
 
 def zero_1(built: CostGraph) -> Allowed:
-    """As data parallel, with optimizer state in as many pieces as possible where it may be sharded apart."""
+    """As data parallel, with optimizer state in as many pieces as possible if it may be sharded apart from its
+    weight."""
     states = {("updated", name): _most_pieces(space) for name, space in built.updated.items()}
     return {**data_parallel(built), **states}
 
@@ -49,7 +50,7 @@ def megatron_sequence(built: CostGraph) -> Allowed:
 
 
 def recipes_for(options: PlanOptions) -> Mapping[str, Restrict]:
-    """The recipes there are: ZeRO-1 is one only where optimizer state may be sharded apart from its weight."""
+    """The recipes that apply; ZeRO-1 only where optimizer state may be sharded apart from its weight."""
     if not options.shard_optimizer:
         return RECIPES
     (first, restriction), *others = RECIPES.items()
@@ -57,7 +58,7 @@ def recipes_for(options: PlanOptions) -> Mapping[str, Restrict]:
 
 
 def without_axis(axis: int) -> Restrict:
-    """Nothing split on a mesh axis: the plans of the mesh without it."""
+    """The restriction to plans that leave a mesh axis unused, which are the plans of the mesh without it."""
 
     def allowed(built: CostGraph) -> Allowed:
         masks: dict[Node, Mask] = {
@@ -105,7 +106,7 @@ def _parameters(built: CostGraph) -> Iterator[str]:
 
 
 def _between_blocks(built: CostGraph) -> list[str]:
-    """Activations that a normalisation reads: the residual stream of a transformer."""
+    """Activations that normalisations read: the residual stream of a transformer."""
     return [
         operator.inputs[0]
         for operator in built.model.operators
@@ -114,7 +115,7 @@ def _between_blocks(built: CostGraph) -> list[str]:
 
 
 def _inputs_by_batch(built: CostGraph, axes: range) -> dict[Node, Mask]:
-    """Inputs sharded on dim 0 alone, over `axes`, in as many pieces as divide it."""
+    """Inputs sharded on dim 0 only, over `axes`, in as many pieces as divide it."""
     allowed: dict[Node, Mask] = {}
     for name in built.model.inputs:
         if name not in built.kept:
@@ -130,7 +131,7 @@ def _inputs_by_batch(built: CostGraph, axes: range) -> dict[Node, Mask]:
 
 
 def _weights_read_whole(built: CostGraph) -> dict[Node, Mask]:
-    """Operators read no shard of a weight, if they have a choice."""
+    """Operators read whole weights, if they have a choice."""
     weights = set(_parameters(built))
     allowed: dict[Node, Mask] = {}
     for operator, space in zip(built.model.operators, built.operators, strict=True):
@@ -145,13 +146,13 @@ def _weights_read_whole(built: CostGraph) -> dict[Node, Mask]:
 
 
 def _weight_nodes(built: CostGraph, name: str) -> list[tuple[Node, TensorSpace]]:
-    """Where a weight rests, and where its optimizer state does if that is a choice of its own."""
+    """The node of a stored weight, and that of its optimizer state if that is a separate choice."""
     kept: tuple[Node, TensorSpace] = (("kept", name), built.kept[name])
     return [kept, (("updated", name), built.updated[name])] if name in built.updated else [kept]
 
 
 def _rest(built: CostGraph, mask: Callable[[TensorSpace], Mask]) -> dict[Node, Mask]:
-    """The same restriction of every weight and of its optimizer state."""
+    """The same restriction for every stored weight and its optimizer state."""
     return {node: mask(space) for name in _parameters(built) for node, space in _weight_nodes(built, name)}
 
 

@@ -1,4 +1,4 @@
-"""What a reduction is: an exact change of the problem of layouts (`apply`) and of its solution back (`invert`)."""
+"""Reductions: exact changes of the problem of layouts (`apply`), and of its solutions back (`invert`)."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from shardplan.solve.problem import Costs, Edge
 Data = TypeVar("Data")
 Mask = NDArray[np.bool_]
 Allowed = Mapping[Any, Mask]
-"""For some nodes (`Node`) and edges (`Join`) of a cost graph, which of their choices, or pairs of choices, are allowed;
-the others are free."""
+"""Masks of the allowed choices of some nodes (`Node`), and of the allowed pairs of some edges (`Join`), of a cost
+graph; the others are unrestricted."""
 Restrict = Callable[[CostGraph], Allowed]
-"""What is to be allowed in a cost graph."""
+"""From a cost graph to what is allowed in it."""
 
 
 @dataclass(frozen=True)
 class Layouts:
-    """The problem of layouts of one cost graph. `penalties`: picoseconds of choices that break soft constraints; they
-    are among the costs of `problem`."""
+    """The problem of layouts of one cost graph. `penalties`: picoseconds that choices cost because they break soft
+    constraints; `problem` has them among its costs."""
 
     built: CostGraph
     memory: Memory
@@ -39,11 +39,11 @@ class Layouts:
 
     @cached_property
     def functions(self) -> Functions:
-        """What the problem's costs are as functions of many assignments."""
+        """The problem's costs as functions of many assignments at once."""
         return Functions.of(self.problem)
 
     def having(self, problem: Problem) -> Layouts:
-        """The same with another problem of the same choices."""
+        """The same with another problem over the same choices."""
         return replace(self, problem=problem)
 
     def chosen(self, choices: tuple[int, ...]) -> dict[Node, int]:
@@ -53,9 +53,9 @@ class Layouts:
 
 @dataclass(frozen=True)
 class Posed:
-    """`sums[0]`: the problem of the bases of all phases; `sums[k]`: that with another sum in place of its phase's base
-    (`shardplan.schedule.objective.single_sums`). All of them have the same choices.
-    `repeated[k]`: the same as if every operator ran again, where what is recomputed is to be chosen."""
+    """`sums[0]`: the problem of the base sums of all phases; `sums[k]`: that with another sum in place of its phase's
+    base (`shardplan.schedule.objective.single_sums`). All have the same choices. `repeated[k]`: the same as if every
+    operator were recomputed, if the search chooses what is."""
 
     sums: tuple[Layouts, ...]
     repeated: tuple[Layouts, ...] = ()
@@ -67,32 +67,33 @@ class Posed:
 
 @dataclass(frozen=True)
 class Assignment:
-    """`choices[v]` of every node; `remat`: what is recomputed, where that was chosen too."""
+    """`choices[v]`: the choice of node v; `remat`: what is recomputed, if that was chosen too."""
 
     choices: tuple[int, ...]
     remat: Recompute | None = None
 
 
 class Reduction(Generic[Data]):
-    """One step of the chain. `apply` returns the data that takes assignments back and forth; by default they stay."""
+    """One step of the chain. `apply` returns data that takes assignments back and forth; by default assignments stay
+    the same."""
 
     def apply(self, posed: Posed) -> tuple[Posed, Data]:
-        """The changed problem, and what its inversion has to know."""
+        """The changed problem, and the data for its inversion."""
         raise NotImplementedError
 
     def invert(self, assignment: Assignment, data: Data) -> Assignment:
-        """An assignment of the changed problem as one of the problem before."""
+        """An assignment of the changed problem, as an assignment of the problem before."""
         del data
         return assignment
 
     def lift(self, assignment: Assignment, data: Data) -> Assignment:
-        """An assignment of the problem before as one of the changed problem."""
+        """An assignment of the problem before, as an assignment of the changed problem."""
         del data
         return assignment
 
 
 def both(one: Restrict | None, other: Restrict | None) -> Restrict | None:
-    """What two restrictions allow together; `None` allows everything."""
+    """The intersection of two restrictions; `None` allows everything."""
     if one is None or other is None:
         return one or other
 

@@ -1,8 +1,8 @@
-"""Scope of rematerialisation: which operators may be recomputed and when, and what may become of every value.
+"""Scope of rematerialisation: which operators may be recomputed and when, and how each value may reach backward.
 
-Segments are the repeated blocks, the insides of decomposed attention, and stretches of what lies between blocks. All
-that is recomputed of a segment runs right before the backward of the segment's last operator. What one segment hands to
-another is saved if it is needed again: recomputing one segment never asks for another.
+Segments are the repeated blocks, the insides of decomposed attention, and stretches between blocks. Everything
+recomputed of a segment runs right before the backward of the segment's last operator. A value that one segment passes
+to another is saved if it is needed again: recomputing one segment never requires another.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from shardplan.rules.types import Rule
 ONCE = -1
 """The label of an operator that runs once; other labels are the operator before whose backward it is recomputed."""
 SHORTEST, LENGTH = 4, 1.25
-"""Operators of a stretch: at most so many, or so many times the square root of all."""
+"""A stretch has at most this many operators, or this many times the square root of all."""
 
 
 @dataclass(frozen=True)
 class Scope:
-    """`labels[i]`: when operator i may run, `ONCE` first. `fates[v]`: what may become of value v; values that are
-    not there are present in backward anyway, or nobody's care (`shardplan.graph.remat`). `required`: values that
-    backward reads."""
+    """`labels[i]`: when operator i may run, `ONCE` first. `fates[v]`: how value v may reach backward (saved,
+    recomputed, or not); values without an entry are present in backward anyway, or not read there
+    (`shardplan.graph.remat`). `required`: values that backward reads."""
 
     labels: tuple[tuple[int, ...], ...]
     fates: Mapping[str, tuple[Fate, ...]]
@@ -38,7 +38,7 @@ class Scope:
     readers: Mapping[str, frozenset[int]]
 
     def serves(self, name: str, fate: Fate) -> frozenset[int]:
-        """The labels of readers that find a value in backward when it fared so."""
+        """The labels of the readers that can read a value in backward, given its fate."""
         wanted = self.readers[name]
         if fate == "passing":
             return frozenset()
@@ -56,7 +56,7 @@ class Scope:
 
 
 def scope(model: Model, rules: Sequence[Rule], flow: Flow, fusion: Fusion, options: PlanOptions) -> Scope:
-    """What may be chosen in `model`. Whatever `--remat selective` or `full` does is among it."""
+    """The scope for `model`. It includes everything that `--remat selective` and `full` do."""
     return _Scope(model, rules, flow, fusion, options).found()
 
 
@@ -77,7 +77,7 @@ class _Scope:
             self.labels[index] = (ONCE, *sorted(last for last in lasts if self._useful(index, last)))
 
     def found(self) -> Scope:
-        """The scope, less the labels that some operand cannot be there for."""
+        """The scope, without labels for which some operand cannot be present."""
         while True:
             fates = {name: self._fates(name) for name in self.flow.makers if self._tracked(name)}
             readers = {name: self._labels_of_readers(name) for name in fates}
@@ -96,7 +96,7 @@ class _Scope:
             self.labels = labels
 
     def _tracked(self, name: str) -> bool:
-        """Whether what becomes of a value is a choice: views of weights are there like the weights."""
+        """Whether a value has a fate to choose: views of weights are present like the weights."""
         maker = self.model.operators[self.flow.makers[name][0]]
         return self._plain(maker) and (name in self.latest or name not in self.flow.weightlike)
 
@@ -109,7 +109,7 @@ class _Scope:
         return self._plain(operator) and any(name and self._tracked(name) for name in operator.outputs)
 
     def _useful(self, index: int, last: int) -> bool:
-        """Whether backward, or something that may be recomputed, reads a result when it comes that late."""
+        """Whether backward, or an operator that may be recomputed, reads a result that is recomputed this late."""
         for name in filter(None, self.model.operators[index].outputs):
             latest = self.latest.get(name)
             if (latest is not None and latest <= last) or name in self.lasting:
@@ -135,7 +135,8 @@ class _Scope:
         return tuple(fates)
 
     def _worth_saving(self, name: str) -> bool:
-        """Whether backward reads the value, or it leads to more bytes than it has, or into another segment."""
+        """Whether backward or another segment reads the value, or the results made from it have more bytes
+        than itself."""
         if name in self.fusion.inner:
             return False
         if name in self.latest or name in self.lasting:
@@ -147,14 +148,14 @@ class _Scope:
 
 
 def _lasting(model: Model, rules: Sequence[Rule], flow: Flow, fusion: Fusion, options: PlanOptions) -> frozenset[str]:
-    """What the flags save although its maker is recomputed: the borders of blocks."""
+    """The values that the flags save although their makers are recomputed: the borders of blocks."""
     flags = [recompute(model, rules, flow, fusion, replace(options, remat=flag)) for flag in ("selective", "full")]
     return frozenset(name for remat in flags for name in remat.saved if flow.makers[name][0] in remat.until)
 
 
 def stretches(model: Model, flow: Flow) -> list[Segment]:
     """The operators in order, cut into segments of about the square root of their number: at the borders of blocks, and
-    where the fewest bytes cross."""
+    elsewhere where the fewest bytes cross."""
     most = max(SHORTEST, round(LENGTH * math.sqrt(len(model.operators))))
     of_block = {
         index: (number, copy[0]) for number, block in enumerate(model.blocks) for copy in block.copies for index in copy
@@ -173,7 +174,7 @@ def stretches(model: Model, flow: Flow) -> list[Segment]:
 
 
 def _crossing_bytes(model: Model, flow: Flow) -> list[int]:
-    """Bytes of the values that are made before each operator and read by it or later ones."""
+    """For each operator, the bytes of the values made before it and read by it or later operators."""
     change = [0] * (len(model.operators) + 2)
     for name, (maker, _) in flow.makers.items():
         if name not in flow.weightlike:

@@ -1,9 +1,10 @@
-"""Rematerialisation: which operators are recomputed in backward, chosen with the layouts in one problem.
+"""Rematerialisation: which operators are recomputed in backward, chosen together with the layouts in one problem.
 
-Two problems of the same nodes and edges, one as if nothing were recomputed and one as if everything were, are laid side
-by side: an operator's choices are its strategies run once, then those recomputed for each of its labels; a value's are
-its layouts for each of its fates. Everything stays pairwise: a recomputed operator finds each operand saved or
-recomputed in time, and a recomputed value has a recomputed maker. Bytes are held as the fate has it.
+Two problems with the same nodes and edges, one as if nothing were recomputed and one as if everything were, are
+combined: an operator's choices are its strategies without recomputation, then those with it, for each of its labels; a
+value's choices are its layouts for each of its fates. All costs and constraints stay pairwise: a recomputed operator
+needs each operand saved or recomputed in time, and a recomputed value needs a recomputed maker. Memory follows the
+fates.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ from shardplan.planning.remat_scope import ONCE, Scope, scope
 from shardplan.solve.problem import Bytes, Costs, Edge, Problem, Usage
 
 _RECOMPUTE_PICOSECONDS = 1.0
-"""Charged for every recomputed operator, so that none is without need."""
+"""Charge for every recomputed operator, so that none is recomputed without need."""
 State = int | str | frozenset[int] | None
 
 
 @dataclass(frozen=True)
 class RematNumbering:
-    """How the problem with rematerialisation is numbered: the choices of node v, which is `order[v]`, begin in its
-    state `states[v][s]` at `starts[v][s]`. `built`: the graph in which nothing is recomputed."""
+    """The numbering of the combined problem: the choices of node v, which is `order[v]`, in its state `states[v][s]`
+    begin at `starts[v][s]`. `built`: the cost graph without recomputation."""
 
     built: CostGraph
     scope: Scope
@@ -42,7 +43,7 @@ class RematNumbering:
     starts: tuple[tuple[int, ...], ...]
 
     def without_recompute(self, choices: Sequence[int]) -> tuple[int, ...]:
-        """The assignment in which nothing is recomputed and every node takes its choice of `choices`."""
+        """The assignment without recomputation in which every node takes its choice of `choices`."""
         found = []
         for (kind, name), choice, starts, states in zip(self.order, choices, self.starts, self.states, strict=True):
             state: State = states[0]
@@ -53,7 +54,7 @@ class RematNumbering:
         return tuple(found)
 
     def decoded(self, choices: Sequence[int]) -> tuple[Recompute, tuple[int, ...]]:
-        """What an assignment recomputes, and its choices in the graph in which just that is recomputed."""
+        """What an assignment recomputes, and its choices in the cost graph that recomputes exactly that."""
         states: list[State] = []
         local: list[int] = []
         for choice, starts, of_node in zip(choices, self.starts, self.states, strict=True):
@@ -72,7 +73,7 @@ class RematNumbering:
 
 
 class Rematerialisation(Reduction[RematNumbering | None]):
-    """The choice of what is recomputed becomes part of the choices; where it is given, nothing changes."""
+    """The reduction that makes recomputation part of the choices; if it is given, the problem stays the same."""
 
     def apply(self, posed: Posed) -> tuple[Posed, RematNumbering | None]:
         if not posed.repeated:
@@ -92,26 +93,26 @@ class Rematerialisation(Reduction[RematNumbering | None]):
 
 
 def with_remat(once: Layouts, repeated: Layouts) -> tuple[Problem, RematNumbering]:
-    """The problem of layouts and rematerialisation together. `once`, `repeated`: the problem as if
-    nothing, and as if everything were recomputed, restricted and penalised as asked; memory is added here."""
+    """The combined problem of layouts and rematerialisation. `once`, `repeated`: the problem as if nothing, and as if
+    everything, were recomputed, already restricted and penalised; memory is added here."""
     built = once.built
     choices = scope(built.model, built.rules, built.flow, built.fusion, built.options)
     return _Combined(choices, built, repeated.built, once.problem, repeated.problem).combined()
 
 
 def everything(built: CostGraph) -> Recompute:
-    """As if every operator were recomputed: for prices alone."""
+    """Recomputation of every operator; only its prices are used."""
     last = len(built.model.operators) - 1
     until = dict.fromkeys(range(len(built.model.operators)), last)
     return recomputed(built.model, built.rules, built.flow, until, built.fusion.saved)
 
 
 FLAGS: Final[tuple[Remat, ...]] = ("none", "selective", "full")
-"""What is tried beside what `auto` chooses, which by itself recomputes nothing."""
+"""Flags that are tried beside the choice of `auto`, which by itself recomputes nothing."""
 
 
 def flags(built: CostGraph) -> Iterator[Recompute]:
-    """What `--remat none`, `selective` and `full` recompute, as far as they differ."""
+    """What `--remat none`, `selective` and `full` recompute, without duplicates."""
     for flag in FLAGS:
         options = replace(built.options, remat=flag)
         remat = recompute(built.model, built.rules, built.flow, built.fusion, options)
@@ -210,7 +211,7 @@ class _Combined:
         return True
 
     def _made(self, label: State, fate: State, tensor: str) -> bool:
-        """Whether a value may fare so when its maker is recomputed, or is not."""
+        """Whether a value can have this fate, given whether its maker is recomputed."""
         if label == ONCE:
             return fate in ("passing", "saved")
         if fate == "passing":
@@ -265,7 +266,7 @@ class _Combined:
         return usages
 
     def _of_value(self, name: str, node: int, memory: Memory, time: Moments) -> list[Usage]:
-        """What a value's fates hold, in intervals in which nothing changes."""
+        """The memory of a value for each of its fates, in intervals in which nothing changes."""
         fates = self.scope.fates[name]
         spans = [memory.spans(name, fate, time) for fate in fates]
         marks = sorted({mark for of_fate in spans for span in of_fate for mark in span[:2]})
@@ -282,7 +283,7 @@ class _Combined:
 
 
 def _recomputes(state: State) -> bool:
-    """Whether an operator in this state is recomputed, or a value in it is served for recomputation."""
+    """Whether an operator in this state is recomputed, or a value in it is read as recomputed."""
     if isinstance(state, frozenset):
         return bool(state)
     return state is not None and state != ONCE

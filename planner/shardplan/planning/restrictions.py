@@ -1,4 +1,4 @@
-"""Restrictions of the choices: to what a caller allows, and to what the planner of another cost model has."""
+"""Restrictions of the choices: to those that a caller allows, and to those that another cost model's planner has."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from shardplan.planning.reduction import Posed, Reduction, Restrict, restrict
 
 @dataclass(frozen=True)
 class Restriction(Reduction[None]):
-    """The choices that a caller allows: those of a recipe, of another plan, of a stage's borders."""
+    """The reduction to the choices that a caller allows: of a recipe, of another plan, at a stage's borders."""
 
     restrict: Restrict | None
 
@@ -23,7 +23,7 @@ class Restriction(Reduction[None]):
 
 @dataclass(frozen=True)
 class KnownToPlanner(Reduction[None]):
-    """The choices that the planner of a cost model has (see `shardplan.cost.named`)."""
+    """The reduction to the choices that the planner of a cost model has (see `shardplan.cost.named`)."""
 
     cost_model: CostModel
 

@@ -1,4 +1,4 @@
-"""The best plan that a runtime can express: over all roles that it may give to the axes, with layers that are alike."""
+"""The best plan that a runtime can express, over all roles that it may give to the axes, with layers treated alike."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _TRAINED: Final = frozenset({"float", "float16", "bfloat16", "double"})
 
 
 def weights_fit(instance: Instance, roles: Roles) -> bool:
-    """Whether weights, gradients and optimizer state fit at all where each is in as many pieces as axes of these roles
-    may make of it: a search that ends without a plan takes as long as one with."""
+    """Whether weights, gradients and optimizer state fit in memory if each is in as many pieces as axes of these roles
+    allow. It is checked first, since a search that finds no plan takes as long as one that does."""
     options, mesh = instance.options, instance.cluster.mesh
     whole = frozenset(() if "shards" in roles else ("data", "context"))
     pieces = math.prod(size for role, size in zip(roles, mesh.shape, strict=True) if role not in whole)
@@ -45,9 +45,10 @@ def best_said(
     limit_bytes: int,
     enough_s: float = math.inf,
 ) -> Found | None:
-    """The plan of the shortest step among those that keep `limit_bytes`, of all `arrangements`, with the bound that
-    holds for all of them; `None` where there is none. `ask`: the best plan with some roles; it may raise
-    `NoPlanError`, and `NoBetterError` where all take so long. Raises that where all take `enough_s`."""
+    """The plan with the shortest step among those that keep `limit_bytes`, over all `arrangements`, with a bound that
+    holds for all of them; `None` if there is no plan. `ask`: searches the best plan with given roles; it may raise
+    `NoPlanError`, and `NoBetterError` if every plan takes too long. Raises `NoBetterError` if every plan takes
+    `enough_s` or more."""
     best: Found | None = None
     bounds: list[float] = []
     for roles in arrangements:
@@ -75,7 +76,7 @@ def _rank(found: Found, limit_bytes: int) -> tuple[bool, float]:
 
 
 def said_with(runtime: Runtime, roles: Roles, ask: Callable[[Restrict], Found]) -> Found:
-    """The best plan with these roles; `ask`: that under a restriction. Raises `NoPlanError` and `NoBetterError`."""
+    """The best plan with these roles; `ask` searches under a restriction. Raises `NoPlanError` and `NoBetterError`."""
     bounds: list[float] = []
 
     def asked(limits: Restrict) -> Found:
@@ -91,9 +92,9 @@ def said_with(runtime: Runtime, roles: Roles, ask: Callable[[Restrict], Found]) 
 
 
 def alike(runtime: Runtime, roles: Roles, ask: Callable[[Restrict], T], chosen: Callable[[T], Chosen]) -> tuple[T, T]:
-    """What `ask` finds of all that is said with these roles, and of that in which layers are alike, where the runtime
-    has one rule for a module of all of them: where they differ, all do what most of them do; where that cannot be, such
-    modules stay whole. `chosen`: what an answer chose, of which graph. Raises what `ask` does, `NoPlanError`."""
+    """The best plan that `ask` finds with these roles and with layers alike, if the runtime has one rule for a module
+    of all layers. Modules whose copies differ are all split as most of the copies are; if that is impossible, they stay
+    whole. `chosen`: the choices of an answer, with their cost graph. Raises what `ask` raises, and `NoPlanError`."""
     limits = Arrangement(runtime, roles)
     found = first = ask(limits)
     if runtime.modules is None:

@@ -1,4 +1,4 @@
-"""A search for the best plan of an instance: until when it goes on, what it has spent, and what it has found."""
+"""A search for the best plan of an instance: its limits, what it has spent, and the best result so far."""
 
 from __future__ import annotations
 
@@ -23,17 +23,18 @@ from shardplan.units import PS_PER_S
 
 T = TypeVar("T")
 Questions: TypeAlias = Generator[Question, Answer, T]
-"""What asks questions, is sent their answers, and returns what they come to."""
+"""A generator that yields questions, is sent their answers, and returns its result."""
 
 WORK: Final[Mapping[Effort, float]] = {"quick": 1e4, "thorough": 2e4, "exhaustive": math.inf}
 """Work, in the units of `shardplan.solve.constants` (a thousand are about a second), after which no further question is
-asked and the best plan is the answer: more finds better plans and bounds of models whose proofs take long."""
+asked and the best plan is the answer: more finds better plans, and better bounds of models whose proofs take long."""
 CLOSING = 3.5
-"""Times that laying out a plan takes, which are left of a time limit for making the file of the best one."""
+"""Reserve at the end of a time limit for making the file of the best plan, in units of the time that scheduling a plan
+takes."""
 
 
 class NoPlanError(Exception):
-    """A question that had to have an answer has none."""
+    """A question that has to have an assignment has none."""
 
     def __init__(self, answer: Answer) -> None:
         super().__init__(answer.solution.outcome)
@@ -41,7 +42,7 @@ class NoPlanError(Exception):
 
 
 class NoBetterError(Exception):
-    """No plan of a search is shorter than what was enough: `bound_s` is a lower bound on all of them."""
+    """A search has no plan below the step that is good enough: `bound_s` is a lower bound on all of its plans."""
 
     def __init__(self, bound_s: float) -> None:
         super().__init__(f"no step is below {bound_s} s")
@@ -50,11 +51,11 @@ class NoBetterError(Exception):
 
 @dataclass(frozen=True)
 class Found:
-    """The plan with the shortest schedule found, the greatest proven lower bound on any (seconds), and the multipliers
-    at which that was found. `limit_bytes`: under which that was proven; further questions are asked under it too: one
-    that stands in no way only costs time. `outcome`: of the last answer; `reproducible`: no clock decided anything;
-    `planes`: of the assignments met; `prices`: of a byte at moments, picoseconds. `whole`: the problem with all its
-    maxima, where it has the choices of a cost graph."""
+    """The best result of a search: the plan with the shortest schedule, the greatest proven lower bound on any schedule
+    (seconds), and the multipliers of that bound. `limit_bytes`: the memory limit of that proof, kept for further
+    questions, since a limit that does not bind only costs time. `outcome`: of the last answer; `reproducible`: no clock
+    ended it; `planes`: cutting planes of the assignments met; `prices`: multipliers of memory, picoseconds per byte at
+    each moment. `whole`: the problem with all its maxima, if it has the choices of a cost graph."""
 
     candidate: Candidate
     bound_s: float
@@ -69,21 +70,22 @@ class Found:
 
     @property
     def linear(self) -> Linear:
-        """The objective at the best multipliers."""
+        """The objective at the best multipliers, as one linear function."""
         return at_multipliers(self.objective, self.multipliers)
 
     @property
     def gap(self) -> float:
-        """Relative distance of the bound."""
+        """The relative distance of the best plan from the bound."""
         return 1.0 - self.bound_s / self.candidate.step_s if self.candidate.step_s else 0.0
 
     @property
     def is_only_one(self) -> bool:
-        """Whether the layouts are given: no node has a second choice."""
+        """Whether no node has a second choice."""
         return all(np.isfinite(cost).sum() <= 1 for cost in self.candidate.layouts.problem.costs)
 
     def hopeless(self, assignments: Sequence[Assigned], limit_bytes: int) -> dict[Choices, Layouts]:
-        """Those whose schedules are no shorter than the best: their sums, which bound these, say so."""
+        """Those assignments whose sums, which are lower bounds on their schedules, are no shorter than the best
+        schedule."""
         whole = self.whole
         if whole is None or not self.candidate.keeps(limit_bytes):
             return {}
@@ -95,7 +97,7 @@ class Found:
         return {choices: whole for choices, cost in zip(alike, costs, strict=True) if cost >= below}
 
     def proven_by(self, other: Found) -> Found:
-        """The same plan with the better one of two proofs; `other` is of a question that allows as much or more."""
+        """The same plan with the better of two proofs; the question of `other` allows at least as much."""
         if other.bound_s <= self.bound_s:
             return self
         return replace(self, bound_s=other.bound_s, multipliers=other.multipliers)
@@ -109,8 +111,8 @@ class Found:
 @dataclass
 class Spent:
     """What a search has spent: `work`, in the units of `shardplan.solve.constants`, and the longest time (seconds) that
-    laying out a plan has taken. `solved`: plain problems of the questions answered, at most; `left`: those of questions
-    that may follow, and `later` of searches after that. These are for people; nothing is decided by them."""
+    the schedule of one plan took. For the progress line only: `solved`, the plain problems of answered questions at
+    most; `left`, those of questions to come, and `later`, those of later searches."""
 
     work: float = 0.0
     layout_s: float = 0.0
@@ -121,9 +123,9 @@ class Spent:
 
 @dataclass(frozen=True)
 class Search:
-    """What is searched, and until when (`time.monotonic`); `interruption` hears when the user wants what there is.
-    `restricted`: in the layouts of an expert, so that those of others lead nowhere. `only_best`: of plans that cannot
-    be the best the shortest schedules are not looked for. `roomy`: as if there were no limit on memory."""
+    """What is searched and until when (`time.monotonic`); `interruption` is set by Ctrl-C. `restricted`: the choices
+    are few, as in a recipe, so recipes are no candidates. `only_best`: plans that cannot become the best are not
+    scheduled fully. `roomy`: there is no memory limit."""
 
     instance: Instance
     limit_s: float
@@ -132,36 +134,36 @@ class Search:
     only_best: bool = True
     roomy: bool = False
     known: Known = field(default_factory=dict)
-    """Plans that were laid out already."""
+    """Plans that were scheduled."""
     hopeless: dict[Choices, Layouts] = field(default_factory=dict)
-    """Assignments that were not, as their sums say that their schedules are longer than the best: parts of them may do
-    in others."""
+    """Assignments that were not scheduled, as their sums bound their schedules above the best: parts of them may be
+    useful in crossovers."""
     spent: Spent = field(default_factory=Spent)
 
     @classmethod
     def of(cls, instance: Instance, interruption: Interruption | None = None, *, restricted: bool = False) -> Search:
-        """The search for a plan of an instance, from now on."""
+        """A new search for a plan of an instance."""
         limit = instance.options.time_limit
         ends_s = math.inf if limit is None else time.monotonic() + limit
         return cls(instance, ends_s, interruption or Interruption(), restricted)
 
     def without_limit(self) -> Search:
-        """The same search as if there were no limit on memory; the plans that it lays out are its own."""
+        """The same search without a memory limit; it keeps its own record of scheduled plans."""
         return replace(self, roomy=True, known={}, hopeless={})
 
     @property
     def met(self) -> int:
-        """How many assignments it has met."""
+        """The number of assignments met."""
         return len(self.known) + len(self.hopeless)
 
     @property
     def limit_bytes(self) -> int:
-        """What a plan is to keep."""
+        """The memory limit of a plan."""
         return UNLIMITED_BYTES if self.roomy else self.instance.limit_bytes
 
     @property
     def ends_s(self) -> float:
-        """When no further question is asked: what is left of the time limit then makes the plan's file."""
+        """The time after which no further question is asked; the rest of the time limit is for writing the plan."""
         return self.limit_s - CLOSING * self.spent.layout_s
 
     @property
@@ -172,7 +174,7 @@ class Search:
 
     @property
     def averages(self) -> int:
-        """Plain problems of a question about all plans at most."""
+        """Upper bound on the plain problems of a question about all plans."""
         return most_solved(Question(None), self.instance.options)
 
     @property
@@ -184,12 +186,12 @@ class Search:
         return time.monotonic() >= self.ends_s
 
     def share(self, parts: float) -> float:
-        """When one of so many parts of the time that is left has passed."""
+        """The time at which one of `parts` equal parts of the remaining time has passed."""
         now = time.monotonic()
         return now + max(0.0, self.ends_s - now) / parts
 
     def judged(self, assignments: Sequence[Assigned]) -> list[Candidate]:
-        """The plans of assignments, the best first; one at least, however late it is."""
+        """The plans of assignments, the best first; at least one, however late it is."""
         before, known = time.monotonic(), len(self.known)
         limit, is_over = self.limit_bytes, lambda: self._is_late(before, known)
         found = judged(assignments, limit, self.known, is_over, only_best=self.only_best)
@@ -197,7 +199,7 @@ class Search:
         return found
 
     def _is_late(self, before: float, known: int) -> bool:
-        """Whether to lay out no more plans; notes how long that takes."""
+        """Whether to stop scheduling plans; records how long one takes."""
         taken = (time.monotonic() - before) / max(1, len(self.known) - known)
         self.spent.layout_s = max(self.spent.layout_s, taken)
         return self.interruption.asked or self._is_timed_out

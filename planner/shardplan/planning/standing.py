@@ -1,4 +1,4 @@
-"""How far the search for a plan is: the best scheduled step, its bound, and the share of its effort that is spent."""
+"""The standing of a search: the best scheduled step, its bound, and the share of its effort that is spent."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ from shardplan.units import PS_PER_S
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """`best`: the shortest scheduled step, infinite until a plan is known; `bound`: no step is shorter; in picoseconds
-    or the unit of another planner's prices. `effort`: share of the search's work that is done, 0 where it has no end.
-    `doing`: what takes the time. `done`: how many things of one kind are over, the problems of a search or several
-    searches; `left`: how many there are still to come at most, 0 where nobody knows.
-    """
+    """`best`: the shortest scheduled step, infinite before there is a plan; `bound`: a lower bound on every step; both
+    in picoseconds, or in the unit of another planner's prices. `effort`: the share of the search's work that is done, 0
+    if it has no end. `doing`: the current activity. `done`: how many problems of a search, or how many searches, are
+    finished; `left`: an upper bound on those to come, 0 if unknown."""
 
     best: float
     bound: float
@@ -29,12 +28,12 @@ class Standing:
 
 
 def of_part(on_progress: OnProgress | None) -> OnProgress | None:
-    """The same for a part of a search: when that ends says nothing of when the search does."""
+    """The same for one of several searches: the effort of the part says nothing about that of the whole."""
     return on_progress and (lambda standing: on_progress(replace(standing, effort=0.0, done=0, left=0)))
 
 
 def of_some(on_progress: OnProgress) -> OnProgress:
-    """The same for a search among some of the plans: no bound on these is one on all."""
+    """The same for a search over a subset of the plans, whose bound does not hold for all plans."""
     return lambda standing: on_progress(replace(standing, bound=-math.inf))
 
 
@@ -43,8 +42,8 @@ OnProgress = Callable[[Standing], None]
 
 @dataclass
 class Turn:
-    """Tells of one search after another, `count` in all, how far each is and the how manieth it is. `known`: the best
-    of those that have ended, where all look for the same thing; `some`: this one only looks among some plans."""
+    """Reports the progress of `count` searches that follow one another. `known`: the best result of those that ended,
+    if all search the same thing; `some`: the current one searches only a subset of the plans."""
 
     on_progress: OnProgress | None
     count: int
@@ -54,12 +53,12 @@ class Turn:
     some: bool = False
 
     def next(self, name: str, *, some: bool = False) -> None:
-        """The next one begins."""
+        """The next search begins."""
         self.number, self.name, self.some = self.number + 1, name, some
         self.tell(Standing(math.inf, -math.inf))
 
     def tell(self, standing: Standing) -> None:
-        """How far it is."""
+        """Reports the standing of the current search."""
         if self.on_progress is not None:
             doing = f"{self.name} ({self.number} of {self.count})"
             done, best = self.number - 1, min(standing.best, self.known)
@@ -70,14 +69,13 @@ class Turn:
 
 @dataclass
 class Watch:
-    """Tells how far a search is, whenever its solver has something to say. `bound`: the highest of questions that rule
-    nothing out."""
+    """Reports progress whenever the solver does. `bound`: the highest bound of questions that restrict nothing."""
 
     on_progress: OnProgress | None
     bound: float = field(default=-math.inf)
 
     def of(self, search: Search, question: Question) -> Callable[[Progress], None] | None:
-        """What the solver of a question is to call; that it is asked is told at once."""
+        """The callback for the solver of a question; the question's start is reported at once."""
         if self.on_progress is None:
             return None
         tell, doing = self.on_progress, _doing(question)
@@ -99,7 +97,7 @@ class Watch:
         return update
 
     def heard(self, answer: Answer) -> None:
-        """Keep the bound of an answer, if it is one of every plan."""
+        """Keeps the bound of an answer, if it holds for every plan."""
         question = answer.question
         if question.restriction is None and question.near is None and question.linear is None:
             self.bound = max(self.bound, answer.solution.bound)
@@ -111,7 +109,7 @@ class Watch:
 
 
 def _doing(question: Question) -> str:
-    """What a question is asked for."""
+    """The purpose of a question, for the progress line."""
     if question.near is not None:
         return "searching near the best plan" if question.near.free else "taking over a coarser mesh's plan"
     if question.restriction is not None:

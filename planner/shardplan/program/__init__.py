@@ -1,1 +1,1 @@
-"""The program one device runs, written once: a machine of numpy runs it, the ONNX export writes it."""
+"""The program that one device runs: numpy runs it on a simulated mesh, and the ONNX export writes it."""

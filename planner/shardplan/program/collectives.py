@@ -1,8 +1,8 @@
-"""Collectives carried out in numpy, on all devices of a mesh in one process.
+"""Collectives in numpy, on all devices of a mesh in one process.
 
 A *mesh value* is the list of local arrays in rank order. Every collective reads only what devices of the same group
-hold, as on a real cluster: what a group does not have, its members cannot get, so a wrong group is an error here.
-`run` carries out what a plan lists, by the elements that layouts give each device; `run_node` a node of a graph.
+hold, as on a real cluster: what a group does not have, its members cannot get, so a wrong group is an error here. `run`
+carries out what a plan lists, by the elements that layouts give each device; `run_node` a node of a graph.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def shard(array: Array, layout: Layout, mesh: Mesh, seed: int = 0) -> list[Array
 
 
 def part(array: Array, layout: Layout, mesh: Mesh, coordinates: Sequence[int]) -> Array:
-    """What the device at `coordinates` holds of `array` in a plain layout; all of it where the axis is partial."""
+    """The part of `array` on the device at `coordinates` in a plain layout; all of it along partial axes."""
     for dim, pieces in enumerate(tile(layout, mesh, array.shape, tuple(coordinates))):
         if pieces != ((0, array.shape[dim]),):
             chosen = np.concatenate([np.arange(start, stop) for start, stop in pieces])
@@ -57,7 +57,7 @@ def part(array: Array, layout: Layout, mesh: Mesh, coordinates: Sequence[int]) -
 
 
 def unshard(locals_: Sequence[Array], layout: Layout, mesh: Mesh, rtol: float = 0.0, atol: float = 0.0) -> Array:
-    """The whole array that a mesh value in the forward half of `layout` stands for.
+    """The whole array of a mesh value in the forward half of `layout`.
 
     `ValueError` if devices that should hold copies differ by more than the tolerances, or a local shape is wrong.
     """
@@ -129,7 +129,7 @@ def run(
 
 
 def run_node(kind: str, arrays: Sequence[Array], settings: Mapping[str, Any]) -> list[Array]:
-    """What every rank gets of one collective of the domain of nodes; `arrays`: what each rank gives.
+    """The result of every rank of one collective node; `arrays`: the operand of each rank.
 
     `settings`: the node's attributes, as docs/export.md describes them.
     """
@@ -176,7 +176,7 @@ _NODES: Mapping[str, Callable[[Sequence[Array], Mapping[str, Any]], list[Array]]
     "ReduceScatter": lambda arrays, settings: np.split(_combined(arrays, settings), len(arrays), axis=settings["dim"]),
     "AllToAll": _exchanged,
 }
-"""What the members of one group get, from what they give, in the order of the group."""
+"""For each collective, the results of a group's members from their operands, in the order of the group."""
 NODE_KINDS = (*_NODES, "Permute")
 _COUNTED = {
     "AllReduce": ("all_reduce", 2),
@@ -206,7 +206,7 @@ class _Exchange:
         return [result[rank] for rank in range(self.mesh.size)]
 
     def gather(self, members: Sequence[int], rank: int) -> Array:
-        """What `rank` wants, out of what `members` hold."""
+        """The part that `rank` wants, from those of `members`."""
         if len(members) == 1 and np.array_equal(self.held[members[0]], self.wanted[rank]):
             return self.locals[members[0]].copy()
         pool = np.concatenate([self.locals[member].reshape(-1) for member in members])
@@ -220,11 +220,11 @@ class _Exchange:
         return pool[found]
 
     def reduce(self, members: Sequence[int], rank: int, combine: Combine) -> Array:
-        """What `rank` wants of the members' combined values; every member must hold all of it."""
+        """The part that `rank` wants of the members' combined values; every member must hold all of it."""
         return functools.reduce(combine, (self.gather([member], rank) for member in members))
 
     def foreign_bytes(self, rank: int) -> int:
-        """Bytes of what `rank` wants and does not have."""
+        """Bytes that `rank` wants and does not have."""
         held, wanted = self.held[rank], self.wanted[rank]
         here = np.zeros(1 + max(held.max(initial=0), wanted.max(initial=0)), np.bool_)
         here[held] = True
@@ -232,7 +232,7 @@ class _Exchange:
 
 
 def _mask(exchange: _Exchange, source: Layout) -> list[Array]:
-    """Each device puts what it has among zeros; of several that have the same, the first along their axes does."""
+    """Each device puts its part among zeros; of several with the same part, the first along their axes does."""
     copies = [axis for axis in exchange.axes if source.placements[axis] == R]
     result = []
     for rank, place in enumerate(exchange.mesh.coordinates()):

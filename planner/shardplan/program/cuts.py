@@ -1,4 +1,4 @@
-"""Local tensors cut into the equal pieces that a collective exchanges, and joined from them, as nodes.
+"""Nodes that cut local tensors into the equal pieces of a collective, and join them again.
 
 `Cut` says how the dims of a local tensor fall into pieces: by plain shards into contiguous parts, by segmented shards
 into a part of each segment. `spread` moves them to one leading dim; a collective then works on that dim only, whatever

@@ -1,8 +1,8 @@
-"""Attributes and shape operands of operators on shards, from those on whole tensors: one function per kind.
+"""Localisation of operators: attributes and shape operands for shards, from those for whole tensors.
 
-Most operators run on their shards as they are. Those listed in `LOCALISERS` carry sizes in constant operands or
-attributes (the target of a `Reshape`, the bounds of a `Slice`, the number of heads), which are those of the whole
-tensors. All of it is the same on every device; what differs between devices is in `shardplan.program.operators`.
+Most operators run on shards unchanged. Those listed in `LOCALISERS` have sizes in constant operands or attributes (the
+target of a `Reshape`, the bounds of a `Slice`, the number of heads), which refer to whole tensors. The local values are
+the same on every device; descriptions that differ between devices are in `shardplan.program.operators`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Localiser = Callable[[Site, Local], None]
 
 
 def localise(site: Site) -> Local:
-    """What every device runs at `site`. Raises `ShardplanError` where that depends on values that are not known."""
+    """The local form of the operator at `site`. Raises `ShardplanError` if it depends on unknown values."""
     local = Local(dict(site.operator.attributes), shares=_shares(site))
     localiser = LOCALISERS.get(site.kind)
     if localiser is not None:
@@ -28,7 +28,7 @@ def localise(site: Site) -> Local:
 
 
 def refuse(site: Site, why: str) -> ShardplanError:
-    """What to raise where a split cannot be carried out."""
+    """The error for a split that cannot be carried out."""
     split = ", ".join(
         f"{axis.name} splits {option.label}"
         for axis, option in zip(site.mesh.axes, site.options, strict=True)
@@ -134,9 +134,8 @@ def _bounds(site: Site) -> tuple[list[int], list[int], list[int], list[int]]:
 
 
 def resize(site: Site, local: Local) -> None:
-    """`Resize` to sizes: the local ones. What is asked for dims that are not split stays: of sizes that keep a ratio,
-    the one that decides it may be among them, and a dim that is split has just that ratio.
-    """
+    """`Resize` to sizes: the local ones. The sizes of dims that are not split stay: if a ratio is kept, one of them may
+    determine it, and a split dim has just that ratio."""
     made = site.local_result()
     if not site.has(3) or made == site.result():
         return

@@ -28,7 +28,7 @@ Layouts = tuple[Layout | None, ...]
 
 
 def lower_program(model: Model, plan: Plan, rules: Sequence[Rule] | None = None) -> Program:
-    """The forward program of `plan` for `model`; `rules`: those of the operators, if they are at hand.
+    """The forward program of `plan` for `model`; `rules`: those of the operators, if known.
 
     Raises `ShardplanError`: `stale-plan` for a plan of another model, `cannot-execute` for an operator that cannot be
     run on shards as the plan splits it.
@@ -74,8 +74,8 @@ class _Lowering:
         return Program(self.model, self.mesh, tuple(self.loads), tuple(self.levels[0]))
 
     def _go_to(self, loops: tuple[str, ...]) -> None:
-        """Close the loops that are left, open those that are entered. `levels[d]`: what is inside of d loops so far;
-        `afterwards[d]`: what follows when the d-th is closed."""
+        """Closes the loops that are left and opens those that are entered. `levels[d]`: the instructions inside of d
+        loops so far; `afterwards[d]`: those that follow when the d-th is closed."""
         while loops[: len(self.loops)] != self.loops:
             name, inside, after = self.loops[-1], self.levels.pop(), self.afterwards.pop()
             self.levels[-1] += [Repeat(name, self.model.trips[name], tuple(inside)), *after]
@@ -134,7 +134,7 @@ class _Lowering:
         into.append(Transfer(source, target, steps, payloads, tensor.size_bytes, problem))
 
     def _steps(self, source: Value, target: Value, move: Move | None) -> tuple[tuple[Step, ...], str]:
-        """The collectives with the layouts between them, and what is wrong with them if anything is."""
+        """The collectives with the layouts between them, and the fault if they do not match."""
         if source.layout == target.layout:
             return (), ""
         ways = f"from {to_text(source.layout, self.mesh)} to {to_text(target.layout, self.mesh)}"
@@ -215,8 +215,8 @@ def dtypes_around(operator: Operator, model: Model) -> tuple[tuple[str, ...], tu
 
 
 def check_fresh(model: Model, plan: Plan) -> None:
-    """Raise `ShardplanError` where `plan` was made for another model: `stale-plan`, or `inconsistent-plan`, where only
-    its digest is the model's."""
+    """Raises `ShardplanError` if `plan` was made for another model: `stale-plan`, or `inconsistent-plan` if only its
+    digest is the model's."""
     if plan.model.get("digest") != structure_digest(model):
         summary = f"the plan was made for another model than '{model.name}': operators or shapes differ"
         raise ShardplanError(error("stale-plan", summary, hint="solve again, or give the model and dims of the plan"))
@@ -230,7 +230,7 @@ def _inconsistent(operator: Operator, why: str) -> ShardplanError:
 
 
 def _choice(operator: Operator, rule: Rule, label: str) -> Option | str:
-    """What the label of a split stands for: an option of the rule, or the label itself where nothing is split."""
+    """The meaning of a split's label: an option of the rule, or the label itself if nothing is split."""
     if label in {"-", "~"} or label.startswith("+"):
         return label
     for option in rule.options:

@@ -1,4 +1,4 @@
-"""Values of a model in which dims are held as larger ones, from those of the model as it is, and back."""
+"""Values of a padded model from those of the original model, and back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From the collectives that a plan lists for a move back to the layouts between them."""
+"""Reconstruction of the layouts between the collectives that a plan lists for a move."""
 
 from __future__ import annotations
 

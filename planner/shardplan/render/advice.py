@@ -1,4 +1,4 @@
-"""`solve`: what would make the step of its plan shorter."""
+"""Output of `solve`: advice on what would make the step shorter."""
 
 from __future__ import annotations
 

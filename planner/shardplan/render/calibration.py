@@ -1,4 +1,4 @@
-"""`calibrate`: what was fitted to measurements, one line per collective or kind of kernel."""
+"""Output of `calibrate`: the fits, one line per collective or kind of kernel."""
 
 from __future__ import annotations
 

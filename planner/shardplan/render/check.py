@@ -1,4 +1,4 @@
-"""`check`: one line per plan, and the number of fresh ones."""
+"""Output of `check`: one line per plan, and the number of fresh ones."""
 
 from __future__ import annotations
 

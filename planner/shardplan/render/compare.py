@@ -1,4 +1,4 @@
-"""`compare`: hand-written plans beside the best one."""
+"""Output of `compare`: hand-written plans beside the best one."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ _GUTTER, _LEAST_FOLDED, _BELOW = 2, 12, 4
 below their row are indented so."""
 _COLOUR = re.compile(r"(\x1b\[[0-9;]*m)")
 PIPE_WIDTH = 10_000
-"""Wider than any line of ours: rich cuts long names to the width it is told, and a script needs them whole."""
+"""Wider than any of our lines: rich cuts long names to the given width, and scripts need whole names."""
 
 
 _WORDS = rf"(?!{TOGETHER}) +"

@@ -1,4 +1,4 @@
-"""`diff`: two plans side by side, for people, for a pull request, for a CI log, and for scripts."""
+"""Output of `diff`: two plans side by side, for people, for a pull request, for a CI log, and for scripts."""
 
 from __future__ import annotations
 

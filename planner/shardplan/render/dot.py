@@ -99,17 +99,17 @@ class _Drawing:
                 tensor = self._tensors.get(name)
                 if tensor is None or tensor.role in ("parameter", "constant"):
                     continue
-                about = self._about(tensor.layout, layout and layout.forward, (name, operator.name))
+                about = self._edge_label(tensor.layout, layout and layout.forward, (name, operator.name))
                 if name in makers:
-                    yield self._between(makers[name].name, operator.name, about)
+                    yield self._edge(makers[name].name, operator.name, about)
                 else:
                     yield f"  {self._tensor(name)} -> {self._operator(operator.name)} [{about}];"
             for name, made in zip(operator.outputs, operator.makes, strict=True):
                 if name in self._tensors and self._tensors[name].role == "output":
-                    about = self._about(made and made.forward, self._tensors[name].layout, (name, ""))
+                    about = self._edge_label(made and made.forward, self._tensors[name].layout, (name, ""))
                     yield f"  {self._operator(operator.name)} -> {self._tensor(name)} [{about}];"
 
-    def _between(self, source: str, target: str, about: str) -> str:
+    def _edge(self, source: str, target: str, about: str) -> str:
         """An edge; of two copies of one segment a dashed one, which says how many copies farther it ends."""
         before, after = self._places[source], self._places[target]
         if before.segment == after.segment and before.copy != after.copy:
@@ -119,7 +119,7 @@ class _Drawing:
             )
         return f"  {self._operator(source)} -> {self._operator(target)} [{about}];"
 
-    def _about(self, kept: Layout | None, used: Layout | None, edge: tuple[str, str]) -> str:
+    def _edge_label(self, kept: Layout | None, used: Layout | None, edge: tuple[str, str]) -> str:
         """What an edge says: the layouts, and as in the report what is sent in each phase."""
         before, after = _text(kept, self._plan.mesh), _text(used, self._plan.mesh)
         lines = [dot(before if before == after else f"{before} → {after}")]

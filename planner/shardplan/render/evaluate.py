@@ -1,4 +1,4 @@
-"""`evaluate`: the cost of a given plan, term by term."""
+"""Output of `evaluate`: the cost of a given plan, term by term."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from rich.console import Console
 from shardplan.cost.named import measure_of
 from shardplan.plan.encode import summary_record
 from shardplan.render.console import emit, table
+from shardplan.render.explain import share_records
 from shardplan.render.solve import facts, memory_line, plan_line, time_line
 from shardplan.study.evaluate import Evaluation
 from shardplan.study.shares import Share
@@ -57,16 +58,7 @@ def evaluation_document(found: Evaluation, shares: Sequence[Share]) -> dict[str,
         "fixed": found.fixed,
         "decisions": found.decisions,
         "summary": summary_record(summary),
-        "terms": [
-            {
-                "name": share.name,
-                "what": share.what,
-                "count": share.count,
-                "time_us": share.time_ns / 1000,
-                "share": share.time_ns / max(summary.step_ns, 1),
-            }
-            for share in shares
-        ],
+        "terms": share_records(shares, found.plan),
     }
 
 

@@ -1,4 +1,4 @@
-"""`explain`: shares of the step, and the cost of the alternatives for a tensor or an operator."""
+"""Output of `explain`: shares of the step, and the cost of the alternatives for a tensor or an operator."""
 
 from __future__ import annotations
 
@@ -101,25 +101,30 @@ def _head(plan: Plan, found: Explanation, choice: str) -> tuple[Text, str]:
     return Text(f"{found.subject}  {found.about}{many}  {choice}", style="bold"), takes
 
 
+def share_records(shares: Sequence[Share], plan: Plan) -> list[dict[str, object]]:
+    """Shares of the step of `plan` as plain data: microseconds, and parts of 1."""
+    step_ns = max(plan.summary.step_ns, 1)
+    return [
+        {
+            "name": share.name,
+            "what": share.what,
+            "count": share.count,
+            "time_us": share.time_ns / 1000,
+            "share": share.time_ns / step_ns,
+        }
+        for share in shares
+    ]
+
+
 def explain_document(
     plan: Plan, subject: str | None, shares: Sequence[Share], found: Explanation | None
 ) -> dict[str, object]:
     """The same as plain data: microseconds and bytes."""
-    step_ns = max(plan.summary.step_ns, 1)
     return {
         "step_us": plan.summary.step_ns / 1000,
         "subject": subject,
         "bytes_per_device": found and found.bytes_per_device,
-        "shares": [
-            {
-                "name": share.name,
-                "what": share.what,
-                "count": share.count,
-                "time_us": share.time_ns / 1000,
-                "share": share.time_ns / max(step_ns, 1),
-            }
-            for share in shares
-        ],
+        "shares": share_records(shares, plan),
         "alternatives": [
             {
                 "choice": one.choice,

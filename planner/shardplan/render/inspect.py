@@ -1,4 +1,4 @@
-"""`inspect`: a model as tables and as a document."""
+"""Output of `inspect`: a model as tables and as a document."""
 
 from __future__ import annotations
 

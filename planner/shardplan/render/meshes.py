@@ -1,4 +1,4 @@
-"""`solve --mesh auto`: one row for every logical mesh."""
+"""Output of `solve --mesh auto`: one row for every logical mesh."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What pins of the command line match in a model."""
+"""Output about pins of the command line: what each of them matches in a model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`price`: what a configuration takes, by category of memory and part of the step."""
+"""Output of `price`: a configuration by category of memory and part of the step."""
 
 from __future__ import annotations
 

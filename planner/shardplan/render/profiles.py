@@ -1,4 +1,4 @@
-"""`profiles`: the shipped cluster profiles as a table, or one in full."""
+"""Output of `profiles`: the shipped cluster profiles as a table, or one in full."""
 
 from __future__ import annotations
 

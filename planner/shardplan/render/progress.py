@@ -1,4 +1,4 @@
-"""The progress line of a command on standard error; nothing where that is no terminal."""
+"""The progress line of a command on standard error; none if that is not a terminal."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _LEAST_SHARE = 0.05
 
 
 class Standing(Protocol):
-    """How far something is, in picoseconds or another unit of cost; `best` is infinite until an answer is known. Some
-    say what share of their `effort` is spent, how many things are `done` and how many `left` at most, and what they are
-    `doing`."""
+    """The progress of a search, in picoseconds or another unit of cost; `best` is infinite until there is an answer.
+    Optional: the share of the `effort` that is spent, the numbers of things `done` and at most `left`, and the current
+    activity (`doing`)."""
 
     @property
     def best(self) -> float: ...
@@ -40,7 +40,8 @@ def picoseconds(cost: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Something that has no lower bound: what is being done, how much of it is done and left, and the best so far."""
+    """The progress of a task without a lower bound: the activity, how much of it is done and left, and the
+    best so far."""
 
     doing: str = ""
     done: float = 0.0
@@ -128,8 +129,8 @@ class ProgressLine:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How fast things are done: `done` of them by `counted_s` (`time.monotonic`), when `left` were still to come at
-    most; `before` of them by `began_s`: what is done once for all is no part of the pace."""
+    """The pace of counted things: `done` of them by `counted_s` (`time.monotonic`), when at most `left` were to come;
+    `before` of them by `began_s`: work that is done once for all does not count."""
 
     began_s: float
     counted_s: float = 0.0
@@ -147,8 +148,8 @@ class Pace:
         return replace(self, counted_s=now_s if done > self.done else self.counted_s, done=done, left=left)
 
     def left_s(self, now_s: float) -> float:
-        """Seconds that what is left takes at this pace, 0 where nobody can know yet; what is being done takes no less
-        than it has, however long that is."""
+        """Seconds for what is left at this pace, 0 if unknown; the current thing takes at least as long as it has taken
+        so far."""
         if self.done <= self.before or self.done < _LEAST_SHARE * (self.done + self.left):
             return 0.0
         each_s = (self.counted_s - self.began_s) / (self.done - self.before)
@@ -191,7 +192,7 @@ def shortened(text: str, columns: int) -> str:
 
 
 def fitted(parts: Mapping[str, str], room: int) -> str:
-    """The parts in one line. In less `room` (columns) than they take, what matters least is left out: a line that is
+    """The parts in one line. If they take more than `room` columns, the least important are left out: a line that is
     folded cannot be rewritten."""
     kept = dict(parts)
     for least in ("keys", "doing", "bound", "left", "gap", "best"):

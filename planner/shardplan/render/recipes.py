@@ -42,7 +42,7 @@ _VIEWS = frozenset(
     }
 )
 LEAST_SHARE = 0.005
-"""Recipes for less than this share of the parameters are one entry, `other`; nor is so little told as a change."""
+"""Recipes for less than this share of the parameters are combined as `other`; smaller changes are not reported."""
 _BATCH_DIM = {"GRU": 2, "LSTM": 2, "RNN": 2}
 """Dim of the first result that is the batch, where it is not the first."""
 

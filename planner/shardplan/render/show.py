@@ -1,4 +1,4 @@
-"""`show`: a plan for people, as tables, and for scripts, as one document."""
+"""Output of `show`: a plan for people, as tables, and for scripts, as one document."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`solve`: the request before the search, and step, proof and memory of its plan afterwards."""
+"""Output of `solve`: the request before the search, and step, proof and memory of its plan afterwards."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _NOTHING = 0.0005
 _FAR_LESS = 0.005
 """Share of the memory limit below which three digits of the limit's unit say little."""
 _OWN = 0.999
-"""Of the rate of a link: who gets more when all send has one of its own."""
+"""Share of a link's rate above which a device counts as having a link of its own when all send."""
 
 
 def facts(*rows: tuple[str, str]) -> Table:

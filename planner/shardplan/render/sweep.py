@@ -1,4 +1,4 @@
-"""`sweep`: the Pareto-optimal points as a table, all of them as a plot in the terminal and as a picture."""
+"""Output of `sweep`: the Pareto-optimal points as a table, all points as a plot in the terminal and as a picture."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`timeline`: the scheduled step as a Gantt chart of text, a line for each stream."""
+"""Output of `timeline`: the scheduled step as a Gantt chart of text, a line for each stream."""
 
 from __future__ import annotations
 

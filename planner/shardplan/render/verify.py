@@ -1,4 +1,4 @@
-"""`verify`: its result as lines and as a document."""
+"""Output of `verify`: its result as lines and as a document."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Memory of one device over the step, from what a plan file says.
+"""Memory of one device over the step, from a plan file alone.
 
-Parameters, gradients and optimizer state are there all the time. A saved activation is held from its making to the
-backward of its maker, any other value until it has been read last; gradients of activations from the backward of the
-last reader to that of the maker. What a file does not say (workspace of operators, copies gathered for one reader) is
-the rest between the highest of these moments and the plan's peak, and is said as that.
+Parameters, gradients and optimizer state are held all the time. A saved activation is held from its making to the
+backward of its maker, any other value until its last read; gradients of activations from the backward of the last
+reader to that of the maker. What a file does not record (workspace of operators, copies gathered for one reader) is the
+difference between the highest of these moments and the plan's peak, and is labelled as that.
 """
 
 from __future__ import annotations

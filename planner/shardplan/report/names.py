@@ -1,4 +1,4 @@
-"""Names once: rows of a report hold numbers of names."""
+"""Interned names of a report: rows hold numbers, and each name is stored once."""
 
 from __future__ import annotations
 

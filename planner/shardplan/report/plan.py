@@ -11,8 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from shardplan.cost.named import measure_of
 from shardplan.escapes import one_line
-from shardplan.plan.breakdown import Breakdown, breakdown
-from shardplan.plan.overlap import Exposure
+from shardplan.plan.breakdown import Breakdown, Exposure, breakdown
 from shardplan.plan.parts import devices_per_host
 from shardplan.plan.types import Plan
 from shardplan.render.pipeline import stage_row

@@ -11,7 +11,7 @@ from shardplan.render.recipes import recipe_text
 from shardplan.study.alternatives import Alternative
 
 Alternatives = Mapping[str, Sequence[Alternative]]
-"""Of groups of parameters, and of tensors that are moved, by name: what else there was."""
+"""The alternatives of groups of parameters, and of moved tensors, by name."""
 
 
 def parameter_rows(plan: Plan, alternatives: Alternatives) -> list[list[object]]:

@@ -1,4 +1,4 @@
-"""What every operator allows: `rule_for(operator, model)`, made from tables of equations.
+"""Sharding rules of operators: `rule_for(operator, model)`, made from tables of equations.
 
 One file holds the tables of one family of operators; `equation` is the language they are written in, `row` turns a line
 of a table into a `Rule`, `table` finds the line, and `segments` follows segmented shards through a model.

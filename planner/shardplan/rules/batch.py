@@ -1,4 +1,4 @@
-"""Which dims of a model's values are its batch: what a microbatch has fewer rows of."""
+"""Batch dims: which dims of a model's values have fewer rows in a microbatch."""
 
 from __future__ import annotations
 

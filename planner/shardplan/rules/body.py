@@ -1,4 +1,4 @@
-"""The body that the schema of an operator gives it, as a model of operators with known shapes."""
+"""The function body of an operator's schema, as a model of operators with known shapes."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""The rule of an operator that no table has, composed from the body that its schema gives it.
+"""Composed rules: the rule of an operator without a table row, from the body that its schema gives it.
 
-The body is a small model; its operators have rules. Dims that some operator of the body splits together are one
-factor (union-find). For each such factor the body is walked once as a single mesh axis would see it: values are
-shards, whole, or partial; where a partial value is needed whole it is all-reduced inside. What a device does is run
-the same operator on its shards, so a factor is offered only if the body for those shards is what the walk found:
-counts in attributes, and constants made from sizes, must not stand against it.
+The body is a small model; its operators have rules. Dims that some operator of the body splits together are one factor
+(union-find). For each such factor the body is walked once as a single mesh axis would see it: values are shards, whole,
+or partial; where a partial value is needed whole it is all-reduced inside. What a device does is run the same operator
+on its shards, so a factor is offered only if the body for those shards is what the walk found: counts in attributes,
+and constants made from sizes, must not stand against it.
 """
 
 from __future__ import annotations

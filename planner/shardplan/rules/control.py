@@ -1,4 +1,4 @@
-"""What stands where control flow was: the borders of loops, and choices between branches.
+"""Operators in place of control flow: the borders of loops, and choices between branches.
 
 All of them only hand values on. A carried value keeps one layout around its loop; `shardplan.graph.build` sees to that.
 """

@@ -1,4 +1,4 @@
-"""The language of the tables: what an operator's dims have to do with each other, as one line of text.
+"""The equation language of the rule tables: how an operator's dims relate to each other, as one line of text.
 
     b* m k, b* k n -> b* m n            a matrix product with broadcast batch dims
 

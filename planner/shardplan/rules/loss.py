@@ -1,4 +1,4 @@
-"""Losses."""
+"""Losses: samples are independent, classes are looked up."""
 
 from __future__ import annotations
 

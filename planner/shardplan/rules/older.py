@@ -1,4 +1,4 @@
-"""Forms that old opsets had and newer ones have not: how operands are aligned."""
+"""Operand alignment of old opsets that newer ones dropped."""
 
 from __future__ import annotations
 

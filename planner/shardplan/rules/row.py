@@ -1,4 +1,4 @@
-"""A row of a table of operators, and how a row and a signature become a rule."""
+"""Rows of the operator tables, and how a row and a signature become a rule."""
 
 from __future__ import annotations
 

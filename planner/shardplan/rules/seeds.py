@@ -1,4 +1,4 @@
-"""Where segmented shards begin: packed tensors that are cut apart, joined tensors, merged batch dims, gates."""
+"""Seeds of segmented shards: packed tensors that are split, joined tensors, merged batch dims, gates."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def segment_variants(model: Model, rules: Sequence[Rule]) -> Variants:
     A fixpoint from both sides: grow from the seeds through all operators, then drop what cannot be both made and read.
     What goes in and out of the model keeps its order.
     """
-    beside, ways = _beside(model), _Ways(model)
+    beside, ways = _neighbours(model), _Ways(model)
     found: dict[Place, list[Segments]] = defaultdict(list)
     waiting = deque(seeds(model, rules))
     while waiting:
@@ -78,7 +78,7 @@ def segment_variants(model: Model, rules: Sequence[Rule]) -> Variants:
                 waiting += [(place_of(operator, other), into) for other, into in cut.slots if into]
     fixed = {*model.inputs, *model.outputs}
     grown = {place: tuple(known) for place, known in found.items() if place[0] not in fixed}
-    while (kept := _followed(rules, grown, beside, ways)) != grown:
+    while (kept := _usable_variants(rules, grown, beside, ways)) != grown:
         grown = kept
     return grown
 
@@ -86,7 +86,7 @@ def segment_variants(model: Model, rules: Sequence[Rule]) -> Variants:
 Beside = Mapping[str, list[tuple[int, Slot]]]
 
 
-def _beside(model: Model) -> Beside:
+def _neighbours(model: Model) -> Beside:
     """Value -> the operators that make or read it, and as which result or operand (`dim` left open)."""
     beside: dict[str, list[tuple[int, Slot]]] = defaultdict(list)
     for index, operator in enumerate(model.operators):
@@ -97,7 +97,7 @@ def _beside(model: Model) -> Beside:
     return beside
 
 
-def _followed(
+def _usable_variants(
     rules: Sequence[Rule], variants: Variants, beside: Beside, ways: _Ways
 ) -> dict[Place, tuple[Segments, ...]]:
     """Without the segmentations that no operator reads or that the maker of the tensor cannot make."""

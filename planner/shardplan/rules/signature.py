@@ -1,4 +1,4 @@
-"""All that a rule may know about an operator, as one hashable value: rules are functions of it and of nothing else."""
+"""The signature of an operator: everything that a rule may depend on, as one hashable value."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From an operator to its rule: the tables of all families, and the memory of what was already worked out."""
+"""Lookup of an operator's rule in the tables of all families, with a cache."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""A rule: what one mesh axis may do to one operator, stated over the operator's factors.
+"""The rule of an operator: what one mesh axis may do to it, in terms of the operator's factors.
 
 `Rule.options` lists the ways in which *one* mesh axis can split the operator. The three ways that split nothing, and
-passing partial values through, are not listed: they follow from `linear` (see `shardplan.graph.strategies`).
-A strategy is one option per mesh axis.
+passing partial values through, are not listed: they follow from `linear` (see `shardplan.graph.strategies`). A strategy
+is one option per mesh axis.
 """
 
 from __future__ import annotations

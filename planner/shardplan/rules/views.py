@@ -1,4 +1,4 @@
-"""Operators that only rearrange: reshape, transpose, split, join, repeat, cut and pad."""
+"""Operators that only rearrange elements: reshape, transpose, split, concatenate, repeat, slice and pad."""
 
 from __future__ import annotations
 

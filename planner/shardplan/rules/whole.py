@@ -1,4 +1,4 @@
-"""Operators that make constants or random numbers, and those of which no dim can be split or that depend on data."""
+"""Operators that make constants or random numbers, and operators that cannot be split."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What convolution and pooling share: windows that slide over space, and the borders they need from neighbours."""
+"""Sliding windows of convolution and pooling, and the halos that they need from neighbours."""
 
 from __future__ import annotations
 

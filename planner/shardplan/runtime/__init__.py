@@ -1,2 +1,2 @@
-"""A plan where it is used: what every device holds, under which names, and what it will send. No framework, and no
-numpy before an array is touched."""
+"""Plans at run time, without a framework: shards of every device, names of parameters, and predicted communication.
+numpy is imported only when an array is touched."""

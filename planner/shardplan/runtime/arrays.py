@@ -1,4 +1,4 @@
-"""Shards as numpy arrays: cut one out of the whole, and put the whole together again."""
+"""Shards as numpy arrays: cut from the whole tensor, and assembled to it."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def cut(whole: Array, shard: Shard) -> Array:
 def assemble(locals_: Sequence[Array], shards: Sequence[Shard]) -> Array:
     """The whole array of which `locals_[i]` is `shards[i]`.
 
-    `ValueError` where a local array has the wrong shape, copies differ (compared bit for bit), values are partial, or
-    something is held by nobody.
+    `ValueError` if a local array has the wrong shape, copies differ (compared bit for bit), values are partial, or some
+    part is held by no rank.
     """
     first = shards[0]
     whole = np.zeros(first.shape, locals_[0].dtype)

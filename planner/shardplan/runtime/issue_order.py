@@ -1,4 +1,4 @@
-"""Where weights that are gathered beside compute are issued: points between operators, from the plan's schedule."""
+"""Where prefetched weights are issued: points between operators, from the plan's schedule."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from shardplan.plan.types import Plan
 
 
 class IssuePoint(NamedTuple):
-    """Where the moves `numbers` of a plan, one or a bucket, are issued: before operator `at` runs (-1: before all); in
-    backward, before its backward runs."""
+    """The point at which the moves `numbers` of a plan, one or a bucket, are issued: before operator `at` runs (-1:
+    before all); in backward, before its backward runs."""
 
     at: int
     numbers: tuple[int, ...]
@@ -21,8 +21,8 @@ class IssuePoint(NamedTuple):
 
 @dataclass(frozen=True)
 class IssueOrder:
-    """What is gathered beside compute, in the order in which it is issued. `first`: in the forward pass that also
-    gathers updated weights; `forward`: in others; `backward`: again, in backward."""
+    """All prefetches in their order of issue. `first`: in the forward pass that also gathers updated weights;
+    `forward`: in other forward passes; `backward`: re-gathered in backward."""
 
     first: tuple[IssuePoint, ...] = ()
     forward: tuple[IssuePoint, ...] = ()
@@ -30,7 +30,7 @@ class IssueOrder:
 
 
 def issue_order(plan: Plan) -> IssueOrder:
-    """The points of a plan without stages. A plan that gathers weights right before they are read has none."""
+    """The order of a plan without stages; empty if the plan gathers weights right before they are read."""
     if plan.summary.prefetch_distance < 0:
         return IssueOrder()
     phases = {phase.name: phase for phase in step_schedule(plan).phases}
@@ -52,16 +52,15 @@ def _points(phase: Phase | None) -> tuple[IssuePoint, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """What is to be issued at an operator's result: in forward the points up to `up_to`; in backward, when the gradient
-    of the result is there, those down to `down_to`."""
+    """What is issued at an operator's result: in forward the points up to `up_to`; in backward, when the gradient of
+    the result is available, those down to `down_to`."""
 
     up_to: int
     down_to: int
 
 
 class Marks:
-    """The operators at whose results something is to be issued, of a program that may have other operators than the
-    plan, or fewer."""
+    """The marks for a program whose operators may differ from the plan's."""
 
     def __init__(self, order: IssueOrder) -> None:
         self._forward = sorted({point.at for point in (*order.first, *order.forward)})
@@ -69,7 +68,7 @@ class Marks:
         self._seen = -1
 
     def begin(self) -> None:
-        """The program begins."""
+        """Resets the marks at the start of the program."""
         self._seen = -1
 
     def at(self, operator: int) -> Mark | None:

@@ -1,8 +1,8 @@
-"""The tensor of a plan that a name means, and the coordinates of a rank.
+"""Lookup of a plan's tensors by name, and of a rank's coordinates.
 
-A parameter answers to its checkpoint name, to its aliases (tied weights), to its value name in the planned graph and to
-its name in the ONNX file, in this order of trust. Whatever name was used, a parameter is spoken of as the checkpoint
-stores it; other tensors as the graph has them.
+A parameter can be looked up by its checkpoint name, its aliases (tied weights), its value name in the planned graph and
+its name in the ONNX file, in this order of precedence. Parameters are returned in checkpoint orientation; other tensors
+as the graph has them.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ _known: dict[int, Mapping[str, TensorDecision]] = {}
 
 
 def tensors_by_name(plan: Plan) -> Mapping[str, TensorDecision]:
-    """Every name that the plan knows -> the tensor. Made once for each plan. Raises `ShardplanError`
-    (`pipeline-plan`)."""
+    """Every known name -> the tensor. Cached for each plan. Raises `ShardplanError` (`pipeline-plan`)."""
     found = _known.get(id(plan))
     if found is None:
         found = _known[id(plan)] = _index(plan)

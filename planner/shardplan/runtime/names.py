@@ -1,8 +1,8 @@
-"""Which tensor of a plan a parameter of a module is: by name, by alias, or by what the caller says.
+"""Matching of a module's parameters with the tensors of a plan: by name, by alias, or by the caller's renaming.
 
-A framework names and orients its parameters in its own way: flax has `dense.kernel` of shape (in, out) where the
-checkpoint has `dense.weight` of (out, in). `rename` gives the checkpoint's name for the module's, and how the dims are
-permuted; everything else follows from the plan.
+Frameworks name and orient parameters in their own ways: flax has `dense.kernel` of shape (in, out) where the checkpoint
+has `dense.weight` of (out, in). `rename` gives the checkpoint's name for the module's, and the permutation of its dims;
+everything else follows from the plan.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from shardplan.errors import Diagnostic, ShardplanError, did_you_mean, error
 from shardplan.layout.layout import Layout
 from shardplan.patterns import matches
 from shardplan.plan.orientation import checkpoint_layout, checkpoint_shape, graph_layout, graph_shape
+from shardplan.plan.padding import unpadded
 from shardplan.plan.types import Plan, TensorDecision
-from shardplan.runtime.padding import unpadded
 from shardplan.runtime.stages import one_mesh
 from shardplan.units import counted
 
@@ -123,7 +123,7 @@ def _check_shape(named: Named, shape: tuple[int, ...]) -> list[Diagnostic]:
 
 
 def _check_once(matched: Mapping[str, Named], rename: Rename | None) -> list[Diagnostic]:
-    """A renaming must not call two parameters by one name."""
+    """Checks that a renaming maps no two parameters to one name."""
     owners: dict[str, list[str]] = {}
     for name in matched:
         wanted, _ = _renamed(name, rename)
@@ -183,7 +183,7 @@ def _check_missing(plan: Plan, matched: Mapping[str, Named], patterns: tuple[str
 
 
 def _prefix_hint(extra: list[str], known: Mapping[str, TensorDecision]) -> str:
-    """Where all names differ from the plan's by one prefix, what to do about it."""
+    """A hint for the case that all names differ from the plan's by one prefix."""
     for name in extra[:1]:
         head, _, rest = name.partition(".")
         if rest and all(other.removeprefix(f"{head}.") in known and other.startswith(f"{head}.") for other in extra):

@@ -1,4 +1,4 @@
-"""What a plan says that one step sends: every collective of every move, and their sums.
+"""Predicted communication of one step: every collective of every move, and their sums.
 
 Bytes are those of one device. The payload is as in `shardplan.layout.collective.Collective` (all-gather: the gathered
 output; reduce-scatter and all-reduce: the input; all-to-all and permute: what is sent), which is what counters of
@@ -45,7 +45,7 @@ class Predicted:
 
 @dataclass(frozen=True, slots=True)
 class Total:
-    """Sums over a step: how many collectives, and bytes of one device."""
+    """Sums over a step: the number of collectives, and bytes of one device."""
 
     count: int = 0
     payload_bytes: int = 0
@@ -56,11 +56,11 @@ Key = tuple[Phase, CollectiveKind, tuple[str, ...]]
 
 
 def predicted_collectives(plan: Plan, *, free: bool = False) -> tuple[Predicted, ...]:
-    """Every collective that sends something, in the plan's order; with `free` also slices and masks. What is sent in a
-    bucket with others is listed by itself: see `sent_together`.
+    """Every collective that sends something, in the plan's order; with `free` also slices and masks. Members of a
+    bucket are listed separately: see `sent_together`.
 
-    Collectives over axes of size 1 send nothing and are left out. What operators send inside themselves is not in it:
-    see `inner_operators`.
+    Collectives over axes of size 1 send nothing and are left out. Collectives inside operators are not included: see
+    `inner_operators`.
     """
     found = []
     for move in plan.moves:
@@ -81,7 +81,7 @@ def predicted_collectives(plan: Plan, *, free: bool = False) -> tuple[Predicted,
 
 
 def sent_together(plan: Plan) -> tuple[Predicted, ...]:
-    """As `predicted_collectives`, of every bucket one row for all: that of its first move, with the bytes of all."""
+    """As `predicted_collectives`, with one row for each bucket: that of its first move, with the bytes of all."""
     first: dict[tuple[object, ...], int] = {}
     found: list[Predicted] = []
     for row in predicted_collectives(plan):
@@ -92,11 +92,11 @@ def sent_together(plan: Plan) -> tuple[Predicted, ...]:
             first[key] = len(found)
             found.append(row)
         else:
-            found[first[key]] = _both(found[first[key]], row, plan.mesh)
+            found[first[key]] = _merged(found[first[key]], row, plan.mesh)
     return tuple(found)
 
 
-def _both(one: Predicted, other: Predicted, mesh: Mesh) -> Predicted:
+def _merged(one: Predicted, other: Predicted, mesh: Mesh) -> Predicted:
     payload = one.payload_bytes + other.payload_bytes
     collective = Collective(one.kind, tuple(map(mesh.index, one.axes)), Fraction(1))
     return replace(one, payload_bytes=payload, wire_bytes=math.ceil(payload * wire_share(collective, mesh)))
@@ -117,5 +117,5 @@ def total(rows: Iterable[Predicted]) -> Mapping[Key, Total]:
 
 
 def inner_operators(plan: Plan) -> tuple[str, ...]:
-    """Operators that communicate inside (halos, statistics of a split norm): their bytes are not in the moves."""
+    """Operators with collectives inside (halos, statistics of a split norm), whose bytes are not in the moves."""
     return tuple(operator.name for operator in plan.operators if operator.inner_ns)

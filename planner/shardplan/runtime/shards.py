@@ -1,4 +1,4 @@
-"""The shard of a rank: which slices of the whole tensor it holds, and where they lie in its local tensor.
+"""The shard of a rank: the slices of the whole tensor that it holds, and their places in its local tensor.
 
 A dim that is not sharded is one run, a sharded dim the run of this rank, a segmented dim (a fused q, k, v) one run for
 each segment. The shard is the product of the runs of all dims, in order; every combination of runs is one `Piece`.
@@ -54,12 +54,8 @@ class Shard:
         return tuple(sum(stop - start for start, stop in runs) for runs in self.runs)
 
     @property
-    def is_whole(self) -> bool:
-        return self.local_shape == self.shape
-
-    @property
     def pieces(self) -> tuple[Piece, ...]:
-        """The fewest slices, in row-major order of their place in the local tensor."""
+        """The smallest list of slices, in row-major order of their places in the local tensor."""
         dims = [_placed(runs) for runs in self.runs]
         return tuple(
             Piece(tuple(source for source, _ in chosen), tuple(target for _, target in chosen))
@@ -97,7 +93,7 @@ def shard_of(plan: Plan, tensor: str, rank: int, form: Form = "kept") -> Shard:
 
 
 def runs_of(layout: Layout, mesh: Mesh, shape: Sequence[int], coordinates: Sequence[int]) -> Runs:
-    """Per dim of a tensor of `shape`, what the device at `coordinates` holds; runs that touch are one.
+    """Per dim of a tensor of `shape`, what the device at `coordinates` holds; adjacent runs are merged.
 
     `ValueError` if the layout is illegal for the shape.
     """

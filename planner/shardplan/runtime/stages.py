@@ -1,4 +1,4 @@
-"""Plans of pipelines: what applies a plan takes that of one stage, or says that it needs to."""
+"""Stages of a pipeline plan: the plan of one stage, for adapters that apply plans without stages."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from shardplan.plan.types import Plan
 
 
 def one_mesh(plan: Plan) -> Plan:
-    """`plan`, which must not be cut into stages. Raises `ShardplanError` (`pipeline-plan`)."""
+    """`plan`, which must have no stages. Raises `ShardplanError` (`pipeline-plan`)."""
     if plan.pipeline is None:
         return plan
     count = len(plan.pipeline.stages)

@@ -1,4 +1,4 @@
-"""A plan's schedule beside the steps that a program has really taken: by phase, by move, and as a trace."""
+"""Comparison of a plan's schedule with measured steps of a program: by phase, by move, and as a trace."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ _WIDEST: Final = 72
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Something that a step did from `start` to `end`, seconds since the step began: a `phase`, or for the moves
-    `numbers` of the plan; `issued`: when it was asked for; `waits`: somebody waited, nothing was sent."""
+    """Something that a step did from `start` to `end`, seconds since the step began: a `phase`, or communication of the
+    moves `numbers` of the plan; `issued`: when it was issued; `waits`: the program waited and nothing was sent."""
 
     start: float
     end: float
@@ -62,8 +62,8 @@ class PhaseTimes:
 
 @dataclass(frozen=True, slots=True)
 class MoveTimes:
-    """Seconds in a step of moves that are sent together, at index `numbers` in `Plan.moves`. `kind`: what waits for
-    them; `waited_s`: how long the program waited for what it had issued ahead."""
+    """Seconds per step of moves that are sent together, at index `numbers` in `Plan.moves`. `kind`: that of the moves;
+    `waited_s`: how long the program waited for what it had issued ahead."""
 
     numbers: tuple[int, ...]
     label: str
@@ -75,14 +75,14 @@ class MoveTimes:
 
 @dataclass(frozen=True)
 class TimelineComparison:
-    """The schedule of `plan` beside measured `steps` of one process; every measured number is a median of these."""
+    """The schedule of `plan` beside measured `steps` of one process; every measured number is a median over these."""
 
     plan: Plan
     steps: tuple[Step, ...]
 
     @property
     def phases(self) -> tuple[PhaseTimes, ...]:
-        """Forward, backward and update, those that there are."""
+        """Forward, backward and update, as far as the step has them."""
         planned: dict[PhaseName, float] = {}
         for phase, ran in step_schedule(self.plan).phases_ran():
             name = _PHASES[phase.name]
@@ -91,17 +91,17 @@ class TimelineComparison:
 
     @property
     def planned_s(self) -> float:
-        """The step that the plan says."""
+        """The predicted step, seconds."""
         return self.plan.summary.step_ns / NS_PER_S
 
     @property
     def measured_s(self) -> float:
-        """The step that was taken."""
+        """The measured step, seconds."""
         return median(max((span.end for span in step), default=0.0) for step in self.steps)
 
     @property
     def moves(self) -> tuple[MoveTimes, ...]:
-        """Of everything that was sent for the plan, the longest first."""
+        """The planned and measured times of all communication, the longest first."""
         keys = dict.fromkeys(span.numbers for step in self.steps for span in step if span.numbers)
         return tuple(sorted(map(self._move, keys), key=lambda one: (-one.measured_s, one.numbers)))
 
@@ -124,7 +124,7 @@ class TimelineComparison:
         return median(_seconds(span for span in step if span.phase == name) for step in self.steps)
 
     def __str__(self) -> str:
-        """A table: phases, then the moves that took longest, planned beside measured, in milliseconds."""
+        """A table in milliseconds: phases, then the longest moves, planned beside measured."""
         moves = self.moves
         rows = [_Row("step", "", self.planned_s, self.measured_s)]
         rows += [_Row(phase.name, "", phase.planned_s, phase.measured_s) for phase in self.phases]
@@ -143,16 +143,15 @@ class TimelineComparison:
         return "\n".join(lines)
 
     def write_trace(self, path: str | Path) -> None:
-        """Write the schedule and the last measured step, as another process beside it, as `shardplan timeline -o` does.
-        Raises `ShardplanError` where the file cannot be written.
-        """
+        """Writes a trace as `shardplan timeline -o` does, with the last measured step as a second process. Raises
+        `ShardplanError` if the file cannot be written."""
         trace = chrome_trace(self.plan)
         events = [*cast("list[object]", trace["traceEvents"]), *_events(self.plan, self.steps[-1])]
         write_other(json.dumps({**trace, "traceEvents": events}) + "\n", path, "trace")
 
 
 def _tensors(plan: Plan, numbers: Sequence[int]) -> str:
-    """What moves that are sent together are of."""
+    """The tensors of moves that are sent together."""
     more = len(numbers) - 1
     first = plan.moves[numbers[0]].tensor
     return stored_names(plan).get(first, first) + (f" and {more} more" if more else "")
@@ -163,7 +162,7 @@ def _seconds(spans: Iterable[Span]) -> float:
 
 
 def _events(plan: Plan, step: Step) -> list[dict[str, Any]]:
-    """A step as trace events of process 1: its phases, what was sent, and what was waited for."""
+    """A step as trace events of process 1: its phases, its communication, and its waiting."""
     tracks = ("phases", "sent", "waited for")
     events: list[dict[str, Any]] = [{"ph": "M", "name": "process_name", "pid": 1, "args": {"name": "measured"}}]
     for number, name in enumerate(tracks):

@@ -1,9 +1,9 @@
 """Group-quantised weights: packed values, scales, zero points and group numbers share one decision.
 
-A plan decides over the weight, `[out, in]` as the checkpoint of the unquantised model has it. A quantised checkpoint
+A plan decides about the weight `[out, in]`, as the checkpoint of the unquantised model has it. A quantised checkpoint
 has several tensors in its place. Each of their dims is a dim of the weight in larger steps: one int32 of packed values
-is eight weights of 4 bits, one scale is a group of 128. A shard of the weight is a shard of every member wherever its
-bounds fall on such steps; so the same quantised checkpoint serves every plan whose shards do, and nothing is quantised
+is eight weights of 4 bits, one scale is a group of 128. A shard of the weight is a shard of every member if its bounds
+are multiples of these steps; so the same quantised checkpoint serves every plan with such shards, without quantising
 again.
 
 | format        | values              | scales          | zero points         | group numbers |
@@ -131,8 +131,8 @@ def find_unit(name: str, shape: Sequence[int], present: Mapping[str, Sequence[in
 def unit_shards(unit: Unit, shard: Shard) -> tuple[MemberShard, ...]:
     """What a rank that holds `shard` of the weight holds of every member.
 
-    Raises `ShardplanError` (`cut-group`) where a bound of the shard falls inside a group or a packed word, with what
-    would help.
+    Raises `ShardplanError` (`cut-group`), with what would help, if a bound of the shard is inside a group or a packed
+    word.
     """
     faults = _faults(unit, shard)
     if faults:

@@ -1,8 +1,8 @@
-"""Levels of links, and what collectives take of them.
+"""Link levels of a cluster, and the share of each level's bandwidth that a collective takes.
 
-A collective over axes of several levels is bound by the outermost of them: that link it takes whole. On the inner ones
-it passes as many bytes in the same time, which is a share of what they carry: a ring over machines at 50 GB/s takes a
-ninth of an NVLink of 450 GB/s. Another collective that is bound by the inner link can have the rest.
+A collective over axes of several levels is bound by the outermost of them: it takes that link whole. On the inner links
+it sends as many bytes in the same time, which is a share of their bandwidth: a ring over machines at 50 GB/s takes a
+ninth of an NVLink of 450 GB/s. A collective that is bound by the inner link can use the rest.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ Levels = frozenset[str]
 
 @dataclass(frozen=True, slots=True)
 class LinkLevels:
-    """The levels of a cluster. `names`: innermost first; `passing`: level, outer level, and the share of a link of the
-    first that a collective takes which the second bounds. It takes all of it where nothing is said."""
+    """The link levels of a cluster. `names`: innermost first; `passing`: (level, outer level, share of the first
+    level's link that a collective bound by the outer level takes). A pair that is not listed takes the whole link."""
 
     names: tuple[str, ...] = ()
     passing: tuple[tuple[str, str, float], ...] = ()
 
     def outermost(self, levels: Levels) -> str:
-        """The level that bounds a collective; of names that are not known, the last one in the alphabet."""
+        """The level that bounds a collective; the alphabetically last one if the names are unknown."""
         return max(levels, key=lambda name: (self.names.index(name) if name in self.names else -1, name))
 
     def share(self, level: str, levels: Levels) -> float:
@@ -36,4 +36,4 @@ class LinkLevels:
 
 
 WHOLE = LinkLevels()
-"""Every collective takes whole links of all of its levels."""
+"""Link levels for which every collective takes whole links of all of its levels."""

@@ -1,25 +1,25 @@
-"""The time of a step as an objective: a sum over phases of the largest of several linear sums of terms.
+"""The time of a step as an objective: a sum over phases of the maximum of several linear sums of terms.
 
-With C what a phase computes, X its blocking moves, X_l and H_l what blocks and what runs asynchronously on link level
-l, every schedule of `shardplan.schedule.streams` takes, for the outermost level o and for every l,
+Let C be the compute of a phase, X its blocking moves, and X_l and H_l its blocking and its asynchronous communication
+on link level l. For the outermost level o and for every l, every schedule of `shardplan.schedule.streams` takes
 
     T >= C + X + (1 - 1/kappa) (H_o - X'_o)        X'_o: blocking moves that do not occupy o
     T >= X_l + H_l
 
-where X_l and H_l count of what outer levels bound the share of l that it takes (`shardplan.schedule.links`). The first,
-because H_o runs beside compute, which takes kappa times as long then, beside other waiting, or beside blocking moves on
-other levels, which may last longer then, but by no more than what is counted too little. What is read at operator p has
-to be gathered before, and what is made there cannot be reduced before, so that with l the outermost for every p also
+X_l and H_l count a collective that an outer level bounds with its share of l (`shardplan.schedule.links`). The first
+bound holds because H_o overlaps compute, which then takes kappa times as long, or other waiting, or blocking moves on
+other levels, which may then take longer, but by no more than the sum undercounts. A value that operator p reads is
+gathered before p, and a gradient made at p is reduced after p. So with l the outermost level, for every p also
 
     T >= X_l before p + H_l of what is read up to p + (C + X) from p on
     T >= (C + X) up to p + H_l of what is made from p on + X_l after p
 
-where before and after are meant in the order in which the phase runs: in backward, in reverse graph order. What reads
-weights alone may run later than there, so that its compute counts on neither side; a view of weights waits for nothing,
-and what it reads is read where its result is read first.
+Before and after mean the order in which the phase runs: in backward, reverse graph order. An operator that reads only
+weights may run later than its position, so its compute counts on neither side; a view of a weight waits for nothing,
+and its weight is read where the view is first read.
 
 A step is the sum of its phases, each as often as it runs. All right hand sides are linear in the choices. So for
-multipliers w_k >= 0 that add up to one in every phase, the least of sum_k w_k f_k is a lower bound on every schedule.
+multipliers w_k >= 0 that add up to one in every phase, the minimum of sum_k w_k f_k is a lower bound on every schedule.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ Weights = tuple[tuple[float, ...], ...]
 """By phase, a number for each of its sums."""
 _USUAL: Final[Mapping[Side, float]] = {"busy": 0.0, "link": 0.03, "gathered first": 0.1, "reduced last": 0.5}
 ALWAYS = 1.0
-"""Coefficient of what every objective charges: the update."""
+"""Coefficient of the update, which every objective charges."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sum:
-    """One right hand side. `busy`: compute and blocking moves, and what `level` slows down; `link`: all traffic of
-    `level`; the others: of `level` and compute, with operator `cut` as p above."""
+    """One right hand side. `busy`: compute and blocking moves, plus what `level` slows down; `link`: all traffic of
+    `level`; the other kinds: both, around the operator `cut`, which is p above."""
 
     side: Side
     level: str
@@ -51,7 +51,7 @@ class Sum:
 
 @dataclass(frozen=True, slots=True)
 class PhaseSums:
-    """A phase that a step has `count` times and that consists of the terms of some segments. `sums[0]` is its base."""
+    """A phase that a step runs `count` times, with the terms of some segments. `sums[0]` is its base sum."""
 
     name: str
     count: int
@@ -61,7 +61,7 @@ class PhaseSums:
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """`kappa`: how much slower compute runs beside communication; `links`: what collectives take of those."""
+    """`kappa`: slowdown of compute beside communication; `links`: the shares of links that collectives take."""
 
     phases: tuple[PhaseSums, ...]
     kappa: float
@@ -69,17 +69,18 @@ class Objective:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """By phase, how many sums it has beside its base."""
+        """By phase, the number of sums beside its base sum."""
         return tuple(len(phase.sums) - 1 for phase in self.phases)
 
     @property
     def usual_multipliers(self) -> Weights:
-        """Multipliers to start a search from: forward mostly computes, the last backward mostly sends as well."""
+        """Multipliers to start a search from: forward is mostly bound by compute, the last backward mostly by
+        communication as well."""
         return tuple(tuple(_USUAL[one.side] for one in phase.sums[1:]) for phase in self.phases)
 
     @property
     def base(self) -> Objective:
-        """The objective of the bases alone: a lower bound of this one."""
+        """The objective of the base sums alone: a lower bound on this one."""
         phases = (replace(phase, sums=phase.sums[:1]) for phase in self.phases)
         return replace(self, phases=tuple(phases))
 
@@ -91,14 +92,14 @@ class Objective:
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """A linear function of terms: sum k of phase p of `objective` counts `weights[p][k]`."""
+    """A linear function of terms: sum k of phase p of `objective` has the weight `weights[p][k]`."""
 
     objective: Objective
     weights: Weights
 
     def coefficient(self, term: Term, position: int) -> float:
-        """What a second of a term counts that belongs to operator `position`; compute of a negative one is on no side
-        of any cut."""
+        """The coefficient of a term's seconds at operator `position`; compute at a negative position is on no side of
+        any cut."""
         if term.segment == "update":
             return ALWAYS
         return sum(
@@ -110,7 +111,7 @@ class Linear:
         )
 
     def interval(self, position: int) -> tuple[bool, ...]:
-        """Positions that are equal in this have equal coefficients: on which side of every cut they are, and at it."""
+        """A key that is equal for positions with equal coefficients: on which side of every cut they are, or at it."""
         cuts = (
             chosen.cut
             for phase, weights in zip(self.objective.phases, self.weights, strict=True)
@@ -121,7 +122,8 @@ class Linear:
 
 
 def single_sums(objective: Objective) -> tuple[Linear, ...]:
-    """The base of all phases, then for each further sum of each phase that in place of its base."""
+    """The base sums of all phases, then, for each further sum of each phase, the same with that sum in place of the
+    phase's base."""
     base = [(1.0, *(0.0 for _ in phase.sums[1:])) for phase in objective.phases]
     found = [Linear(objective, tuple(base))]
     for number, phase in enumerate(objective.phases):
@@ -132,9 +134,9 @@ def single_sums(objective: Objective) -> tuple[Linear, ...]:
 
 
 def plain_sum(objective: Objective, forward: float, backward: float, *, outermost: bool) -> Linear:
-    """What computes and blocks, and a share of the traffic of forward's and of backward's phases, on all links or on
-    the outermost one alone: no bound, but a rule of thumb that leads to good plans. What occupies several levels counts
-    on each: it is in the way of more."""
+    """Compute and blocking communication, plus a share of the traffic of forward and of backward phases, on all links
+    or on the outermost one alone. It is no bound but a heuristic that leads to good plans. A collective that occupies
+    several levels counts on each."""
 
     def weight(one: Sum, phase: PhaseSums) -> float:
         if one.side != "link" or (outermost and one.level != phase.sums[-1].level):
@@ -146,9 +148,10 @@ def plain_sum(objective: Objective, forward: float, backward: float, *, outermos
 
 
 def at_multipliers(objective: Objective, multipliers: Weights) -> Linear:
-    """The sums weighted by Lagrange multipliers: `multipliers[p]` of all but the base of phase p, which has the rest.
+    """The sums weighted by Lagrange multipliers: `multipliers[p]` are those of all sums of phase p except its base,
+    which has the rest up to one.
 
-    Phases that are missing, and sums that came later, have none.
+    Phases without multipliers, and sums added later, have weight zero.
     """
     weights = []
     for number, phase in enumerate(objective.phases):
@@ -187,7 +190,8 @@ def step_objective(
 
 
 def serial_objective(*, training: bool, microbatches: int) -> Objective:
-    """As if nothing ran beside anything else: what the cost models of other systems add up."""
+    """The sum of all compute and communication, as if nothing overlapped: what the cost models of other systems
+    minimise."""
     plain = (Sum("busy", ""),)
     forward = PhaseSums("forward", microbatches, frozenset({"forward"}), plain)
     backward = PhaseSums("backward", microbatches, frozenset({"backward"}), plain)
@@ -196,7 +200,7 @@ def serial_objective(*, training: bool, microbatches: int) -> Objective:
 
 
 def _share(chosen: Sum, term: Term, position: int, objective: Objective) -> float:
-    """Coefficient of a term in one sum."""
+    """The coefficient of a term in one sum."""
     on_level = chosen.level in term.levels
     if chosen.side == "busy":
         return _busy(term, objective.kappa, on_level=on_level)

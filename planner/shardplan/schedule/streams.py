@@ -1,18 +1,18 @@
 """Simulation of one device in one phase of a step: a compute stream and one communication stream per link level.
 
-The device runs a program: items in order, each of which computes, communicates while nothing else is computed
-(blocking), issues an asynchronous collective, or waits for one. A collective takes the link that bounds it whole, and
-a share of those inside of that (`shardplan.schedule.links`). Blocking collectives go first, then those that something
-will wait for soon, then deferred ones; of one kind, what was issued first; the others pause (streams of different
-priority do this on GPUs), and what waits for one link leaves the others to those behind it. Of two collectives on one
-link both run where one is bound elsewhere and takes at most `MOST_PASSING` of it; the other has the rest. What has to
-come after other collectives is issued when these have ended. Compute beside communication takes `kappa` times as long.
-So for every program, with blocking collectives at the speed they have,
+The device runs a program: items in order, each of which computes, communicates while nothing is computed (blocking),
+issues an asynchronous collective, or waits for one. A collective takes the link that bounds it whole, and a share of
+the links inside of it (`shardplan.schedule.links`). Precedence: blocking collectives, then collectives that something
+will wait for soon, then deferred ones; within one class, in the order of issue. Collectives of lower precedence pause
+(as on GPUs with stream priorities), and one that waits for a link leaves other links to those behind it. Two
+collectives share a link if one of them is bound elsewhere and takes at most `MOST_PASSING` of it; the other gets the
+rest. A collective that depends on others is issued when they have ended. Compute beside communication takes `kappa`
+times as long. So for every program, with blocking collectives at their actual speed,
 
     seconds = compute + blocking + (kappa - 1) / kappa * (time in which both run) + time in which only waiting is done
     seconds >= sum of what each collective takes of l, blocking or not,  for every level l
 
-and nothing runs at full speed twice on one link. `shardplan.schedule.objective` has the sums that follow from this.
+and no link serves two collectives at full speed. `shardplan.schedule.objective` has the sums that follow from this.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from shardplan.schedule.links import WHOLE, Levels, LinkLevels
 
 Action = Literal["compute", "blocking", "issue", "wait"]
 MOST_PASSING: Final = 0.5
-"""Of a link, at most so much may be taken by collectives that other links bound while one runs that this link bounds:
-more would slow down what goes first by more than it hides."""
+"""Share of a link that collectives bound by other links may take beside one that this link bounds: more would slow down
+the collective with precedence by more than it overlaps."""
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One item of a device's program. `compute`: `seconds` alone; `blocking`: `seconds` on `levels`; `issue`: starts
-    the asynchronous collective `number`, which takes `seconds` on `levels`, once those with the numbers `after` have
-    ended, and gives way to others where it is `deferred`; `wait`: for that number."""
+    """One item of a device's program. `compute`: `seconds` of compute; `blocking`: `seconds` of communication on
+    `levels`; `issue`: starts the asynchronous collective `number`, of `seconds` on `levels`, once the collectives in
+    `after` have ended; a `deferred` one has the lowest precedence; `wait`: for that number."""
 
     action: Action
     name: str
@@ -48,8 +48,8 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """What ran from `start` to `end` (seconds from the start of the phase). `item`: index in the program; a span of an
-    asynchronous collective has the index of its issue. `exposed`: seconds in which only waiting for it was done."""
+    """Something that ran from `start` to `end` (seconds from the start of the phase). `item`: index in the program; for
+    an asynchronous collective, of its issue. `exposed`: seconds in which the device only waited for it."""
 
     item: int
     start: float
@@ -59,8 +59,8 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Simulation:
-    """Spans of a phase in the order in which they end, and its length. `waited`: seconds in which nothing but
-    asynchronous collectives ran."""
+    """Spans of a phase in the order in which they end, and its length. `waited`: seconds in which only asynchronous
+    collectives ran."""
 
     seconds: float
     spans: tuple[Span, ...]
@@ -68,16 +68,16 @@ class Simulation:
 
 
 def simulate(program: Sequence[Item], kappa: float = 1.0, links: LinkLevels = WHOLE) -> Simulation:
-    """The schedule of one phase on `links`; at its end everything that was issued is awaited.
+    """The schedule of one phase on `links`; at its end, everything issued is awaited.
 
-    Raises `ValueError` for a program that waits for what it has not issued.
+    Raises `ValueError` for a program that waits for a collective that it has not issued.
     """
     return _Device(program, kappa, links).run()
 
 
 @dataclass(frozen=True, slots=True)
 class _Use:
-    """What a collective takes: the link of level `bound` whole, and shares of others."""
+    """The links that a collective takes: the link of level `bound` whole, and shares of others."""
 
     bound: str
     passes: tuple[tuple[str, float], ...]
@@ -89,14 +89,15 @@ class _Use:
 
 
 class _Running:
-    """What runs at a moment: who has the link of a level, and how much of it others take that pass."""
+    """What runs at a moment: which collective has the link of each level, and the share of it that passing collectives
+    take."""
 
     def __init__(self) -> None:
         self.owners: set[str] = set()
         self.passing: dict[str, float] = {}
 
     def take(self, use: _Use) -> bool:
-        """Start a collective, if what goes before it leaves room."""
+        """Starts a collective, if those of higher precedence leave room."""
         passing, owners = self.passing, self.owners
         if use.bound in owners or passing.get(use.bound, 0.0) > MOST_PASSING:
             return False
@@ -110,14 +111,14 @@ class _Running:
         return True
 
     def speed(self, use: _Use) -> float:
-        """What those that pass leave of the link that bounds a collective."""
+        """The share that passing collectives leave of the link that bounds a collective."""
         return 1.0 - self.passing.get(use.bound, 0.0)
 
 
 class _Device:
-    """`left`: seconds of what was issued and has not ended; `queue`: what of that waits for no other, by precedence;
-    `after`: what waits for the end of a collective; `missing`: for how many a collective waits; `bounds`: how much in
-    the queue each level bounds; `uses`: what collectives take, by their levels."""
+    """State of the simulated device. `left`: remaining seconds of issued collectives; `queue`: those that depend on no
+    other, by precedence; `after`: collectives that depend on the end of one; `missing`: on how many a collective still
+    depends; `bounds`: how many in the queue each level bounds; `uses`: what collectives take, by their levels."""
 
     def __init__(self, program: Sequence[Item], kappa: float, links: LinkLevels) -> None:
         self.program, self.kappa = program, max(1.0, kappa)
@@ -172,7 +173,7 @@ class _Device:
             self._idle()
 
     def _idle(self) -> None:
-        """Nothing runs but what was issued, until one of that ends."""
+        """Only issued collectives run, until one of them ends."""
         active = self._active(_Running())
         step = min(self.left[index] / speed for index, speed in active)
         self.waited += step
@@ -181,7 +182,7 @@ class _Device:
         self._advance(active, step)
 
     def _do(self, index: int, item: Item) -> None:
-        """Compute or communicate to the end of the item."""
+        """Computes or communicates until the item ends."""
         start, left = self.now, item.seconds
         use = self.uses.get(item.levels) if item.action == "blocking" else None
         while left > 0.0 and self.queue:
@@ -199,7 +200,7 @@ class _Device:
         self.spans.append(Span(index, start, self.now, exposed))
 
     def _active(self, running: _Running) -> list[tuple[int, float]]:
-        """What was issued and runs now beside what has begun, by precedence, with the speed of each."""
+        """The issued collectives that run now beside what has started, by precedence, with the speed of each."""
         found, free = [], len(self.bounds.keys() - running.owners)
         for _, index in self.queue:
             if not free:
@@ -220,7 +221,7 @@ class _Device:
                 self._end(index)
 
     def _end(self, index: int) -> None:
-        """A collective has ended: what waited for it alone may run."""
+        """A collective has ended: those that depended on it alone may run."""
         item = self.program[index]
         del self.left[index]
         self.queue.remove((item.deferred, index))

@@ -1,7 +1,7 @@
-"""List scheduling: tasks on streams that each run one at a time, every stream taking the first of its ready tasks.
+"""List scheduling: tasks on streams that run one task at a time; each stream takes the first of its ready tasks.
 
-Pipelines are laid out so: stages run microbatches in an order of their own, and what is handed on makes them wait.
-Compute that runs beside communication is slower by `kappa`: both want memory bandwidth and processors.
+Schedules of pipelines are computed this way: every stage runs its microbatches in its own order, and waits for what
+other stages send. Compute beside communication is slower by `kappa`: both need memory bandwidth and processors.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Unlisted:
-    """Repetitions of a part of the step that are not listed task by task: `times` more of the tasks `first` to before
-    `last`, one after the other, from `start` to `end` (seconds from the start of the step)."""
+    """Repetitions of a part of the step that are not listed task by task: `times` more of the tasks from `first` to
+    before `last`, one after the other, from `start` to `end` (seconds from the start of the step)."""
 
     first: int
     last: int
@@ -37,8 +37,8 @@ class Unlisted:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """`starts[i]`, `ends[i]`: seconds of task i from the start of the step; `step_s`: its length, where not all of its
-    tasks are listed, and `unlisted` what is not."""
+    """`starts[i]`, `ends[i]`: seconds of task i from the start of the step; `step_s`: the length of the step if not all
+    of its tasks are listed, and `unlisted` those that are not."""
 
     tasks: tuple[Task, ...]
     starts: tuple[float, ...]
@@ -48,16 +48,16 @@ class Timeline:
 
     @property
     def seconds(self) -> float:
-        """When the last task ends."""
+        """The end of the last task."""
         return max(self.ends, default=0.0) if self.step_s is None else self.step_s
 
     def busy(self, stream: int) -> float:
-        """Seconds in which a stream works, in repetitions that are not listed too."""
+        """Seconds in which a stream works, unlisted repetitions included."""
         more = sum(part.times * self._listed(stream, part.first, part.last) for part in self.unlisted)
         return self._listed(stream, 0, len(self.tasks)) + more
 
     def busy_unlisted(self, stream: int, part: Unlisted) -> float:
-        """The share of its time that a stream works in repetitions that are not listed."""
+        """The share of the unlisted time in which a stream works."""
         whole = part.end - part.start
         return part.times * self._listed(stream, part.first, part.last) / whole if whole else 0.0
 
@@ -65,8 +65,8 @@ class Timeline:
         return sum(end - start for start, end in self.spans(stream, first, last))
 
     def spans(self, stream: int, first: int = 0, last: int | None = None) -> list[tuple[float, float]]:
-        """When a stream works on the tasks `first` to before `last`: spans in order that do not overlap, though a
-        collective that gives way to another one has not ended meanwhile."""
+        """The spans in which a stream works on the tasks from `first` to before `last`, in order and without overlap (a
+        collective that gives way to another one has not ended meanwhile)."""
         listed = zip(self.tasks[first:last], self.starts[first:last], self.ends[first:last], strict=True)
         found: list[tuple[float, float]] = []
         for start, end in sorted((start, end) for task, start, end in listed if task.stream == stream):
@@ -78,10 +78,10 @@ class Timeline:
 
 
 def schedule(tasks: Sequence[Task], kappa: float = 1.0) -> Timeline:
-    """Start every task as early as its stream and its predecessors allow, earlier numbers first.
+    """Starts every task as early as its stream and its predecessors allow, lower numbers first.
 
-    Raises `ValueError` when tasks wait for each other in a circle. Never longer than all tasks in a row times kappa,
-    never shorter than the longest chain or the busiest stream.
+    Raises `ValueError` if tasks wait for each other in a cycle. The result is never longer than all tasks in a row
+    times kappa, and never shorter than the longest chain or the busiest stream.
     """
     run = _Run(tasks, kappa)
     done = 0
@@ -95,7 +95,8 @@ def schedule(tasks: Sequence[Task], kappa: float = 1.0) -> Timeline:
 
 
 class _Run:
-    """A schedule in the making. `ready`: by stream, tasks that wait for their stream alone; `free`: when it is free."""
+    """A schedule under construction. `ready`: by stream, tasks that wait only for their stream; `free`: when the stream
+    is free."""
 
     def __init__(self, tasks: Sequence[Task], kappa: float) -> None:
         self.tasks = tasks
@@ -126,7 +127,7 @@ class _Run:
                 heapq.heappush(self.events, (end, number))
 
     def end_next(self) -> None:
-        """Go on to when the next task ends; what waited for it alone becomes ready."""
+        """Advances to the end of the next task; tasks that waited only for it become ready."""
         self.now, number = heapq.heappop(self.events)
         for follower in self.followers[number]:
             self.waiting[follower] -= 1
@@ -134,7 +135,7 @@ class _Run:
                 heapq.heappush(self.ready[self.tasks[follower].stream], follower)
 
     def _seconds(self, task: Task) -> float:
-        """How long a task takes if it starts now: compute is slower while communication that runs already goes on."""
+        """The duration of a task that starts now: compute is slower while communication runs."""
         if task.stream != COMPUTE or self.kappa <= 1.0:
             return task.seconds
         until = max((free for stream, free in self.free.items() if stream != COMPUTE), default=self.now)

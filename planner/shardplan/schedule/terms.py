@@ -1,7 +1,7 @@
-"""Terms of a step's time: which part of the step something belongs to, and what it keeps busy.
+"""Terms of a step's time: the part of the step that a cost belongs to, and the resource that it keeps busy.
 
-Every cost in the cost graph is a few tables of seconds, one per term, each once per microbatch or once per step as its
-segment says. An objective is a linear function of terms (`shardplan.schedule.objective`).
+Every cost in the cost graph is a few tables of seconds, one per term, each counted once per microbatch or once per step
+as its segment says. An objective is a linear function of terms (`shardplan.schedule.objective`).
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from shardplan.schedule.links import Levels
 Segment = Literal["forward", "backward", "once", "first", "update"]
 """`forward`, `backward`: of every microbatch; `once`: in the last backward; `first`: in the first forward."""
 Resource = Literal["compute", "blocking", "gather", "reduce"]
-"""What is kept busy: the compute stream; it and links, by something that is waited for; links alone, by weights that
-are gathered ahead of use or by gradients that are reduced."""
+"""The resource that a cost occupies: the compute stream; compute and links, by communication that is waited for; links
+only, by weights gathered ahead of use or by gradients that are reduced."""
 NO_LEVELS: Final[Levels] = frozenset()
 
 
@@ -37,8 +37,8 @@ Terms = Mapping[Term, Table]
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Priced:
-    """What a node's choices (a vector) or an edge's pairs of choices (a matrix) cost: `terms`, in whole picoseconds;
-    `closed`: what is not allowed, or `None` where everything is."""
+    """The costs of a node's choices (a vector) or of an edge's pairs of choices (a matrix): `terms`, in whole
+    picoseconds; `closed`: the mask of what is not allowed, or `None` if everything is."""
 
     terms: Terms
     shape: tuple[int, ...]
@@ -58,7 +58,7 @@ class Priced:
 
 
 def priced(terms: Terms, closed: Mask | None = None, shape: tuple[int, ...] | None = None) -> Priced:
-    """Terms that are zero left out; `shape` where there may be none and nothing is closed."""
+    """The costs without zero terms; `shape` is needed if there may be no terms and nothing is closed."""
     kept = {term: table for term, table in terms.items() if table.any()}
     known = shape or (closed.shape if closed is not None else next(iter(terms.values())).shape)
     return Priced(kept, known, closed if closed is not None and closed.any() else None)

@@ -1,4 +1,4 @@
-"""`Problem` -> `Solution` with a bound. Knows no tensors and no devices."""
+"""The solver: from a `Problem` to a `Solution` with a proven lower bound. It knows no tensors and no devices."""
 
 from shardplan.solve.budget import Progress
 from shardplan.solve.evaluate import Evaluation, evaluate

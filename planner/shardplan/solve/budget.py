@@ -15,8 +15,8 @@ Phase = Literal["reduce", "bound", "search", "prove"]
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a solve is. `best` is infinite until an assignment is known; `work` is what it took so far, `solved` the
-    plain problems that are solved where several are."""
+    """The progress of a solve. `best` is infinite until there is an assignment; `work` is the work so far; `solved` the
+    number of finished plain problems, if several are solved."""
 
     seconds: float
     best: float
@@ -28,10 +28,11 @@ class Progress:
 
 @dataclass
 class Budget:
-    """What may be spent, and what has been. One unit of work is about a million table entries looked at.
+    """The limits of a solve, and what it has spent. One unit of work is about a million table entries looked at.
 
-    `spent` and `expired` decide alike on every machine as long as there is no time limit. `effort`: work after which a
-    search ends with what it has; unlike a work limit it changes nothing in how a search that needs less goes about it.
+    `spent` and `expired` give the same result on every machine as long as there is no time limit. `effort`: work after
+    which a search ends with what it has; unlike a work limit, it does not change the search of a problem that needs
+    less.
     """
 
     time_limit: float | None = None
@@ -64,7 +65,7 @@ class Budget:
 
     @property
     def effort_left(self) -> float:
-        """Work until it is enough."""
+        """Work until the effort is spent."""
         return self.effort - self.work
 
     @property
@@ -73,29 +74,30 @@ class Budget:
         return self.time_limit is None and self.work_limit is None
 
     def spend(self, entries: float) -> None:
-        """Account for so many table entries."""
+        """Adds `entries` table entries to the work."""
         self.work += entries / 1e6
 
     def part(self, share: float, work: float) -> tuple[float, float]:
-        """Seconds and work at which a part of the search ends: a share of what is left of the limits; without any,
-        after so much `work`."""
+        """The time and work at which a part of the search ends: a share of what is left of the limits; without limits,
+        after `work`."""
         if self.time_limit is None and self.work_limit is None:
             return float("inf"), self.work + work
         seconds = self.seconds + share * self.seconds_left
         return seconds, float("inf") if self.work_limit is None else self.work + share * self.work_left
 
     def past(self, end: tuple[float, float]) -> bool:
-        """Whether a part of the search is over."""
+        """Whether a part of the search has ended."""
         return self.work >= end[1] or (self.time_limit is not None and self.seconds >= end[0])
 
     def proof(self, share: float) -> tuple[float, float, float]:
-        """Work, gap, and seconds of a proof that may take a share of what is left of the limits."""
+        """Work, gap and seconds of a proof that may take a share of what is left of the limits."""
         if self.time_limit is None and self.work_limit is None:
             return PROOF_WORK, 0.0, float("inf")
         return share * self.work_left, 0.0, share * self.seconds_left
 
     def efforts(self) -> tuple[float, float]:
-        """Work that a proof may take, and work after which a small gap will do: with a limit, all that it allows."""
+        """The work that a proof may take, and the work after which a small gap is enough; with a limit, all that it
+        allows."""
         if self.work_limit is not None:
             return self.work_left, float("inf")
         if self.time_limit is not None:

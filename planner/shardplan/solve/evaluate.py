@@ -1,4 +1,4 @@
-"""What an assignment costs and uses, in Python integers. Shares no code with the search, and does not trust it."""
+"""Cost and memory of an assignment in Python integers: an independent check that shares no code with the search."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from shardplan.solve.problem import LinearSum, Problem
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """`cost` is `math.inf` when a forbidden choice or pair is taken; `peak_bytes` is at `peak_moment`."""
+    """`cost` is `math.inf` if a forbidden choice or pair is taken; `peak_bytes` is the memory at `peak_moment`."""
 
     cost: int | float
     peak_bytes: int

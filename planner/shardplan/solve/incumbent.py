@@ -1,4 +1,5 @@
-"""The best assignment known, the bound proven, and different assignments met on the way, for a caller that judges."""
+"""The incumbent: the best assignment, the proven bound, and a pool of different assignments for the caller to
+compare."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ class Pool:
     found: dict[tuple[int, ...], float] = field(default_factory=dict)
 
     def add(self, cost: float, choices: tuple[int, ...]) -> None:
-        """Keep an assignment of the whole problem, if it is among the cheapest."""
+        """Keeps an assignment of the whole problem if it is among the cheapest."""
         self.found.setdefault(choices, cost)
         if len(self.found) > POOL_SIZE:
             del self.found[max(self.found, key=lambda each: self.found[each])]
@@ -31,9 +32,9 @@ class Pool:
 
 @dataclass(slots=True)
 class Incumbent:
-    """The best assignment known and the bound proven, in costs of the problem times `scale`. `multipliers`: those of
-    the moments that stand for sums, and prices of a byte at others, where the best bound was found; `pool`: what else
-    was met on the way; `below`: what costs as much is of no use."""
+    """The best assignment and the proven bound, in costs of the problem times `scale`. `multipliers`: those of the best
+    bound, for the moments that stand for sums, and for memory at the others; `pool`: other assignments met; `below`: an
+    assignment that costs this much or more is of no use."""
 
     scale: float
     cost: float = np.inf
@@ -45,7 +46,7 @@ class Incumbent:
     report: Callable[[], None] = lambda: None
 
     def offer(self, cost: float, choices: Callable[[], tuple[int, ...]]) -> bool:
-        """Take an assignment of the whole problem if it is better."""
+        """Takes an assignment of the whole problem if it is better."""
         if cost >= self.cost:
             return False
         self.cost, self.choices = cost, choices()
@@ -55,25 +56,25 @@ class Incumbent:
         return True
 
     def take(self, other: Incumbent) -> None:
-        """Take over the assignment of another if it is better."""
+        """Takes the assignment of another incumbent if it is better."""
         choices = other.choices
         if choices is not None:
             self.offer(other.cost, lambda: choices)
 
     def prove(self, bound: float) -> None:
-        """Take a bound if it is better; costs are integers, so it is rounded up to the next."""
+        """Takes a bound if it is better; costs are integers, so it is rounded up."""
         rounded = self.step_up(bound)
         if min(rounded, self.cost) > self.bound:
             self.bound = min(rounded, self.cost)
             self.report()
 
     def step_up(self, cost: float) -> float:
-        """The next cost that an assignment can have: a program that is to prove less would prove nothing."""
+        """The next higher cost that an assignment can have; a program with a target below that would prove nothing."""
         return float(np.ceil(cost / self.scale - 1e-6) * self.scale) if np.isfinite(cost) else cost
 
     @property
     def target(self) -> float:
-        """What a better assignment costs at most."""
+        """The largest cost of a better assignment."""
         return self.cost - self.scale
 
     def within(self, share: float) -> bool:
@@ -82,7 +83,7 @@ class Incumbent:
 
     @property
     def closed(self) -> bool:
-        """Whether the incumbent is proven optimal, or that nothing is of use."""
+        """Whether the incumbent is proven optimal, or it is proven that nothing costs less than `below`."""
         return self.bound >= min(self.cost, self.below)
 
 

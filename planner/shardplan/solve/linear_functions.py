@@ -18,7 +18,7 @@ Values = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class LinearFunction:
-    """`rows`, `tables`: each array once, with the nodes, or edges, whose it is."""
+    """`rows`, `tables`: each distinct array once, with the nodes, or edges, that have it."""
 
     rows: Sequence[tuple[Costs, Indices]]
     tables: Sequence[tuple[Costs, Indices]]
@@ -33,14 +33,14 @@ class LinearFunction:
         return LinearFunction(rows, tables)
 
     def of_nodes(self, choices: Indices) -> Values:
-        """By assignment and node; `choices`: assignments x nodes."""
+        """Values by assignment and node; `choices`: assignments x nodes."""
         values = np.zeros(choices.shape)
         for row, nodes in self.rows:
             values[:, nodes] = row[choices[:, nodes]]
         return values
 
     def of_edges(self, first: Indices, second: Indices) -> Values:
-        """By assignment and edge, for the choices of the edges' ends: assignments x edges."""
+        """Values by assignment and edge, for the choices of the edges' ends: assignments x edges."""
         values = np.zeros(first.shape)
         for table, edges in self.tables:
             values[:, edges] = table[first[:, edges], second[:, edges]]
@@ -49,8 +49,8 @@ class LinearFunction:
 
 @dataclass(frozen=True)
 class Functions:
-    """Those of a problem: what is paid without maxima (`inf` where that is not allowed), and the sums of all maxima;
-    `groups[k]`: number of the maximum that sum k is of. `u`, `v`: the ends of every edge."""
+    """The linear functions of a problem: the costs without maxima (`inf` if forbidden), and the sums of all maxima;
+    `groups[k]`: the number of the maximum of sum k. `u`, `v`: the ends of every edge."""
 
     base: LinearFunction
     sums: tuple[LinearFunction, ...]
@@ -70,25 +70,24 @@ class Functions:
         )
 
     def costs(self, choices: Indices) -> Values:
-        """Of the problem, maxima included, by assignment; `inf` where that is not allowed. `choices`: assignments x
-        nodes."""
+        """Costs with maxima by assignment; `inf` if forbidden. `choices`: assignments x nodes."""
         return self.with_maxima(self.total(self.base, choices), (self.total(one, choices) for one in self.sums))
 
     def with_maxima(self, base: Values, sums: Iterable[Values]) -> Values:
-        """What is paid in all, of what is paid without maxima and the values of all `sums`."""
+        """Total costs from the costs without maxima and the values of all `sums`."""
         most = np.zeros((max(self.groups, default=-1) + 1, *base.shape))
         for group, values in zip(self.groups, sums, strict=True):
             np.maximum(most[group], values, out=most[group])
         return np.asarray(base + most.sum(axis=0))
 
     def total(self, function: LinearFunction, choices: Indices) -> Values:
-        """By assignment; `choices`: assignments x nodes."""
+        """Values by assignment; `choices`: assignments x nodes."""
         edges = function.of_edges(choices[:, self.u], choices[:, self.v])
         return np.asarray(function.of_nodes(choices).sum(axis=1) + edges.sum(axis=1))
 
 
 def _grouped(arrays: Sequence[Costs]) -> list[tuple[Costs, Indices]]:
-    """Those arrays that are not zero everywhere, each once, with the places where they stand."""
+    """The arrays that are not all zero, each once, with the indices at which they occur."""
     places: dict[int, list[int]] = defaultdict(list)
     for place, array in enumerate(arrays):
         places[id(array)].append(place)

@@ -1,13 +1,13 @@
-"""The hand-over to the solver: one choice per node, costs of choices and of pairs of choices, and memory over time.
+"""The solver's input and output: one choice per node, costs of choices and of pairs of choices, and memory over time.
 
     minimise    sum_v cost_v(x_v) + sum_e table_e(x_u, x_v) + sum_g max(0, s_g1(x), ..., s_gk(x))
     subject to  for every moment t:  sum of usage_v(x_v) over the usages that cover t  <=  limit
 
 where every s is a sum over nodes and edges too, of any sign.
 
-Costs are integers held in float64 (exact below 2**53), `inf` where a choice or pair is not allowed. Equal tables should
-be the same array object: work on shared tables is shared. This is the shape of the public IOPDDL benchmark, with one
-generality more: a node may have several usages, each over its own half-open interval [start, end).
+Costs are integers held in float64 (exact below 2**53), `inf` if a choice or pair is not allowed. Equal tables should be
+the same array object: work on shared tables is shared. The form is that of the public IOPDDL benchmark, generalised: a
+node may have several usages, each over its own half-open interval [start, end).
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ Outcome = Literal["optimal", "feasible", "infeasible", "interrupted", "limit"]
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """`table[i, j]`: cost when node `u` takes choice i and node `v` choice j. `u != v`; pairs may repeat."""
+    """`table[i, j]`: the cost if node `u` takes choice i and node `v` choice j. `u != v`; several edges may join the
+    same nodes."""
 
     u: int
     v: int
@@ -47,8 +48,8 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class LinearSum:
-    """A sum over choices, of any sign: `costs[v][i]` per node and `tables[e][i, j]` per edge, of the shapes of the
-    problem's costs and tables. Integers in float64, finite everywhere."""
+    """A linear function of the choices, of any sign: `costs[v][i]` per node and `tables[e][i, j]` per edge, with the
+    shapes of the problem's costs and tables. Integers in float64, finite everywhere."""
 
     costs: tuple[Costs, ...]
     tables: tuple[Costs, ...]
@@ -78,8 +79,8 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Plane:
-    """What an assignment costs without maxima, and the sums of all maxima at it: at multipliers w the optimum of a
-    problem that allows it is at most `cost + w . sums`."""
+    """A cutting plane: the cost of an assignment without maxima, and the values of all sums. At multipliers w, the
+    optimum of a problem that allows the assignment is at most `cost + w . sums`."""
 
     cost: float
     sums: tuple[float, ...]
@@ -87,8 +88,9 @@ class Plane:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Where a search begins: `multipliers` of the sums of maxima; `planes` of assignments of problems that allow less,
-    which say where to average; `prices` of a byte at moments; `assignments`, those of them that fit being answers."""
+    """A starting point: `multipliers` of the sums of maxima; `planes` of assignments of more restricted problems, from
+    which the averaging starts; `prices`, the multipliers of memory at moments; `assignments`, of which those that fit
+    are answers."""
 
     multipliers: Multipliers = ()
     planes: Sequence[Plane] = ()
@@ -101,17 +103,16 @@ ANYWHERE: Final = Start()
 
 @dataclass(frozen=True, slots=True)
 class Solution:
-    """`choices[v]` for every node, or `None` where no assignment was found.
+    """`choices[v]` for every node, or `None` if no assignment was found.
 
-    `cost`: re-computed from the problem, not the search's word. `bound`: proven lower bound on the optimum (`inf`
-    when infeasible is proven). `outcome` `optimal`: bound meets cost. `shortfall_bytes`: when infeasible for memory,
-    the least excess over the limit that any assignment has. `reproducible`: no wall-clock limit decided anything.
-    `multipliers[g][k]`: those of the sums of `Problem.maxima` at which the best Lagrangian bound was found; at least 0,
-    at most 1 in all for each maximum. `candidates`: where there are maxima, different feasible assignments that were
-    met at various multipliers, the cheapest first, `choices` among them; `planes`: theirs, where maxima were only
-    averaged. `prices`: cost of a byte at moments, where the best bound under the limit on memory was found. `work`:
-    that was spent, in the units of a work limit. `failure`: what went wrong in a step that was given up, if any did:
-    what was known before stands.
+    `cost`: re-computed from the problem, independently of the search. `bound`: proven lower bound on the optimum (`inf`
+    if infeasibility is proven). `outcome` `optimal`: bound equals cost. `shortfall_bytes`: if infeasible for memory,
+    the least excess over the limit of any assignment. `reproducible`: no wall-clock limit took effect.
+    `multipliers[g][k]`: multipliers of the sums of `Problem.maxima` at the best Lagrangian bound; at least 0, with a
+    sum of at most 1 for each maximum. `candidates`: with maxima, different feasible assignments met at various
+    multipliers, the cheapest first, `choices` among them; `planes`: theirs, if maxima were only averaged. `prices`:
+    multipliers of memory at moments (cost per byte) at the best bound under the memory limit. `work`: the work spent,
+    in the units of a work limit. `failure`: the error of a step that failed, if any; all other results stand.
     """
 
     outcome: Outcome
@@ -137,8 +138,8 @@ class Solution:
 
 
 def rise(first: Problem, second: Problem) -> LinearSum:
-    """What the costs of a second problem are above those of the first, from which it differs in nothing but its finite
-    costs; nothing where a choice is not allowed. Equal tables stay the same objects."""
+    """The linear sum of the differences in cost between two problems that differ only in their finite costs; zero where
+    a choice is not allowed. Equal tables stay the same objects."""
     made: dict[tuple[int, int], Costs] = {}
 
     def above(low: Costs, high: Costs) -> Costs:

@@ -1,4 +1,4 @@
-"""How much memory is missing: the least limit under which an assignment exists."""
+"""The memory shortfall: the smallest limit under which an assignment exists."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ Verdict = Literal["fits", "too much", "unknown"]
 
 
 def least_limit(problem: Problem, budget: Budget) -> int | None:
-    """The smallest limit at which some assignment fits; `None` when forbidden pairs exclude every assignment.
+    """The smallest limit at which some assignment fits; `None` if forbidden pairs exclude every assignment.
 
-    When the budget or the effort for a proof ends early, a proven lower bound of it.
+    If the budget or the effort for a proof ends early, a proven lower bound of it.
     """
     free = _without_costs(problem)
     everything = sum(int(usage.amount.max()) for usage in problem.usages)
@@ -50,7 +50,7 @@ def least_limit(problem: Problem, budget: Budget) -> int | None:
 
 
 def _without_costs(problem: Problem) -> Problem:
-    """The same problem, where only what is forbidden costs anything."""
+    """The same problem with only forbidden choices and pairs; all other costs are zero."""
     cleared: dict[int, Costs] = {}
 
     def clear(table: Costs) -> Costs:
@@ -61,7 +61,7 @@ def _without_costs(problem: Problem) -> Problem:
 
 
 def _of_one_moment(graph: Graph, budget: Budget) -> int | None:
-    """What is used at least at the moment that every assignment uses most at; `None` where none is allowed."""
+    """A lower bound: the least use at the moment of the largest minimum; `None` if nothing is allowed."""
     base = graph.base
     moment = int(np.argmax(base)) if len(base) else 0
     used = priced(graph, {moment: 1.0} if len(base) else {})
@@ -75,7 +75,8 @@ def _of_one_moment(graph: Graph, budget: Budget) -> int | None:
 
 
 def _thinned(graph: Graph, low: int) -> Graph:
-    """What bears on moments that may use more than `low`, by reductions that hold for every limit from there on."""
+    """The graph of moments that may use more than `low`, reduced by steps that are valid for every limit from
+    there on."""
     thin = graph.copy()
     drop_moments(thin, low)
     thin.settle()
@@ -95,14 +96,14 @@ def _thinned(graph: Graph, low: int) -> Graph:
 
 @dataclass
 class _Small:
-    """A thinned graph whose every limit is tried by an integer program of its own."""
+    """A thinned graph for which each limit is tested by its own integer program."""
 
     thin: Graph
     whole: Profiles
     budget: Budget
 
     def least(self, low: int, most: int) -> int | None:
-        """The least limit from `low` on: in steps that double, then halve."""
+        """The smallest limit from `low` on, by steps that double, then halve."""
         limit, stride = low, max(int(low * LIMIT_STRIDE), 1)
         high: int | None = None
         while high is None or low < high:
@@ -123,18 +124,18 @@ class _Small:
 
     @cached_property
     def _steps(self) -> tuple[int, Bytes]:
-        """All memory used is a multiple of the first above one of the second."""
+        """All memory use is a multiple of the first number above a multiple of the second."""
         used = {use.amount for node in self.thin.alive for use in self.thin.uses[node]}
         amounts = [int(np.gcd.reduce(self.thin.tables.arrays[number].astype(np.int64))) for number in sorted(used)]
         return int(np.gcd.reduce(np.array(amounts, dtype=np.int64))) if amounts else 0, self.thin.base
 
     def _next(self, limit: int) -> int:
-        """The least that an assignment can use, of all that is at least `limit`."""
+        """The smallest possible memory use that is at least `limit`."""
         step, base = self._steps
         return limit + int(((base - limit) % step).min()) if step else limit
 
     def _try(self, limit: int) -> tuple[Verdict, int]:
-        """Whether anything fits; if so, its peak."""
+        """Whether any assignment fits; if so, its peak."""
         trial = self.thin.copy()
         try:
             presolve(trial, limit)
@@ -154,13 +155,13 @@ class _Small:
 
 @dataclass
 class _Large:
-    """A problem of many hubs: every limit is a search."""
+    """A problem with a large cutset: each limit is tested by a search."""
 
     free: Problem
     budget: Budget
 
     def least(self, low: int, most: int) -> int | None:
-        """The least limit from `low` on, by halving."""
+        """The smallest limit from `low` on, by halving."""
         high = self._peak_within(most)
         if high is None:
             return None
@@ -171,7 +172,7 @@ class _Large:
         return low
 
     def _peak_within(self, limit: int) -> int | None:
-        """Peak of some assignment that fits, or `None` if none was found."""
+        """The peak of some assignment that fits, or `None` if none was found."""
         bounded = replace(self.free, limit=limit)
         graph, found = build(bounded, Tables()), Incumbent(1.0)  # there are no costs to scale
         whole = Profiles(graph.uses, np.cumsum([0, *graph.sizes]), graph.tables.arrays, graph.base)

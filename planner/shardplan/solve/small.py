@@ -1,4 +1,5 @@
-"""Small cores under a memory limit: prices for bytes, pruning at the best prices, and HiGHS for the rest."""
+"""Small cores under a memory limit: multipliers of memory, reduced-cost fixing at the best ones, and HiGHS for the
+rest."""
 
 from __future__ import annotations
 
@@ -57,10 +58,9 @@ def fit(
     unproven: float = 0.0,
     start: Start = ANYWHERE,
 ) -> None:
-    """Solve a graph as it was built, with memory or maxima, to optimality or a relative `gap`, unless the budget
-    ends. `roomy`: its solution without the limit, where that is known; `unproven`: a gap that is left when prices close
-    it no further, and beyond which a fusion of what they gave is the last word; `start`: multipliers of the sums
-    to begin with, and prices of a byte, from which a search of a large core begins."""
+    """Solves a graph with memory or maxima to optimality or a relative `gap`, unless the budget ends. `roomy`: its
+    solution without the limit, if known; `unproven`: a gap that may stay open when better multipliers do not close it;
+    above it, a fusion of the assignments found is the last step; `start`: multipliers to begin with."""
     again = graph.copy()
     short = _fit(graph, limit, best, budget, gap, seed, roomy, unproven, start)
     for share in TIGHTER_LIMITS:
@@ -85,7 +85,7 @@ def _fit(
     unproven: float,
     start: Start,
 ) -> bool:
-    """`fit` at one limit; whether that stands in the way of something better."""
+    """`fit` at one limit; returns whether the limit may exclude something better."""
     whole = Profiles(graph.uses, np.cumsum([0, *graph.sizes]), graph.tables.arrays, graph.base)
     balanced = None
     try:
@@ -118,8 +118,8 @@ def _fit(
 def _roomy(
     graph: Graph, limit: int, best: Incumbent, budget: Budget, whole: Profiles, enough: float, start: Multipliers
 ) -> tuple[int, ...] | None:
-    """The best balance without regard to memory: a bound, something to mix with, and where it keeps the limit all the
-    same, the answer."""
+    """The best assignment for the maxima without the memory limit: a bound, a partner for crossovers, and, if it keeps
+    the limit, the answer."""
     trial = Incumbent(best.scale, pool=best.pool)
     sums = np.array(flat(graph.hinges))
     free, hard = graph.copy(), ~np.isin(np.arange(len(graph.moments)), sums)
@@ -150,7 +150,7 @@ def _prove_maxima(
     fits: Callable[[tuple[int, ...] | None, float], bool],
     start: Multipliers,
 ) -> None:
-    """A graph with nothing but maxima: prices, a fusion and a proof, as long as what they give is of use."""
+    """A graph with maxima and no memory: multipliers, a fusion and a proof, as long as each improves the result."""
     with contextlib.suppress(DeadEnd):
         point = relaxation.at(first_prices(relaxation, start))
         labels = dict(zip(relaxation.core.nodes, point.choices.tolist(), strict=True))
@@ -193,7 +193,7 @@ def _proven(relaxation: Relaxation, best: Incumbent, price: float) -> None:
 
 
 def _settle(relaxation: Relaxation, best: Incumbent, gap: float, unproven: float) -> None:
-    """What is left when prices close the gap no further."""
+    """What is done when multipliers close the gap no further."""
     if best.within(max(gap, unproven)) or relaxation.budget.expired():
         return
     small = bool(relaxation.hinges) and relaxation.core.pairs <= EXACT_PROVABLE_PAIRS
@@ -206,7 +206,7 @@ def _settle(relaxation: Relaxation, best: Incumbent, gap: float, unproven: float
 
 
 def _pressure(relaxation: Relaxation) -> Pressure:
-    """Where memory is short, as pricing found."""
+    """The moments at which memory is short, as the multipliers show."""
     prices = relaxation.known.prices if relaxation.best is not None else {}
     moments = tuple(relaxation.moments)
     numbers, hinges = relaxation.graph.moments, relaxation.hinges
@@ -214,7 +214,7 @@ def _pressure(relaxation: Relaxation) -> Pressure:
 
 
 def first_prices(relaxation: Relaxation, start: Multipliers) -> Prices:
-    """Prices of the sums to begin with: those of `start`, by number of maximum and sum, where it has any."""
+    """Multipliers of the sums to begin with: those of `start`, by number of maximum and sum, if it has any."""
     numbers, scale = relaxation.graph.moments, relaxation.graph.scale
     given = dict(zip(flat(relaxation.graph.groups), [price for group in start for price in group], strict=False))
     prices = {}
@@ -227,7 +227,7 @@ def first_prices(relaxation: Relaxation, start: Multipliers) -> Prices:
 
 
 def _raise(relaxation: Relaxation, best: Incumbent, gap: float, start: Multipliers) -> None:
-    """Look for good prices, from where something is known of them."""
+    """Searches good multipliers from the starting point."""
     if not relaxation.hinges:
         frugal(relaxation.graph, best)
         if best.choices is not None:
@@ -257,7 +257,7 @@ def _free(relaxation: Relaxation, best: Incumbent, roomy: Solution | None) -> No
 
 
 def _survives(relaxation: Relaxation, roomy: Solution, scale: float) -> bool:
-    """Whether all of an assignment is still in the graph, of which choices that cannot fit are gone."""
+    """Whether an assignment is still in the graph, from which choices that cannot fit were removed."""
     assert roomy.choices is not None
     labels = relaxation.graph.apply(roomy.choices, relaxation.core.nodes)
     if min(labels, default=0) < 0:
@@ -266,7 +266,7 @@ def _survives(relaxation: Relaxation, roomy: Solution, scale: float) -> bool:
 
 
 def frugal(graph: Graph, best: Incumbent) -> None:
-    """The cheapest assignment in which every node uses its least memory at all moments, where there is one."""
+    """The cheapest assignment in which every node uses its least memory at all moments, if there is one."""
     arrays = graph.tables.arrays
     least = graph.copy()
     try:
@@ -283,7 +283,7 @@ def frugal(graph: Graph, best: Incumbent) -> None:
 
 
 def _branch(relaxation: Relaxation, best: Incumbent, enough: float) -> None:
-    """Fix the hubs in every way that can still be better: without them elimination is complete and bounds are exact."""
+    """Fixes the cutset in every way that may be better: elimination is then complete and bounds are exact."""
     ways = cutset_branches(relaxation, best)
     bounds = []
     for _, labels in ways:
@@ -311,7 +311,7 @@ def _branch(relaxation: Relaxation, best: Incumbent, enough: float) -> None:
 
 
 def _crossover(relaxation: Relaxation, best: Incumbent) -> None:
-    """The best crossover_costs of assignments near the best prices."""
+    """The best crossovers of assignments near the best multipliers."""
     core, profiles, limit = relaxation.core, relaxation.profiles, relaxation.limit
     for head, tail in permutations(_near(relaxation), 2):
         costs = crossover_costs(core, head.choices, tail.choices)
@@ -345,7 +345,7 @@ def _near(relaxation: Relaxation) -> list[Point]:
 
 
 def _fuse(relaxation: Relaxation, best: Incumbent) -> None:
-    """The best fusion of the assignments near the best prices, where there are any."""
+    """The best fusion of the assignments near the best multipliers, if there are any."""
     near = _near(relaxation)
     if not near:
         return
@@ -361,8 +361,8 @@ def _fuse(relaxation: Relaxation, best: Incumbent) -> None:
 
 
 def _finish(relaxation: Relaxation, best: Incumbent, enough: float, effort: Effort | None = None) -> None:
-    """Forbid what the best prices exclude, and let HiGHS prove the rest until the gap is small enough. Where there are
-    no prices, as nothing could be read off the messages, it gets everything."""
+    """Forbids what the best multipliers exclude, and lets HiGHS prove the rest until the gap is small enough. Without
+    multipliers (if no assignment could be decoded), HiGHS gets everything."""
     graph = relaxation.graph
     if relaxation.best is None:
         integer(graph.copy(), _pressure(relaxation), best, np.inf)

@@ -1,4 +1,4 @@
-"""From a problem to a solution: reduce, bound, search, prove, and price the answer once more by other means."""
+"""From a problem to a solution: reduce, bound, search, prove, and evaluate the answer independently."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from shardplan.solve.small import fit
 from shardplan.solve.validate import validate
 
 _EXACT, _ROUNDED = 2.0**53, 1e-12
-"""Whole numbers beyond are rounded on their way through the search, by less than this part."""
+"""Integers above are rounded on their way through the search, by less than this share."""
 
 
 def solve(
@@ -60,15 +60,15 @@ def solve(
 
     `time_limit` in seconds; `work_limit` in units of about a million table entries, which makes a stop reproducible;
     `gap`: with memory rows, the relative gap that is good enough; `seed` moves the search on large cores.
-    `presolve=False` hands the whole integer program to HiGHS. `roomy`: the solution without the limit, where it is
-    known already; `unproven`: a relative gap that is left when better prices of memory close it no further, and beyond
-    which no proof is sought; `start`: multipliers of the sums of `Problem.maxima` to begin with; `averages`: maxima are
-    only averaged, by at most so many plain problems, which is quick and does not close what is left between; `planes`:
-    of assignments of problems that allow less, which say where to average; `prices`: of a byte at moments, to begin
-    with; `assignments`: known ones, which say that too and are answers; `below`: it ends where no assignment costs
-    less; `effort`: work after which it ends with what it has, which changes nothing for a problem that needs less;
-    `shortfall`: where nothing fits, how much is missing is found out.
-    Ctrl-C ends the search and returns the best assignment so far. Raises `ShardplanError` for a malformed problem.
+    `presolve=False` gives the whole integer program to HiGHS. `roomy`: the solution without the limit, if known;
+    `unproven`: a relative gap that may stay open when better multipliers of memory close it no further, without a
+    further proof; `start`: multipliers of the sums of `Problem.maxima` to begin with; `averages`: maxima are only
+    averaged, by at most so many plain problems, which is fast and leaves the remaining gap open; `planes`: cutting
+    planes of more restricted problems, from which averaging starts; `prices`: multipliers of memory at moments to begin
+    with; `assignments`: known ones, which give planes too and are answers; `below`: it ends if no assignment costs
+    less; `effort`: work after which it ends with what it has, without effect on a problem that needs less; `shortfall`:
+    if nothing fits, determine how much memory is missing. Ctrl-C ends the search and returns the best assignment so
+    far. Raises `ShardplanError` for a malformed problem.
     """
     validate(problem)
     return search(
@@ -146,7 +146,7 @@ def _averaged(
     effort: float,
     shortfall: bool,
 ) -> Solution:
-    """Plain problems at a few multipliers: the only way where sums are too broad to become sums over nodes."""
+    """Plain problems at several multipliers: the only method if the sums are too broad to become sums over nodes."""
     with Budget(time_limit, work_limit, effort) as budget:
         report, failures = on_progress or (lambda _: None), [""]
 
@@ -171,8 +171,8 @@ def _averaged(
 
 
 def _shortfall(problem: Problem, limit: int, budget: Budget) -> int:
-    """By how much the least that fits is above the limit, or a lower bound of it: that nothing fits is known, and
-    somebody waits to be told."""
+    """By how much the smallest feasible limit is above the limit, or a lower bound of it; infeasibility is already
+    proven, and the caller waits for the message."""
     ends = budget.seconds + SHORTFALL_SECONDS
     budget.time_limit = ends if budget.time_limit is None else min(budget.time_limit, ends)
     needed = least_limit(problem, budget)
@@ -180,7 +180,7 @@ def _shortfall(problem: Problem, limit: int, budget: Budget) -> int:
 
 
 def _whole(graph: Graph, best: Incumbent, budget: Budget, limit: int | None) -> None:
-    """The integer program of everything."""
+    """The integer program of the whole problem."""
     graph.settle()
     if limit is not None:
         tighten(graph, limit)
@@ -216,7 +216,7 @@ def _solution(problem: Problem, wide: SumsOnNodes, best: Incumbent, budget: Budg
 
 
 def _multipliers(problem: Problem, best: Incumbent) -> Multipliers:
-    """Those of the best bound, by maximum; sums that cannot be above zero have none."""
+    """The multipliers of the best bound, by maximum; sums that cannot be above zero have none."""
     numbers = iter(range(problem.moments, problem.moments + sum(len(maximum.sums) for maximum in problem.maxima)))
     return tuple(tuple(best.multipliers.get(next(numbers), 0.0) for _ in maximum.sums) for maximum in problem.maxima)
 

@@ -1,4 +1,4 @@
-"""What a problem must satisfy before any arithmetic is done on it."""
+"""Validation of a problem before any arithmetic on it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from shardplan.solve.problem import Costs, LinearSum, Problem
 
 
 def validate(problem: Problem) -> None:
-    """Raise `ShardplanError` with what is wrong with a problem: shapes, unknown nodes, numbers that are no costs."""
+    """Raises `ShardplanError` with what is wrong with a problem: shapes, unknown nodes, invalid costs."""
     found = [item for _, item in zip(range(REPORTED_FAULTS), _faults(problem), strict=False)]
     if found:
         raise ShardplanError(*found)

@@ -1,1 +1,1 @@
-"""Questions about plans that are answered by solving: what else there is, what would fit, is it still the best."""
+"""Studies: questions about plans that take a solve, such as alternatives, remedies, comparisons, sweeps and checks."""

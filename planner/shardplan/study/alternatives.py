@@ -1,9 +1,9 @@
-"""Alternatives: every other choice of some tensors or of an operator, with all the rest solved again.
+"""Alternatives: every other choice for some tensors or an operator, with everything else solved again.
 
-The difference is that of scheduled steps. An alternative is the better of two: what the plan's multipliers lead to with
-all else free, and with all other tensors kept as the plan has them. A search from the start may come to another cost.
-Of a plan for a format of `shardplan export` all else is free as far as that format can express it: with the roles that
-the plan gives to the axes, or, where these do not allow the alternative, with those that do.
+Differences are those of scheduled steps. An alternative is the better of two plans: one at the plan's multipliers with
+everything else free, and one with all other tensors as in the plan. A search from scratch may give another cost. For a
+plan with a target format of `shardplan export`, everything else is free within what that format can express: with the
+plan's roles of the axes, or, if these do not allow the alternative, with roles that do.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from shardplan.units import NS_PER_S, size
 _MOST = 16
 _NAMED = 3
 Limits = Sequence[tuple[Runtime, Roles]]
-"""How the axes may be used by the format that a plan is for; empty: as one likes."""
+"""The roles that the axes may have for the target format of a plan; empty: no limits."""
 
 
 @dataclass(frozen=True, slots=True)
 class Alternative:
-    """`choice`: layout or split, as people write it. `cost_ns`, `memory_bytes`: what it takes more than the best;
-    `also`: what else then changes. Where it cannot be had, these are `None` and `why_not` says why."""
+    """`choice`: layout or split, as people write it. `cost_ns`, `memory_bytes`: the difference from the plan; `also`:
+    other tensors that change with it. For an impossible alternative these are `None` and `why_not` has the reason."""
 
     choice: str
     chosen: bool
@@ -55,9 +55,10 @@ class Alternative:
 def alternatives(
     planner: Planner, plan: Plan, nodes: Sequence[Node], on_progress: OnProgress | None = None
 ) -> tuple[Alternative, ...]:
-    """The choices that `nodes` (of one kind: kept tensors of one shape, or operators with one equation) have together.
+    """The choices that `nodes` (of one kind: kept tensors of one shape, or operators with one equation) have in common.
 
-    What `plan` chose comes first, then by cost. Raises `ShardplanError` as `plan_model` where there is no plan at all.
+    The choice of `plan` comes first, then the others by cost. Raises `ShardplanError` as `plan_model` if there is no
+    plan at all.
     """
     best, limits = _as_planned(planner, plan)
     if best.solution.outcome == "interrupted":
@@ -83,8 +84,8 @@ def alternatives(
 
 
 def _as_planned(planner: Planner, plan: Plan) -> tuple[Answer, Limits]:
-    """What `plan` decided, and how the axes are used by the format that it is for, those roles first that the plan has.
-    Of a plan that is for none, or that its format cannot express, nothing is limited."""
+    """The decisions of `plan`, and the possible roles of the axes for its target format, the plan's roles first. For a
+    plan without a target, or that its format cannot express, nothing is limited."""
     multipliers, decided = plan.summary.multipliers, Decided.of_plan(plan).fixed
     best, target = planner.solve_at(multipliers, decided), planner.instance.options.target
     if not target or best.solution.choices is None:
@@ -137,7 +138,7 @@ def _contradicted(planner: Planner) -> str:
 
 
 def _solved(planner: Planner, plan: Plan, restriction: Restrict, roles: tuple[Runtime, Roles] | None) -> Answer:
-    """The best assignment under a restriction, of those that a format says with these roles."""
+    """The best assignment under a restriction, among those that a format can express with these roles."""
     multipliers = plan.summary.multipliers
 
     def ask(limits: Restrict) -> Answer:
@@ -159,7 +160,7 @@ def _solved(planner: Planner, plan: Plan, restriction: Restrict, roles: tuple[Ru
 
 
 def _priced(solved: Sequence[Answer], planner: Planner) -> Priced:
-    """The best plan of some answers, with gradients in the buckets that a plan would have."""
+    """The best plan of some answers, with the gradient buckets that a plan would have."""
     limit_bytes = planner.limit_bytes
     plans = [plan for answer in solved for plan in judged(answer.candidates, limit_bytes, planner.known)]
     best = min(plans, key=lambda one: (not one.keeps(limit_bytes), one.step_s))
@@ -215,7 +216,7 @@ def _impossible(built: CostGraph, node: Node, named: Collection[str]) -> Iterato
 def _changes(
     built: CostGraph, nodes: Sequence[Node], before: Mapping[Node, int], after: Mapping[Node, int]
 ) -> tuple[str, ...]:
-    """Other tensors that are kept otherwise then, most alike ones first."""
+    """Other tensors whose layouts change with it, the largest group of equal changes first."""
     weights = {p.tensor: p.name for p in built.model.parameters}
     modules = {name: built.model.operators[maker[0]].module for name, maker in built.flow.makers.items()}
     names = {name: f"output of {module}" for name, module in modules.items() if module} | weights

@@ -1,7 +1,7 @@
-"""Is a plan what its model, its cluster and its own decisions make of it?
+"""Checks of plan files: does everything in a plan still follow from its model, its cluster and its own decisions?
 
-A plan file is a lock file: it has a digest of its content, names what it was made of, and everything in it follows from
-that and from its decisions. All of this is looked at again; a field that is not as it should be is named.
+A plan file is a lock file: it has a digest of its content, names its inputs, and everything in it follows from these
+and from its decisions. All of this is checked; a wrong field is named.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ _NOT_DERIVED = ("format_version", "digest", "sources")
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """`findings`: what speaks against the plan, one sentence each; `notes`: what does not, but is worth knowing.
-    `differences`: every field that does not follow from the plan's decisions."""
+    """`findings`: what is wrong with the plan, one sentence each; `notes`: facts that are not faults. `differences`:
+    every field that does not follow from the plan's decisions."""
 
     status: Status
     findings: tuple[str, ...] = ()
@@ -56,7 +56,7 @@ class Verdict:
 
     @property
     def code(self) -> str:
-        """Of the diagnostic that says it, such as `stale-plan`."""
+        """The code of the diagnostic, such as `stale-plan`."""
         return self.status.replace(" ", "-") + "-plan"
 
 
@@ -65,10 +65,10 @@ def check_file(
 ) -> Verdict:
     """The verdict on the plan in `file`, with the inputs that it records, or those `given`.
 
-    In this order: signed, if it must be; its decisions legal; its content as it was written; its model, profile and
-    constraints unchanged; its memory within the limit; every field what its decisions make of them; and with
-    `resolve`, its bound proven and its step still the shortest. Raises `ShardplanError` when the plan or an input
-    cannot be read, `LimitError` when a search ends early.
+    Checked in this order: its signature, if required; legality of its decisions; its digest; its model, profile and
+    constraints; its memory against the limit; every field against its decisions; and with `resolve`, its bound, and
+    whether its step is still the shortest. Raises `ShardplanError` if the plan or an input cannot be read, `LimitError`
+    if a search ends early.
     """
     try:
         found, plan = read_whole(file) if given.signers is None else read_signed(file, given.signers)
@@ -83,12 +83,12 @@ def check_file(
 
 
 def check_document(found: Mapping[str, Any], plan: Plan, file: str, model: Model | None, given: Given) -> Verdict:
-    """The verdict on a document that was read, and the plan that it is."""
+    """The verdict on a document, with the plan read from it."""
     return _verdict(found, plan, file, lambda: model, given, resolve=False)
 
 
 def check_plan(plan: Plan, file: str, model: Model | None = None, *, resolve: bool = False) -> Verdict:
-    """The same of a plan that is in no file, and of its model if that is given."""
+    """The verdict on a plan that is in no file, and on its model if that is given."""
     return _verdict(plain(document(plan)), plan, file, lambda: model, Given(alone=model is None), resolve=resolve)
 
 
@@ -122,7 +122,7 @@ def _verdict(
 def _of_content(
     found: Mapping[str, Any], plan: Plan, file: str, model: Model | None, edited: tuple[str, ...]
 ) -> Verdict:
-    """The verdict on what the file says, its inputs being what they were."""
+    """The verdict on the file's content, when its inputs are unchanged."""
     wrong: tuple[Difference, ...] = ()
     if model is not None:
         try:
@@ -152,7 +152,7 @@ def _shortened(texts: list[str] | tuple[str, ...]) -> list[str]:
 def _wrong_fields(
     found: Mapping[str, Any], plan: Plan, file: str, model: Model, *, is_intact: bool
 ) -> Iterator[Difference]:
-    """Every field of the file that is not what the decisions of the plan make for `model`."""
+    """Every field of the file that does not follow from the decisions of the plan for `model`."""
     expected = plain(document(derived(plan, file, model)))
     if is_intact and plan.pipeline is None and not source(plan, "model"):  # its file may have another name now
         expected["model"]["name"] = found["model"]["name"]
@@ -185,5 +185,5 @@ def _solve_again(plan: Plan, file: str, model: Model, on_progress: OnProgress | 
 
 
 def unreadable(problem: ShardplanError) -> Verdict:
-    """The verdict on a file that could not be read as a plan, or whose questions could not be answered."""
+    """The verdict on a file that could not be read as a plan or not be checked."""
     return Verdict("unreadable", tuple(diagnostic.summary for diagnostic in problem.diagnostics))

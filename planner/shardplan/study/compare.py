@@ -1,4 +1,4 @@
-"""The plans people write by hand beside the best one: each a set of restrictions, solved by the same engine."""
+"""Comparison of hand-written plans with the best one: each is a set of restrictions for the same solver."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ BEST = "best"
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """`plan`: the fastest of its kind that fits, or where none fits the fastest without regard to memory; `None` where
-    this model on this mesh cannot be planned so, which `why_not` says."""
+    """`plan`: the fastest of its kind that fits, or if none fits, the fastest without a memory limit; `None` if the
+    kind is impossible for this model on this mesh, with the reason in `why_not`."""
 
     name: str
     plan: Plan | None
@@ -33,9 +33,9 @@ class Contender:
 def compare_recipes(
     model: Model, cluster: Cluster, options: PlanOptions, on_progress: OnProgress | None = None
 ) -> tuple[Contender, ...]:
-    """Every hand-written recipe, then the best plan there is; `on_progress` hears how each is searched for.
+    """Every hand-written recipe, then the best plan; `on_progress` is called with the progress of each search.
 
-    Raises `ShardplanError` as `plan_model` for a model that cannot be planned as asked; memory is no such reason.
+    Raises `ShardplanError` as `plan_model` for a model that cannot be planned as asked, but not for lack of memory.
     """
     contest = (*recipes_for(options).items(), (BEST, None))
     turn = Turn(on_progress, len(contest))

@@ -1,7 +1,7 @@
-"""A plan's choices -> the whole plan that they make: layouts, moves, times, memory and sums derived again.
+"""Derivation of a whole plan from its choices alone: layouts, moves, times, memory and sums are computed again.
 
-Choices are what was asked, how every operator is split, in which layouts tensors are kept, what is recomputed, where a
-pipeline is cut, and what the search proved. The rest follows, by the same functions as made the plan.
+Choices are: the request, the split of every operator, the layouts of kept tensors, what is recomputed, the cuts of a
+pipeline, and the results of the search's proof. The rest follows from them, by the functions that also made the plan.
 """
 
 from __future__ import annotations
@@ -22,10 +22,9 @@ from shardplan.layout.mesh import Mesh
 from shardplan.model.types import Model
 from shardplan.pipeline.cut_choices import Cut
 from shardplan.pipeline.cut_points import Chain, begins, chain_at, chain_of, part_of
-from shardplan.pipeline.p2p import Transfers
 from shardplan.pipeline.plan import Asked, plan_of, stage_name
-from shardplan.pipeline.result import PipelineResult, assemble_result
-from shardplan.pipeline.schedule import Schedule, parse_schedule
+from shardplan.pipeline.result import result_of_plans
+from shardplan.pipeline.schedule import parse_schedule
 from shardplan.pipeline.stage_inputs import constraints_on, limit_bytes
 from shardplan.pipeline.submeshes import Submesh, part
 from shardplan.plan.assemble import Outcome, Proof, assemble, in_best_buckets, price
@@ -53,7 +52,7 @@ class NotDerivableError(Exception):
 def derived(plan: Plan, file: str, model: Model) -> Plan:
     """The plan that the choices of `plan`, read from `file`, make for `model`.
 
-    Raises `NotDerivableError` where they make none, `ShardplanError` where `plan` does not say what was asked.
+    Raises `NotDerivableError` if they make no plan, `ShardplanError` if `plan` does not record its request.
     """
     cluster, options = cluster_of(plan, file), options_of(plan, file)
     if cluster.mesh != plan.mesh:
@@ -99,7 +98,8 @@ def _proof(plan: Plan) -> Proof:
 
 
 def _no_multipliers(found: Sequence[Sequence[float]], sizes: Sequence[int]) -> Iterator[str]:
-    """Multipliers are weights of the sums of every phase, of which the base has the rest up to 1."""
+    """Checks that the multipliers of every phase are weights: non-negative, with a sum of at most 1 (the base has the
+    rest)."""
     if len(found) != len(sizes) or any(row and len(row) != size for row, size in zip(found, sizes, strict=True)):
         wanted = ", ".join(str(size) for size in sizes)
         yield f"details.multipliers has {', '.join(str(len(row)) for row in found)} numbers by phase, not {wanted}"
@@ -108,11 +108,11 @@ def _no_multipliers(found: Sequence[Sequence[float]], sizes: Sequence[int]) -> I
 
 
 def _unheard(_: Diagnostic) -> None:
-    """Warnings are in the plan."""
+    """Ignores warnings, which are in the plan."""
 
 
 def _choices(plan: Plan, built: CostGraph) -> dict[Node, int]:
-    """The choice of every node. Raises `NotDerivableError` where there is none such."""
+    """The choice of every node. Raises `NotDerivableError` if a decision matches no choice."""
     masks = Decided.of_plan(plan).masks(built)
     _refuse(_cannot_be(node) for node in node_order(built) if node not in masks or not masks[node].any())
     operators = {operator.name: operator for operator in plan.operators}
@@ -131,7 +131,7 @@ def _cannot_be(node: Node) -> str:
 
 
 def _nearest(built: CostGraph, wanted: OperatorDecision, those: Sequence[int]) -> int:
-    """Of strategies that split alike the one that reads and makes what is said; else the first."""
+    """Among strategies with the same split, the one that reads and makes the recorded layouts; else the first."""
     number = next(number for number, operator in enumerate(built.model.operators) if operator.name == wanted.name)
     strategies = built.operators[number].strategies
     for choice in those:
@@ -178,7 +178,7 @@ def _staged(
             constraints = constraints_on(options.constraints, run, own.mesh)
         wanted = replace(options, in_flight=waiting[-1], constraints=constraints, memory_limit_bytes=limit)
         plans.append(_stage(place, stage.plan, run, own.cluster, wanted))
-    result = _result(chain, cuts, parts, plans, waiting, cluster, options, schedule)
+    result = result_of_plans(chain, cuts, parts, plans, waiting, cluster, options, schedule)
     result = replace(result, bound_ns=float(plan.summary.bound_ns))
     return plan_of(Asked(model, cluster, options, schedule, asked if isinstance(asked, int) else str(asked)), result)
 
@@ -191,7 +191,7 @@ def _stage(place: int, plan: Plan, run: Model, cluster: Cluster, options: PlanOp
 
 
 def _cut(pipeline: Pipeline, model: Model) -> tuple[Chain, list[Cut]]:
-    """The runs of units that the stages say they run."""
+    """The runs of units that the stages record."""
     chain = chain_of(model, model_rules(model))
     found, first = [], 0
     for place, stage in enumerate(pipeline.stages):
@@ -207,7 +207,7 @@ def _cut(pipeline: Pipeline, model: Model) -> tuple[Chain, list[Cut]]:
 
 
 def _cut_by_hand(pipeline: Pipeline, model: Model) -> tuple[Chain, list[Cut]]:
-    """The operators that the stages say they run."""
+    """The operators that the stages record."""
     starts = begins(model, [[operator.name for operator in stage.plan.operators] for stage in pipeline.stages])
     if len(starts) < len(pipeline.stages) - 1 or starts != sorted(set(starts)):
         raise NotDerivableError(["pipeline.stages: the stages do not follow each other in the model"])
@@ -224,25 +224,3 @@ def _part(cluster: Cluster, mesh: Mesh, *, by_hand: bool) -> Submesh:
     if found.mesh != mesh:
         raise NotDerivableError([f"a stage is on {mesh}, which is no part of {cluster.mesh}"])
     return found
-
-
-def _result(
-    chain: Chain,
-    cuts: Sequence[Cut],
-    parts: Sequence[Submesh],
-    plans: Sequence[Plan],
-    in_flight: Sequence[int],
-    cluster: Cluster,
-    options: PlanOptions,
-    schedule: Schedule,
-) -> PipelineResult:
-    """The pipeline of these stages, which hand on what lies at their borders as they keep it."""
-    kept = [{tensor.name: tensor.layout for tensor in plan.tensors} for plan in plans]
-    borders, sizes = [], []
-    for place, cut in enumerate(cuts[1:]):
-        border = chain.borders[cut.first - 1]
-        borders.append((kept[place][border], kept[place + 1][border]))
-        size = -(-chain.model.tensor(border).size_bytes // options.microbatches)
-        sizes.append((size, size if options.training else 0))
-    transfers = Transfers(cluster)
-    return assemble_result(chain, cuts, parts, plans, in_flight, borders, sizes, transfers, options, schedule)

@@ -1,4 +1,4 @@
-"""Where a sweep's points are planned: in processes of this machine, or by the workers of a Dask cluster."""
+"""Engines that plan a sweep's points: local processes, or the workers of a Dask cluster."""
 
 from __future__ import annotations
 
@@ -17,23 +17,24 @@ _RETRIES = 3
 
 @dataclass(frozen=True, slots=True)
 class LocalEngine:
-    """`processes` of this machine; 1 plans in this one."""
+    """So many `processes` of this machine; 1 plans in the calling process."""
 
     processes: int = 1
 
     def points(self, request: Request, combinations: Sequence[Combination]) -> Iterator[Point]:
-        """The points as they are done."""
+        """The points in the order in which they finish."""
         return run_all(plan_point, request, combinations, self.processes)
 
 
 @dataclass(frozen=True, slots=True)
 class DaskEngine:
-    """The workers of a Dask scheduler. The model is sent to them once; what a lost worker had is planned by another."""
+    """The workers of a Dask scheduler. The model is sent to each of them once; points of a lost worker are planned by
+    another."""
 
     address: str
 
     def points(self, request: Request, combinations: Sequence[Combination]) -> Iterator[Point]:
-        """The points as they are done. Raises `ShardplanError` (`no-dask`, `no-scheduler`)."""
+        """The points in the order in which they finish. Raises `ShardplanError` (`no-dask`, `no-scheduler`)."""
         distributed = _distributed()
         try:
             client = distributed.Client(self.address, timeout="10s", set_as_default=False)

@@ -1,4 +1,4 @@
-"""What a given assignment costs: a plan's decisions, or what is fixed by hand, at the prices of any cost model."""
+"""The cost of a given assignment (a plan's decisions, or constraints) with the prices of any cost model."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _SHOWN = 6
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """`plan`: the assignment with its prices; memory does not rule it out, `fits` tells. `fixed`, `decisions`: how many
-    operators and tensors were given, of how many."""
+    """`plan`: the assignment with its prices; it may exceed the memory, see `fits`. `fixed`, `decisions`: how many
+    operators and tensors were given, and how many there are."""
 
     plan: Plan
     fits: bool
@@ -41,9 +41,9 @@ def evaluate_plan(
     file: str,
     on_progress: OnProgress | None = None,
 ) -> Evaluation:
-    """What the decisions of the plan `decided`, read from `file`, cost for `model` on `cluster`.
+    """The cost of the decisions of the plan `decided`, read from `file`, for `model` on `cluster`.
 
-    Raises `ShardplanError`: `stale-plan` when they are about another model, `impossible` when one of them cannot be.
+    Raises `ShardplanError`: `stale-plan` if they are for another model, `impossible` if one of them cannot be.
     """
     if not is_of(decided, model):
         raise ShardplanError(error("stale-plan", "the plan was made for another model", file=file, hint="solve again"))
@@ -57,9 +57,9 @@ def evaluate_plan(
 def evaluate_constraints(
     model: Model, cluster: Cluster, options: PlanOptions, on_progress: OnProgress | None = None
 ) -> Evaluation:
-    """What the constraints among `options` cost at least: where they leave something open, the cheapest is taken.
+    """The cost of the constraints among `options`; what they leave open is chosen to be the cheapest.
 
-    Raises `ShardplanError` as `plan_model`; memory is no reason for that.
+    Raises `ShardplanError` as `plan_model`, but not for lack of memory.
     """
     planner = Planner(model, cluster, _roomy(options), on_progress, reasons=False)
     asked = [*planner.instance.constraints.operators, *planner.instance.constraints.tensors]
@@ -83,9 +83,9 @@ def _evaluation(plan: Plan, fixed: int) -> Evaluation:
 
 
 def decisions_of(decided: Plan, file: str) -> Callable[[CostGraph], Allowed]:
-    """The restriction to what `decided` says of every operator and tensor.
+    """The restriction to the decisions of `decided` about every operator and tensor.
 
-    Applied to a cost graph it raises `ShardplanError` (`impossible`) with what that graph does not offer.
+    Applied to a cost graph, it raises `ShardplanError` (`impossible`) with the decisions that the graph does not offer.
     """
 
     def restriction(built: CostGraph) -> Allowed:

@@ -1,4 +1,4 @@
-"""A plan's decision on some tensors or an operator: what it is, what it takes, and what else there was."""
+"""Explanation of a plan's decision on some tensors or an operator: the decision, its cost, and the alternatives."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ _SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """`subject`: folded name; `about`: its shape and type, or equation; `count`: how many things it stands for;
-    `bytes_per_device`: what all of them take there, None for an operator; `tied`: other names of the same weight."""
+    """`subject`: folded name; `about`: shape and type, or equation; `count`: how many things it stands for;
+    `bytes_per_device`: of all of them, None for an operator; `tied`: other names of the same weight."""
 
     subject: str
     about: str
@@ -41,10 +41,10 @@ class Explanation:
 
 
 def explain(plan: Plan, file: str, model: Model, name: str, on_progress: OnProgress | None = None) -> Explanation:
-    """Why `plan` treats what is called `name` (see `shardplan.study.named`) as it does. All alternatives recompute what
-    the plan does.
+    """The reasons for what `plan` decides about `name` (see `shardplan.study.named`). All alternatives recompute what
+    the plan recomputes.
 
-    Raises `ShardplanError`: `stale-plan`, `no-match`, `too-many` (what matches is of several kinds).
+    Raises `ShardplanError`: `stale-plan`, `no-match`, `too-many` (the matches are of several kinds).
     """
     check_model(plan, file, model)
     found = find(plan, model, name)
@@ -61,13 +61,13 @@ def explain(plan: Plan, file: str, model: Model, name: str, on_progress: OnProgr
 
 
 def check_model(plan: Plan, file: str, model: Model) -> None:
-    """Raise `ShardplanError` (`stale-plan`) unless `plan`, read from `file`, was made for `model`."""
+    """Raises `ShardplanError` (`stale-plan`) unless `plan`, read from `file`, was made for `model`."""
     if not is_of(plan, model):
         raise ShardplanError(error("stale-plan", "the plan was made for another model", file=file, hint="solve again"))
 
 
 def described(plan: Plan, found: Named, name: str) -> Explanation:
-    """What was found by `name` and what it takes, without alternatives. A tied weight is called as it was asked for."""
+    """What `name` matches, and its cost, without alternatives. A tied weight is named as in the request."""
     if found.operators:
         first, names = found.operators[0], [operator.name for operator in found.operators]
         agains = sorted({operator.again for operator in found.operators if operator.again})
@@ -91,7 +91,7 @@ def described(plan: Plan, found: Named, name: str) -> Explanation:
 
 
 def _together(names: Sequence[str], everything: Sequence[str]) -> str:
-    """Names of identical layers as one; several kinds of names one after the other."""
+    """Names of identical layers folded into one; names of several kinds one after the other."""
     groups: dict[str, list[str]] = {}
     for name in dict.fromkeys(names):
         groups.setdefault(pattern(name), []).append(name)

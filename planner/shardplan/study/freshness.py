@@ -1,4 +1,4 @@
-"""What a plan was made of, read again: its model, cluster profile and constraints; and what changed in them since."""
+"""Staleness of a plan: its model, cluster profile and constraints are read again and compared with what it records."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ _ALONE = "or check what the plan says of itself alone with --without-model"
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """Inputs that are named when a plan is checked, in place of those that it records. `alone`: its model is not
-    looked at. `signers`: the file of those one of whom must have signed it."""
+    """Inputs to check a plan with, in place of those that it records. `alone`: its model is not read. `signers`: the
+    file of allowed signers, if a signature is required."""
 
     model: str | None = None
     cluster: str | None = None
@@ -43,9 +43,9 @@ AS_RECORDED: Final = Given()
 
 
 def model_now(plan: Plan, file: str, given: Given) -> Model | None:
-    """The model of `plan`, read from `file`; None where nothing says which it is, or `given.alone`.
+    """The model of `plan`, read from `file`; None if it records no source, or with `given.alone`.
 
-    Raises `ShardplanError`: `no-model` where the one that it records is not there; or as reading it does.
+    Raises `ShardplanError`: `no-model` if the recorded file does not exist; or as reading it does.
     """
     if given.alone:
         return None
@@ -62,7 +62,7 @@ def model_now(plan: Plan, file: str, given: Given) -> Model | None:
 
 
 def model_changes(plan: Plan, model: Model) -> tuple[str, ...]:
-    """What changed in the structure of the model."""
+    """Changes in the structure of the model."""
     if is_of(plan, model):
         return ()
     if plan.model.get("name") != model.name:
@@ -77,7 +77,7 @@ def model_changes(plan: Plan, model: Model) -> tuple[str, ...]:
 
 
 def by_block(modules: Mapping[str, str]) -> list[str]:
-    """Nodes with their modules, gathered by repeated blocks: `model.layers.32 (41 nodes)`, the largest first."""
+    """Nodes with their modules, grouped by repeated blocks: `model.layers.32 (41 nodes)`, the largest group first."""
     blocks: dict[str, list[str]] = {}
     for name, module in modules.items():
         found = _BLOCK.match(module)
@@ -95,9 +95,9 @@ def _block_text(block: str, names: Sequence[str]) -> str:
 
 
 def profile_changes(plan: Plan, file: str, given: Given) -> tuple[str, ...]:
-    """What changed in the cluster profile. One that a plan does not record is compared if it is a shipped one.
+    """Changes in the cluster profile. A profile that a plan does not record is compared if it is a shipped one.
 
-    Raises `ShardplanError`: `no-cluster` where it is not there; or as reading it does.
+    Raises `ShardplanError`: `no-cluster` if it does not exist; or as reading it does.
     """
     recorded = source(plan, "cluster") or str(plan.cluster.get("name"))
     if given.cluster is None and not source(plan, "cluster") and recorded not in list_profiles():
@@ -115,7 +115,7 @@ def profile_changes(plan: Plan, file: str, given: Given) -> tuple[str, ...]:
 
 
 def _laid(name: str, mesh: Mesh, then: Cluster) -> Cluster | None:
-    """The profile as it is now under the mesh of the plan; None where it no longer takes that mesh."""
+    """The current profile under the mesh of the plan; None if it no longer allows that mesh."""
     profile = load_profile(name)
     texts = [",".join(f"{axis.name}={axis.size}" for axis in mesh.axes), "x".join(str(size) for size in mesh.shape)]
     found = None
@@ -131,7 +131,7 @@ def _laid(name: str, mesh: Mesh, then: Cluster) -> Cluster | None:
 
 
 def constraint_changes(plan: Plan, file: str, model: Model | None) -> tuple[str, ...]:
-    """What changed in the constraints. Raises `ShardplanError` where one of their files is not there, or is faulty."""
+    """Changes in the constraints. Raises `ShardplanError` if one of their files does not exist or is faulty."""
     files, pins = sources(plan, "constraints"), sources(plan, "pins")
     if not files and not pins:
         return ()
@@ -148,7 +148,7 @@ def constraint_changes(plan: Plan, file: str, model: Model | None) -> tuple[str,
 
 
 def _stage_changes(plan: Plan, paths: Sequence[str]) -> Iterator[str]:
-    """What files say of stages by hand that the stages of the plan were not asked for."""
+    """Changes in the stages fixed by hand."""
     if plan.pipeline is None or plan.model.get("stages") != "manual" or (by_hand := read_stages(paths)) is None:
         return
     stages = plan.pipeline.stages
@@ -175,7 +175,7 @@ def _constraint_file(recorded: str, file: str) -> str:
 
 
 def input_changes(plan: Plan, file: str, model: Model | None, given: Given) -> Iterator[str]:
-    """All that changed in what the plan was made of. Raises as the functions above."""
+    """All changes in the inputs of the plan. Raises as the functions above."""
     if model is not None:
         yield from model_changes(plan, model)
     yield from profile_changes(plan, file, given)

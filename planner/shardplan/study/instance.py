@@ -1,4 +1,5 @@
-"""A request with its inputs read: model, cluster, options of planning, pipeline; every fault of any input collected."""
+"""A request with its inputs read: model, cluster, planning options and pipeline; all faults of all inputs are
+collected."""
 
 from __future__ import annotations
 
@@ -40,7 +41,7 @@ _HEAD = 4096
 
 @dataclass(frozen=True)
 class Staging:
-    """A pipeline as asked for: `stages` is None where their number is to be chosen."""
+    """The requested pipeline: `stages` is None if their number is to be chosen."""
 
     stages: int | ManualStages | None
     schedule: Schedule
@@ -48,8 +49,8 @@ class Staging:
 
 @dataclass(frozen=True)
 class Instance:
-    """What is planned: `cluster` has the mesh, or where that is to be chosen (`is_auto`) the devices. `staging`: None
-    for one mesh; `sources`: where all that was read from; `is_uneven`: sizes may be held as larger ones."""
+    """The inputs of planning: `cluster` has the mesh, or, if that is to be chosen (`is_auto`), the devices. `staging`:
+    None for one mesh; `sources`: the files of the inputs; `is_uneven`: sizes may be padded."""
 
     model: Model
     cluster: Cluster
@@ -67,9 +68,9 @@ class Instance:
 
 
 def read(request: Request, faulty: Mapping[str, Collection[Diagnostic]] | None = None) -> Instance:
-    """Read every input of `request`. `faulty`: fields that are known to be wrong, and why: nothing is read of these.
+    """Reads every input of `request`. `faulty`: fields that are known to be wrong, and why; their inputs are not read.
 
-    Raises `ShardplanError` with everything that is wrong with any of them.
+    Raises `ShardplanError` with everything that is wrong with any input.
     """
     known = faulty or {}
     attempt = Attempts()
@@ -107,7 +108,7 @@ def read(request: Request, faulty: Mapping[str, Collection[Diagnostic]] | None =
 
 
 def as_read(request: Request) -> Request:
-    """`request` with what its files hold in place of their names, so that it can be planned where they are not."""
+    """`request` with the content of its files in place of their names, so that it can be planned on another machine."""
     instance = read(request)
     staging = instance.staging
     stages = None if staging is None else "auto" if staging.stages is None else staging.stages
@@ -118,7 +119,7 @@ def as_read(request: Request) -> Request:
 
 
 def recorded_request(plan: Plan, file: str, model: Model) -> Request:
-    """What `plan`, read from `file`, was asked for, of `model`. Raises `ShardplanError` (`damaged-plan`)."""
+    """The request of `plan`, read from `file`, for `model`. Raises `ShardplanError` (`damaged-plan`)."""
     options, asked = options_of(plan, file), plan.model.get("stages")
     stages: Any = stages_asked_for(plan, file) if asked == "manual" else asked if plan.pipeline else None
     return Request(
@@ -142,16 +143,15 @@ def recorded_request(plan: Plan, file: str, model: Model) -> Request:
 
 
 def load_model(given: str | Path, dims: Mapping[str, int]) -> Model:
-    """The model of an ONNX file, of a `config.json`, of a description such as `transformer:llama3-70b`, or of a
-    factory such as `my_pkg.module:build`, called with `dims`; with `pad:NAME` among these, with that dim held as so
-    large. Raises `ShardplanError`."""
+    """The model of an ONNX file, of a `config.json`, of a description such as `transformer:llama3-70b`, or of a factory
+    such as `my_pkg.module:build`, with `dims`; a dim `pad:NAME` among these pads a size. Raises `ShardplanError`."""
     pads = {name.removeprefix(PAD): size for name, size in dims.items() if name.startswith(PAD)}
     found = _as_it_is(given, {name: size for name, size in dims.items() if not name.startswith(PAD)})
     return _held_as(found, pads)
 
 
 def _held_as(model: Model, pads: Mapping[str, int]) -> Model:
-    """The model with these dims held as so large."""
+    """The model with these dims padded."""
     if not pads:
         return model
     from shardplan.padding.padded import padded
@@ -173,7 +173,7 @@ def _as_it_is(given: str | Path, dims: Mapping[str, int]) -> Model:
 
 
 def _built(given: str, module: str, function: str, dims: Mapping[str, int]) -> Model:
-    """What a factory builds, by the adapter of its framework, which is imported only here."""
+    """The model that a factory builds, by the adapter of its framework, which is imported only here."""
     try:
         adapter = importlib.import_module(_ADAPTER)
     except ModuleNotFoundError as problem:
@@ -186,7 +186,7 @@ def _built(given: str, module: str, function: str, dims: Mapping[str, int]) -> M
 def load_model_of(plan: Plan, file: str, path: str) -> Model:
     """The model at `path` with the sizes that `plan`, read from `file`, was made for.
 
-    Raises `ShardplanError`; where these sizes are not those that the model needs, it is another one (`stale-plan`).
+    Raises `ShardplanError`; if the model needs other sizes, it is another model (`stale-plan`).
     """
     try:
         return load_model(path, dims_of(plan))
@@ -221,7 +221,7 @@ def _cluster(request: Request) -> Cluster:
 
 
 def _staging(request: Request) -> Staging | None:
-    """The pipeline that is asked for; None for one mesh. Raises `ShardplanError` (`bad-stages`, `bad-schedule`)."""
+    """The requested pipeline; None for one mesh. Raises `ShardplanError` (`bad-stages`, `bad-schedule`)."""
     schedule = parse_schedule(request.schedule)
     found = [(stages, place) for stages, place in map(_stages_given, *_placed(request.constraints)) if stages]
     asked = request.stages
@@ -260,7 +260,7 @@ def _stages_asked(asked: int | str | Path | Plan | ManualStages) -> int | Manual
 
 
 def _placed(constraints: Iterable[Any]) -> tuple[list[Any], list[str]]:
-    """Sources of constraints, and what messages call each."""
+    """Sources of constraints, each with its name for messages."""
     sources = list(constraints)
     return sources, [
         str(source) if isinstance(source, str | Path) else f"constraints[{number}]"
@@ -326,7 +326,7 @@ def _kept_in(plan: Plan, place: str, sections: Collection[Kept]) -> tuple[Constr
 
 
 def is_plan(file: str) -> bool:
-    """Whether a file begins as plans do; one that cannot be read is judged by its name."""
+    """Whether a file begins as plans do; an unreadable one is judged by its name."""
     try:
         with Path(file).open(encoding="utf-8", errors="replace") as stream:
             head = stream.read(_HEAD)
@@ -342,7 +342,7 @@ def _section(file: str) -> tuple[str, str]:
 
 
 def _is_plan_and_more(file: str) -> bool:
-    """Whether it is the name of a plan, followed by what is none of its sections."""
+    """Whether it is the name of a plan followed by something that is not one of its sections."""
     path, colon, _ = _section(file)[0].rpartition(":")
     return bool(colon) and not is_there(file) and is_file(path) and is_plan(path)
 

@@ -1,4 +1,4 @@
-"""What-if: a layout or a split that is asked for, planned with all else free, beside the plan there is."""
+"""What-if: a requested layout or split, planned with everything else free, compared with the given plan."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from shardplan.study.shares import Share, shares_of
 
 @dataclass(frozen=True, slots=True)
 class Instead:
-    """`spec`: what was asked for; `plan`: the fastest that has it. `diff`: from the plan there is to that one; `terms`:
-    what a step takes longer (or, negative, shorter) for, the largest first; they add up to what the step changes by."""
+    """`spec`: the requested choice; `plan`: the fastest plan with it. `diff`: from the given plan to that one; `terms`:
+    the differences in step time by term, the largest first; their sum is the difference of the steps."""
 
     spec: str
     plan: Plan
@@ -50,7 +50,7 @@ def instead(
 
 
 def _once(diagnostics: Sequence[Diagnostic]) -> list[Diagnostic]:
-    """Of what is wrong in one way with several pins, which say the same of identical layers, the first."""
+    """The first of equal faults of several pins, which are the same for identical layers."""
     return list({(diagnostic.code, diagnostic.file): diagnostic for diagnostic in reversed(diagnostics)}.values())[::-1]
 
 

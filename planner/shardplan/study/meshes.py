@@ -1,9 +1,9 @@
-"""`--mesh auto`: every way to lay mesh axes over the devices of a cluster, and the best plan on each.
+"""`--mesh auto`: all ways to lay logical mesh axes over the devices of a cluster, and the best plan on each.
 
 A physical axis of 8 devices is one axis of 8, or 2 x 4, 4 x 2 or 2 x 2 x 2; an axis keeps the link of its physical
-axis, and a group that is a part of it gets its share of that link (`shardplan.cost.links`). A mesh of more axes has
-more plans, and all those of the coarser one among them: every search starts from the plan of the coarsest, which is
-found once. Of what is not solved can only be said how much faster than its own arithmetic it cannot be.
+axis, and a group that is a part of it gets its share of that link (`shardplan.cost.links`). A mesh with more axes has
+all plans of the coarser one and more: every search starts from the plan of the coarsest mesh, which is found once. A
+mesh that is not solved gets only the bound by its own compute.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from shardplan.processes import run_all
 from shardplan.units import NS_PER_S, PS_PER_NS, counted
 
 _SOME_SECONDS = 0.01
-"""Left of a time limit that other meshes have used up."""
+"""Time for a mesh when other meshes have used up the time limit."""
 _NO_ROOM = "does not fit in memory"
 OUT_OF_TIME = "out of time"
 INTERRUPTED = "interrupted"
@@ -42,9 +42,10 @@ NO_FASTER = "not faster than the best before"
 
 @dataclass(frozen=True, slots=True)
 class MeshTrial:
-    """What came of one logical mesh: `text`, as `--mesh` takes it; `plan`, the best on it, or `None` and the `reason`.
+    """The result for one logical mesh: `text`, as `--mesh` takes it; `plan`, the best on it, or `None` and the
+    `reason`.
 
-    `bound_ns`: no step on this mesh is shorter. `diagnostics`: what was said about it.
+    `bound_ns`: a lower bound on every step on this mesh. `diagnostics`: warnings about it.
     """
 
     text: str
@@ -68,8 +69,8 @@ def ordered_factorisations(size: int) -> Iterator[tuple[int, ...]]:
 
 
 def logical_meshes(profile: Profile, devices: str | None = None) -> tuple[str, ...]:
-    """The meshes over `devices` (sizes of the physical axes as `--mesh` takes them; the profile's own by default), few
-    axes first.
+    """The meshes over `devices` (sizes of the physical axes as in `--mesh`; the profile's own by default), fewest axes
+    first.
 
     Raises `ShardplanError` as `make_cluster`, and (`bad-devices`) when a physical axis is named in parts.
     """
@@ -104,9 +105,9 @@ def try_meshes(
 ) -> tuple[MeshTrial, ...]:
     """The best plan on every mesh of at most `MOST_AXES` axes, and a bound for the others; in the order of `meshes`.
 
-    Whatever does not depend on the mesh is worked out once; `processes` work side by side. Where the user stops it
-    once there is a plan, those that are not done are `INTERRUPTED`.
-    Raises `ShardplanError` when the model can be planned on none of them for another reason than memory.
+    Everything that does not depend on the mesh is computed once; `processes` work in parallel. If Ctrl-C stops it once
+    there is a plan, the remaining trials are `INTERRUPTED`. Raises `ShardplanError` if no mesh can be planned, for
+    another reason than memory.
     """
     clusters = {text: make_cluster(profile, text) for text in meshes}
     shallow = [text for text in meshes if len(clusters[text].mesh) <= MOST_AXES]
@@ -135,7 +136,7 @@ def try_meshes(
 def _until_stopped(
     trials: Iterator[MeshTrial], done: Callable[[MeshTrial], None], found: Mapping[str, MeshTrial]
 ) -> bool:
-    """Take trials until the user stops the search, which with no plan yet ends it; whether that was so."""
+    """Collects trials until Ctrl-C, which without any plan ends the search; returns whether it was stopped."""
     try:
         for trial in trials:
             done(trial)
@@ -149,13 +150,13 @@ def _until_stopped(
 
 
 def best_of(trials: Sequence[MeshTrial]) -> MeshTrial | None:
-    """The trial with the shortest step; of equals the first."""
+    """The trial with the shortest step; among equals the first."""
     solved = [trial for trial in trials if trial.step_ns is not None]
     return min(solved, key=lambda trial: trial.step_ns or 0) if solved else None
 
 
 def _standing(found: Mapping[str, MeshTrial], count: int) -> Standing:
-    """How the search over meshes stands: no bound holds for those that are not done."""
+    """The standing of the search over meshes; no bound holds for unfinished meshes."""
     best = best_of(tuple(found.values()))
     best_ps = math.inf if best is None or best.step_ns is None else best.step_ns * PS_PER_NS
     return Standing(
@@ -171,8 +172,8 @@ def _solved(
     processes: int,
     on_progress: OnProgress | None,
 ) -> Iterator[MeshTrial]:
-    """Trials as they are done: that of the coarsest mesh, from whose plan all others begin, and then those first that
-    take longest; in one process those with the fewest axes."""
+    """Trials in the order in which they finish: first the coarsest mesh, from whose plan all others start, then the
+    slowest first; in one process those with the fewest axes first."""
     if not meshes:
         return
     first, *rest = sorted(meshes, key=lambda text: len(clusters[text].mesh))
@@ -193,8 +194,8 @@ def _try(
     asked: tuple[str, Cluster, PlanOptions, float, int],
     on_progress: OnProgress | None = None,
 ) -> MeshTrial:
-    """What comes of a mesh in its share of the time that is left: until `ends_s` (`time.monotonic`), which is one clock
-    for all processes, this process searches so many meshes."""
+    """The result for a mesh within its share of the remaining time: until `ends_s` (`time.monotonic`, the same clock in
+    all processes), this process searches so many meshes."""
     (model, coarse), (text, cluster, options, ends_s, waiting) = shared, asked
     if options.time_limit is not None:
         options = replace(options, time_limit=max(_SOME_SECONDS, (ends_s - time.monotonic()) / waiting))

@@ -1,4 +1,4 @@
-"""What people mean by the name of something in a plan: the checkpoint's, the graph's, or what a table prints."""
+"""Resolution of names in a plan: names of the checkpoint, of the graph, or as printed in tables."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class Named:
 
 
 def find(plan: Plan, model: Model, name: str) -> Named:
-    """What `name` means: a weight, a value or an operator; a pattern of these; or a line of `show` and `explain`, such
-    as `layers.*.mlp.up (MatMul)` or `output of layers.0.mlp`.
+    """What `name` matches: a weight, a value or an operator; a pattern of these; or a line of `show` and `explain`,
+    such as `layers.*.mlp.up (MatMul)` or `output of layers.0.mlp`.
 
-    Raises `ShardplanError`: `no-match`, `too-many` (what matches is of several kinds).
+    Raises `ShardplanError`: `no-match`, `too-many` (the matches are of several kinds).
     """
     name = _TIMES.sub("", name)
     tensors, operators = _as_printed(plan, name) or _as_called(plan, model, name)
@@ -53,7 +53,7 @@ def find(plan: Plan, model: Model, name: str) -> Named:
 
 
 def _as_printed(plan: Plan, name: str) -> tuple[list[TensorDecision], list[OperatorDecision]] | None:
-    """What a table calls so; None where no table does."""
+    """The things with this name in a table; None if there are none."""
     modules = _modules(plan)
     if name.startswith(_OUTPUT):
         wanted = name.removeprefix(_OUTPUT)
@@ -73,7 +73,7 @@ def _as_printed(plan: Plan, name: str) -> tuple[list[TensorDecision], list[Opera
 
 
 def _as_called(plan: Plan, model: Model, name: str) -> tuple[list[TensorDecision], list[OperatorDecision]]:
-    """Tensors called so; else operators; else all that a module of this name has."""
+    """Tensors of this name; else operators; else everything of a module of this name."""
     wanted, names = Constraint("any", name, Dims(()), "", Mark("", 0, 0), is_pin=True), Names(model)
     decisions = {tensor.name: tensor for tensor in plan.tensors}
     try:
@@ -109,7 +109,7 @@ def _labels(plan: Plan) -> dict[str, str]:
 
 
 def _alike(these: Sequence[TensorDecision | OperatorDecision], labels: dict[str, str]) -> dict[str, int]:
-    """Labels of corresponding things in identical layers as one, with how many they are."""
+    """Labels of corresponding things in identical layers as one, with their number."""
     groups: dict[str, list[str]] = {}
     for one in these:
         groups.setdefault(pattern(labels[one.name]), []).append(labels[one.name])

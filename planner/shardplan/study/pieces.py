@@ -1,4 +1,4 @@
-"""Where trainers cut a model into the pieces of a pipeline: between layers, dealt out evenly."""
+"""Even cuts of a model into the pieces of a pipeline between layers, as trainers make them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shardplan.units import counted
 
 
 def starts(model: Model, pieces: int) -> list[int]:
-    """The operator with which each piece but the first begins."""
+    """The first operator of each piece except the first."""
     begins = _layer_starts(model)
     if begins and len(begins) + 2 == pieces:  # embedding and output matrix are pieces of their own
         return [*begins, 1 + max(index for block in model.blocks for copy in block.copies for index in copy)]
@@ -24,8 +24,8 @@ def starts(model: Model, pieces: int) -> list[int]:
 
 
 def layers_of(layers: int, pieces: int) -> list[int]:
-    """Layers of each piece: equally many, else with embedding and output matrix counted as a layer each, and what is
-    left over by the pieces between the ends first, from the front."""
+    """The number of layers of each piece: equal if possible; otherwise embedding and output matrix count as one layer
+    each, and the remainder goes to the inner pieces, from the front."""
     each, over = divmod(layers, pieces)
     if not over:
         return [each] * pieces
@@ -37,8 +37,8 @@ def layers_of(layers: int, pieces: int) -> list[int]:
 
 
 def _layer_starts(model: Model) -> list[int]:
-    """The operator with which every layer begins, at a place where the model can be cut. Layers of several kinds, as
-    those of a mixture whose first ones are dense, are copies of several blocks of one module."""
+    """The first operator of every layer, at a place where the model can be cut. Layers of several kinds, as in a
+    mixture of experts whose first layers are dense, are copies of several blocks of one module."""
     block = max(model.blocks, key=lambda block: len(block.copies), default=None)
     if block is None:
         return []

@@ -1,8 +1,8 @@
-"""What a given parallel configuration takes: memory and time of exactly that one, as trainers are told it.
+"""Memory and time of one given parallel configuration, as trainers are configured.
 
-Megatron's and FSDP's words (`shardplan.planning.parallelism`) become restrictions of the choices; what they leave open
-is solved, at the prices of every other plan. Of the stages of a pipeline, all but the first and the last are alike:
-three are planned.
+The terms of Megatron and FSDP (`shardplan.planning.parallelism`) become restrictions of the choices; the solver decides
+what they leave open, with the prices of every other plan. The stages of a pipeline are alike except for the first and
+the last: three are planned.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ FLAT = (CONTEXT, EXPERT, DATA)
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """Parts of a step: `bubble_ns` is what a stage of a pipeline waits for others, sends between them included;
-    `host_ns` what its device waits for the host to start kernels."""
+    """Parts of a step: `bubble_ns` is the time in which a stage of a pipeline waits for others, including sends between
+    them; `host_ns` that in which its device waits for the host to launch kernels."""
 
     compute_ns: int
     exposed_ns: int
@@ -78,8 +78,8 @@ class Spent:
 
 @dataclass(frozen=True, slots=True)
 class Priced:
-    """`plan`: of the configuration, the fastest that fits, or the fastest where none does; of a pipeline it says times
-    and memory and is no file, since stages stand for others. `memory`: by stage, of its fullest device."""
+    """`plan`: of the configuration, the fastest that fits, or the fastest if none fits; of a pipeline it has only times
+    and memory and cannot be written, since one stage stands for several. `memory`: by stage, of its fullest device."""
 
     parallelism: Parallelism
     plan: Plan
@@ -87,11 +87,11 @@ class Priced:
     limit_bytes: int
     microbatches: int
     usable_fraction: float
-    """Of what an allocator reserves, so much is held at a peak: the rest is between its blocks."""
+    """Share of an allocator's reserved memory that is held at a peak; the rest is fragmentation."""
 
     @property
     def reserved_bytes(self) -> int:
-        """What an allocator reserves for the peak: what trainers report as memory."""
+        """The memory that an allocator reserves for the peak, which is what trainers report."""
         return round(self.peak.total / self.usable_fraction)
 
     @property
@@ -101,7 +101,7 @@ class Priced:
 
     @property
     def spent(self) -> Spent:
-        """Where the step goes: of a pipeline, on the slowest stage."""
+        """The parts of the step; of a pipeline, those of the slowest stage."""
         summary, pipeline = self.plan.summary, self.plan.pipeline
         if pipeline is None:
             host_ns = summary.step_ns - summary.compute_ns - summary.communication_ns
@@ -175,8 +175,8 @@ def _fastest(
     sharded: bool = False,
     flat: Sequence[int] = (),
 ) -> Plan:
-    """The fastest plan that fits, or the fastest of all where none does, as a trainer runs it. `loss`: the model ends
-    in it; `sharded`: parameters are; `flat`: axes over which the optimizer's state is cut as flat buffers."""
+    """The fastest plan that fits, or the fastest of all if none does, as a trainer runs it. `loss`: the model ends in
+    it; `sharded`: parameters are sharded; `flat`: axes over which the optimizer's state is sharded as flat buffers."""
 
     def under(bytes_: int) -> Plan:
         asked = replace(options, memory_limit_bytes=bytes_)
@@ -248,7 +248,8 @@ def _pipeline(
 def _borders(
     chain: Chain, plans: Mapping[int, Plan], stands_for: Sequence[int], options: PlanOptions
 ) -> tuple[list[tuple[Layout, Layout]], list[tuple[int, int]]]:
-    """Layouts of what every stage hands on, at either end, and its bytes and those of its gradient in a microbatch."""
+    """The layouts of the values at both ends of every stage, and the bytes of the value and its gradient in a
+    microbatch."""
     kept = {place: {tensor.name: tensor.layout for tensor in plan.tensors} for place, plan in plans.items()}
     borders, sizes = list[tuple[Layout, Layout]](), list[tuple[int, int]]()
     for place, border in enumerate(chain.borders):
@@ -266,7 +267,7 @@ def _sum(parts: Sequence[Memory]) -> Memory:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """A priced configuration as it is told: `best` beside it, if `compared`; the rows of a step and a microbatch."""
+    """A priced configuration for display: `best` beside it, if `compared`; the rows of a step and a microbatch."""
 
     priced: Priced
     best: Plan | None
@@ -288,9 +289,9 @@ def price_as_asked(
     overlap_exchange: bool = False,
     on_progress: OnProgress | None = None,
 ) -> Told:
-    """What `request`'s model takes on its cluster under a configuration, beside the best plan if `compare`. Of the
-    request count `model`, `cluster`, `dims`, `optimizer` and `memory_limit`. `fused_loss`: it holds no logits in fp32.
-    `overlap_exchange`: experts' tokens are exchanged beside the compute of another microbatch.
+    """Memory and time of `request`'s model on its cluster under a configuration, beside the best plan if `compare`.
+    Only `model`, `cluster`, `dims`, `optimizer` and `memory_limit` of the request count. `fused_loss`: the loss holds
+    no logits in fp32. `overlap_exchange`: experts' tokens are exchanged beside the compute of another microbatch.
 
     Raises `ShardplanError` as `price` and as reading the inputs does.
     """
@@ -324,17 +325,17 @@ def price_as_asked(
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Rows of a step and of a microbatch of one rank. `global_batch`: None for the model's own, or where that can be
-    chosen one microbatch for every rank."""
+    """Rows of a step, and of a microbatch of one rank. `global_batch`: None for the model's own; if the batch is free,
+    one microbatch per rank."""
 
     global_batch: int | None = None
     micro_batch: int = 1
 
 
 def read_model_for(given: str | Path | Model, dims: Mapping[str, int], batch: Batch, parallelism: Parallelism) -> Model:
-    """The model with the batch that is asked for: a description takes any, an ONNX file has its own.
+    """The model with the requested batch: a description takes any, an ONNX file has its own.
 
-    Raises `ShardplanError`: `bad-parallelism` where a file's batch is another, and as `load_model`.
+    Raises `ShardplanError`: `bad-parallelism` if a file has another batch, and as `load_model`.
     """
     rows = batch.global_batch
     if isinstance(given, str) and (given.startswith(DESCRIBED) or is_config(given)):
@@ -359,7 +360,7 @@ def best_beside(
     priced: Priced, model: Model, cluster: Cluster, options: PlanOptions, on_progress: OnProgress | None = None
 ) -> Plan | None:
     """The best plan without a pipeline on as many devices for the same trainer, with an axis for each link and in as
-    few microbatches as fit, or the configuration itself where that is faster; None where none fits."""
+    few microbatches as fit, or the configuration itself if that is faster; None if none fits."""
     sharded = priced.parallelism.shards_parameters
     simple = Parallelism(data=priced.parallelism.devices)
     profile = as_filled(as_trained(cluster, sharded=sharded), simple)

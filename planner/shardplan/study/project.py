@@ -1,4 +1,4 @@
-"""The files with which a project starts: its cluster, its settings, its check in CI."""
+"""The initial files of a project: its cluster, its settings, its check in CI."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CLUSTER_FILE, SETTINGS_FILE, WORKFLOW_FILE = "cluster.yaml", "shardplan.toml", "
 @dataclass(frozen=True, slots=True)
 class Project:
     """`base`: the shipped profile nearest to the machines; `machines` of `devices` each; `model`: what is planned, `""`
-    where that is not known yet; `version`: of shardplan, for CI; `workflow`: whether there is one."""
+    if not known yet; `version`: of shardplan, for CI; `workflow`: whether to write one."""
 
     base: str
     machines: int
@@ -55,8 +55,8 @@ mesh:
 
 
 def _inside(devices: int, levels: Sequence[Level]) -> list[tuple[str, int, str]]:
-    """(name, size, level) of the axes of one machine, outermost first: on the innermost level, and on those above it,
-    but for the network, as far as there are more devices than it joins."""
+    """(name, size, level) of the axes of one machine, outermost first: the innermost level, and further levels except
+    the network as far as there are more devices than it joins."""
     axes = [("gpu", devices, levels[0].name)]
     below = 1
     for level, after in itertools.pairwise(levels):

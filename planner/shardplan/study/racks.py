@@ -1,7 +1,7 @@
-"""Links of a cluster as trainers' ranks fill them: racks of which a part is used, and links that are one fabric.
+"""Links of a cluster as trainers' ranks fill them: partly used racks, and neighbouring levels that are one fabric.
 
-A rack of 72 devices has no room for a power of two of them but 64, which is what trainers take of it; and its trays and
-the rack are joined by the same switches, so that ranks see one kind of link.
+Of a rack of 72 devices, trainers use 64, the largest power of two; and its trays and the rack are joined by the same
+switches, so that ranks see one kind of link.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from shardplan.errors import ShardplanError
 from shardplan.planning.parallelism import Parallelism, axes_of
 
 _SAME = ("topology", "link_gbps", "pair_gbps", "eta", "base_us", "step_us", "ramp_mb", "nvls", "wrap", "busbw_gbps")
-"""What two levels of links have in common that are one fabric."""
+"""Attributes in which two link levels of one fabric agree."""
 _TORUS = "torus"
 
 
 def as_filled(cluster: Cluster, parallelism: Parallelism) -> Profile:
-    """The profile of `cluster` with levels of one fabric joined, and with as many devices of each level as the ranks
-    fill: all, or where these do not divide it, the largest power of two. Raises `ShardplanError` (`bad-parallelism`)
-    where neither does."""
+    """The profile of `cluster` with levels of one fabric merged, and with as many devices of each level as the ranks
+    fill: all, or if these do not divide it, the largest power of two. Raises `ShardplanError` (`bad-parallelism`) if
+    neither divides."""
     joined = _joined(cluster.resolved)
     found = replace(profile_from_resolved(joined), training=cluster.training)
     try:
@@ -35,9 +35,9 @@ def as_filled(cluster: Cluster, parallelism: Parallelism) -> Profile:
 
 
 def _joined(resolved: Mapping[str, Any]) -> dict[str, Any]:
-    """The same with neighbouring levels of one fabric as one, which has the name and the devices of the outermost.
+    """The profile with neighbouring levels of one fabric merged, under the name and with the devices of the outermost.
 
-    Links of a torus are none, however alike: each dimension has its own, and a ring along it.
+    Links of a torus are never merged, however alike: each dimension has its own, and a ring along it.
     """
     levels: list[Mapping[str, Any]] = []
     names: dict[str, str] = {}
@@ -61,7 +61,7 @@ def _joined(resolved: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _in_part(resolved: Mapping[str, Any]) -> dict[str, Any]:
-    """The same with a power of two of the devices of each level, and the cards of those."""
+    """The profile with a power of two of the devices of each level, and the network cards of these devices."""
     levels, share = [], 1.0
     for level in resolved["levels"]:
         devices = level["devices"]

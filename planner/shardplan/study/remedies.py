@@ -1,4 +1,4 @@
-"""Remedies: changes of a request that has no plan under which one was found to fit."""
+"""Remedies for a request that has no plan: changes for which a plan that fits was found."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ _MICROBATCHES = (2, 4, 8, 16)
 _GROWTH = (2, 4, 8)
 
 _NEAR_ENOUGH, _SECONDS, _IN_ALL = 0.1, 20.0, 60.0
-"""A remedy is to be found, not perfected: relative gap and time limit of each solve. After so many seconds in all, no
-further one is begun: somebody waits to be told that nothing fits."""
+"""A remedy has to be found, not perfected: relative gap and time limit of each solve. After this many seconds in all,
+no further solve is started, since the user waits for the answer that nothing fits."""
 _TRIED_S = 2.0
-"""Under a time limit none is begun in its last seconds."""
+"""Under a time limit, no solve is started in its last seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """`change`: as on the command line. The plan it leads to takes `step_ns` and `memory_bytes` of a device."""
+    """`change`: as on the command line. Its plan takes `step_ns` and `memory_bytes` of a device."""
 
     change: str
     step_ns: int
@@ -41,10 +41,10 @@ class Remedy:
 def find_remedies(
     model: Model, cluster: Cluster, options: PlanOptions, on_progress: OnProgress | None = None
 ) -> tuple[Remedy, ...]:
-    """The least change of each kind under which a plan fits, for a request that has none.
+    """The smallest change of each kind for which a plan fits, for a request that has none.
 
     More microbatches, rematerialisation, optimizer state sharded apart from its weight, a lighter optimizer, a smaller
-    cache of keys and values, and more devices of the same profile; each alone. Those found before the user stops it.
+    KV cache, and more devices of the same profile; each alone. After Ctrl-C, those found so far.
     """
     kinds = [
         [(change, cluster, asked) for change, asked in kind]

@@ -27,7 +27,7 @@ from shardplan.study.compare import Contender, compare_recipes
 
 SPREAD = 0.15
 WORTH_HAVING = 0.01
-"""A plan that is faster by no more than this is no reason to change."""
+"""A plan that is faster by at most this share is no reason to change."""
 FARTHEST = 2.0
 NOT_OF_A_PIPELINE = error("pipeline-plan", "robustness is known of plans of one mesh, not of pipelines")
 _HALVINGS = 2

@@ -1,15 +1,15 @@
-"""Memory of a run whose layouts are decided: what a search has to count for every operator is counted once here.
+"""Memory of a run whose layouts are decided, without what the search counts twice.
 
 A search adds up what nodes hold, each by itself, so that an operator is charged its operands and results although most
-of them are held already, in the same layout: a bound that no assignment exceeds. Once all is chosen it is known which
-reads are copies:
+of them are held already, in the same layout: a bound that no assignment exceeds. Once everything is chosen it is known
+which reads are copies:
 
-* an operand that is read in the layout in which it is kept, or served, is that value; so is a result. What backward
-  does not read is not there any more;
+* an operand that is read in the layout in which it is kept, or served, is that value; so is a result. A value that
+  backward does not read is freed;
 * a weight that is served as it is kept is not gathered;
-* the loss runs between the last operator's forward and its backward, when neither holds anything of its own;
-* a trainer's sharded optimizer cuts flat buffers, padded, and not the dims of weights: its state comes out even;
-* what only products in a narrow type read again in backward waits for it in that type (Transformer Engine).
+* the loss runs between the last operator's forward and its backward, when neither holds workspace;
+* a trainer's sharded optimizer shards flat buffers, padded, and not the dims of weights: its state divides evenly;
+* an activation that only products in a narrow type read again in backward is saved in that type (Transformer Engine).
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ _OPTIMIZER, _ACTIVATIONS, _TEMPORARIES = 2, 3, 4
 def as_held(
     chosen: Chosen, cluster: Cluster, *, loss: bool = True, flat: Sequence[int] = (), precision: PrecisionName = ""
 ) -> Plan:
-    """A plan with the memory that a run of it takes on `cluster`. `loss`: the model ends in it; `flat`: axes over which
-    the optimizer's state is cut as flat buffers; `precision`: type in which operands of products wait for backward.
-    Raises as `finished`."""
+    """A plan with the memory of a run on `cluster`. `loss`: the model ends in it; `flat`: axes over which the
+    optimizer's state is sharded as flat buffers; `precision`: type in which operands of products are saved for
+    backward. Raises as `finished`."""
     plan = finished(chosen.plan)
     decided = Decided(chosen.priced.built, chosen.memory, chosen.priced.choice)
     memory = decided.peak(loss_memory_bytes(plan, cluster.training) if loss else None, precision)
@@ -52,7 +52,7 @@ def as_held(
 
 
 def accumulating_in_fp32(plan: Plan) -> Plan:
-    """A plan whose whole gradients wait in the type in which FSDP reduces them, fp32, from microbatch to microbatch."""
+    """A plan whose whole gradients are accumulated in fp32, the type in which FSDP reduces them."""
     weights = [(tensor.bytes_per_device, tensor.dtype in _16_BITS) for tensor in plan.tensors if tensor.trainable]
     memory = plan.summary.memory
     narrow = sum(size for size, is_narrow in weights if is_narrow)
@@ -65,15 +65,15 @@ _16_BITS = ("bfloat16", "float16")
 
 @dataclass(frozen=True)
 class Decided:
-    """A cost graph with the choice of every node, and what it holds."""
+    """A cost graph with the choice of every node, and its memory holdings."""
 
     built: CostGraph
     holdings: Holdings
     choice: Mapping[Node, int]
 
     def peak(self, loss_bytes: int | None = None, precision: PrecisionName = "") -> Memory:
-        """What a device holds when that is most. `loss_bytes`: of the loss, beside the logits; None where there is
-        none; `precision`: as of `as_held`."""
+        """The peak memory of a device. `loss_bytes`: of the loss, beside the logits; None if there is none;
+        `precision`: as in `as_held`."""
         held = held_bytes(self.holdings.holdings, self.holdings.moments, self.choice)
         held[_TEMPORARIES] = np.maximum(held[_TEMPORARIES] - self._twice(), 0)
         narrower = self._narrower(precision) if precision else {}
@@ -88,8 +88,8 @@ class Decided:
         return max(peak, turn, key=lambda memory: memory.total)
 
     def _narrower(self, precision: PrecisionName) -> Mapping[int, int]:
-        """By place of their holding: of values that wait for backward, and that only products in a narrow type read
-        there, the bytes by which they are smaller in it than in the graph's."""
+        """The bytes saved by the narrow type, by place of the holding, for saved values that only products in a narrow
+        type read in backward."""
         built, model = self.built, self.built.model
         products, storage = narrowed(model, built.rules, precision), storage_of(model, built.rules)
         of_products, wide = set[str](), set[str]()
@@ -108,7 +108,8 @@ class Decided:
         return found
 
     def _at_the_turn(self, held: NDArray[np.int64], narrower: Mapping[int, int]) -> Memory:
-        """What is held from the last operator's forward to its backward: all but what operators hold as they run."""
+        """What is held from the last operator's forward to its backward: everything except the workspace of running
+        operators."""
         turn, parts = self.holdings.count, held[:, -1].copy()
         parts[3:] = 0
         names = ("parameters", "gradients", "optimizer", "activations", "temporaries")
@@ -147,7 +148,8 @@ class Decided:
         return change.cumsum()[:-1]
 
     def _of_operator(self, index: int) -> tuple[int, int]:
-        """Of what an operator is charged in forward and in backward, what others are charged or is gone."""
+        """The part of an operator's charges in forward and in backward that other nodes are charged too, or that is
+        freed."""
         built, forward, backward = self.built, 0, 0
         for name, space, value, gradient, needed in self._operands(index):
             kept, amount = built.kept[name], int(space.state_bytes[value])
@@ -163,7 +165,7 @@ class Decided:
 
     def _operands(self, index: int) -> Iterator[tuple[str, TensorSpace, int, int, bool | None]]:
         """Operands, then results, that are in memory: (name, space, states of the value and of the gradient, whether
-        backward reads the operand; None of a result)."""
+        backward reads the operand; None for a result)."""
         operator, strategies = self.built.model.operators[index], self.built.operators[index].strategies
         chosen, inner = self.choice["operator", operator.name], self.built.fusion.inner
         sides = (
@@ -178,7 +180,7 @@ class Decided:
                 yield name, space, int(pair[0][chosen]), int(pair[1][chosen]), needed
 
     def _state(self, name: str, *, served: bool) -> int:
-        """The state of a value as its readers find it (`served`), or as it is kept."""
+        """The state of a value as its readers get it (`served`), or as it is kept."""
         place = "served" if served and name in self.built.served else "kept"
         space = self.built.places[place][name]
         return int(space.forward[self.choice[place, name]])
@@ -188,7 +190,7 @@ class Decided:
 
 
 def _flat_state_bytes(decided: Decided, axes: Sequence[int], memory: Memory) -> int:
-    """Optimizer state of a device where flat buffers are cut over `axes` of the mesh, of those over which a weight is
+    """Optimizer state of a device if flat buffers are sharded over those `axes` of the mesh over which a weight is
     whole, instead of its dims: the same bytes, in as many pieces."""
     built, found = decided.built, 0.0
     for holding in decided.holdings.holdings:

@@ -1,4 +1,4 @@
-"""What the limits of a runtime cost: the best plan that it can express, beside the best plan on the same mesh."""
+"""The cost of a runtime's limits: the best plan that it can express, beside the best plan on the same mesh."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from shardplan.study.solve import Solved, solve
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """`target`: the format; `step_ns`: of its plan; `free_ns`: of the best plan there is on its mesh."""
+    """`target`: the format; `step_ns`: of its plan; `free_ns`: of the best plan on its mesh without the format's
+    limits."""
 
     target: str
     step_ns: int
@@ -20,18 +21,18 @@ class Limits:
 
     @property
     def slower(self) -> float:
-        """By which share of the free optimum the plan is slower."""
+        """The share of the unlimited optimum by which the plan is slower."""
         return self.step_ns / self.free_ns - 1.0 if self.free_ns else 0.0
 
     def record(self) -> dict[str, object]:
-        """As a document says it."""
+        """The limits as JSON-ready data."""
         return {"target": self.target, "free_step_us": self.free_ns / 1e3, "slower": round(self.slower, 6)}
 
 
 def limits_of(instance: Instance, solved: Solved, on_progress: OnProgress | None = None) -> Limits | None:
-    """What the limits of the runtime that a plan is for cost on the plan's mesh; None where the search for the free
-    optimum found none or was stopped. Where the mesh was chosen, others are not planned for this: that takes several
-    times as long as the plan. A plan that the runtime says is one that is free."""
+    """The cost of a target runtime's limits on the plan's mesh; None if the search for the unlimited optimum found no
+    plan or was stopped. If the mesh was chosen, other meshes are not searched: that takes several times as long as the
+    plan. A plan that the runtime can express is also an unlimited plan."""
     options = replace(instance.options, target="")
     free = replace(instance, cluster=solved.cluster, options=options, is_auto=False)
     try:

@@ -1,4 +1,4 @@
-"""What takes the time of a step: operators and moves of a plan, those of identical layers together."""
+"""Shares of a step's time: operators and moves of a plan, those of identical layers together."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from shardplan.folding import folded, pattern
-from shardplan.plan.overlap import Exposure
+from shardplan.plan.breakdown import Exposure
 from shardplan.plan.types import Move, OperatorDecision, Pipeline, Plan
 
 _INSIDE = "collectives inside"
@@ -16,7 +16,7 @@ _AGAIN = "computed again"
 @dataclass(frozen=True, slots=True)
 class Share:
     """`what`: `compute`, `computed again` (in backward), `collectives inside`, or the collectives of a move with their
-    phase. `time_ns`: what stays exposed, all together."""
+    phase. `time_ns`: the exposed time of all together."""
 
     name: str
     what: str
@@ -27,9 +27,9 @@ class Share:
 def shares_of(
     plan: Plan, tensors: Collection[str] | None = None, operators: Collection[str] | None = None
 ) -> tuple[Share, ...]:
-    """Shares of the step, dearest first; of everything, or of `tensors` (their moves and the operators that read them)
-    and `operators` (their compute and the moves made for them). Those of everything add up to the step, but for
-    roundings."""
+    """Shares of the step, largest first; of everything, or of `tensors` (their moves and the operators that read them)
+    and `operators` (their compute and the moves made for them). Those of everything sum to the step, except for
+    rounding."""
     if plan.pipeline is not None:
         return _of_stages(plan.pipeline)
     everything = tensors is None and operators is None
@@ -63,7 +63,7 @@ def shares_of(
 
 
 def _of_stages(pipeline: Pipeline) -> tuple[Share, ...]:
-    """Of the slowest stage its whole time counts, of the others what one microbatch takes; and what waits for
+    """For the slowest stage its whole time, for the others the time of one microbatch; and the waiting for
     transfers."""
     busy: dict[int, int] = {}
     for stage in pipeline.stages:

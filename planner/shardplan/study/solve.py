@@ -1,4 +1,4 @@
-"""A request or its instance -> a plan: on its mesh, as a pipeline, or on the best of all logical meshes."""
+"""From a request or its instance to a plan: on one mesh, as a pipeline, or on the best of all logical meshes."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ OnWarning = Callable[[Diagnostic], None]
 
 @dataclass(frozen=True)
 class Solved:
-    """`plan`, and the model and cluster that it is for (dims of the model may be held as larger ones). `trials`: what
-    came of every logical mesh, where one was to be chosen."""
+    """`plan`, with its model and cluster (dims of the model may be padded). `trials`: the results for every logical
+    mesh, if one was to be chosen."""
 
     plan: Plan
     model: Model
@@ -37,7 +37,7 @@ class Solved:
 
 
 class NoMeshError(InfeasibleError):
-    """Proven that no plan fits on any of the logical meshes `trials`."""
+    """It is proven that no plan fits on any of the logical meshes `trials`."""
 
     def __init__(self, trials: tuple[MeshTrial, ...]) -> None:
         self.trials = trials
@@ -65,8 +65,8 @@ def solve(
     processes: int = 1,
     most_axes: int | None = None,
 ) -> Solved:
-    """`plan` for inputs that are read. `processes`: that search logical meshes side by side; `most_axes`: those with
-    more are left out."""
+    """`plan` for inputs that were read. `processes`: that search logical meshes in parallel; `most_axes`: meshes with
+    more axes are left out."""
     started_s = time.monotonic()
     with few_collections():
         found = _solved(instance, on_progress, on_warning, processes, most_axes)

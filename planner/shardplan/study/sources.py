@@ -1,4 +1,4 @@
-"""Where what was asked for was read from: recorded in a plan, and found again beside it."""
+"""Sources of a plan's inputs: recorded in the plan, and found again relative to its file."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def recorded_path(given: str) -> str:
 
 def found_path(recorded: str, plan_file: str) -> str | None:
     """The file that a plan, read from `plan_file`, calls `recorded`: in the working directory, else in the folder of
-    the plan or the nearest one above it that has it. None where there is none."""
+    the plan or the nearest parent that has it. None if there is none."""
     if not recorded or PurePath(recorded).is_absolute():
         return None
     for folder in _folders(plan_file):
@@ -63,7 +63,7 @@ def found_path(recorded: str, plan_file: str) -> str | None:
 
 
 def _folders(plan_file: str) -> Iterator[Path]:
-    """Where to look: paths from the working directory where that is short."""
+    """The folders to search: relative to the working directory where that is short."""
     yield Path()
     here, folder = Path.cwd(), Path(plan_file).absolute().parent
     for above in (folder, *folder.parents):
@@ -78,11 +78,11 @@ def _is_file(path: Path) -> bool:
 
 
 def source(plan: Plan, key: str) -> str:
-    """What a plan says of one source; empty where it says nothing."""
+    """The recorded text of one source; empty if the plan records none."""
     return str(plan.sources.get(key, ""))
 
 
 def sources(plan: Plan, key: str) -> tuple[str, ...]:
-    """What a plan says of sources of which there may be several."""
+    """The recorded texts of sources of which there may be several."""
     found = plan.sources.get(key, ())
     return tuple(str(one) for one in found) if isinstance(found, list | tuple) else ()

@@ -1,7 +1,7 @@
-"""Many requests for one model: clusters, meshes, microbatches and rematerialisation, every combination planned once.
+"""Sweeps: many requests for one model over clusters, meshes, microbatches and rematerialisation, each planned once.
 
-A point is plain data, so that any engine can plan it elsewhere and a file can hold it. What is in the file already is
-not planned again.
+A point is plain data, so that any engine can plan it elsewhere and a file can hold it. Points that the file already has
+are not planned again.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ class Combination:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """What came of a request. `outcome`: that of the plan, or `infeasible`, `limit` or `refused` with the `reason`;
+    """The result of one request. `outcome`: that of the plan, or `infeasible`, `limit` or `refused` with the `reason`;
     then all numbers are None. `tokens_per_s`: of the first input of whole numbers (else rows of the first input).
-    `cost_usd`: of a step, where the profile says what a device costs. `mesh`: the one planned on."""
+    `cost_usd`: of a step, if the profile has the price of a device. `mesh`: the one planned on."""
 
     request: Combination
     outcome: str
@@ -82,7 +82,7 @@ class Sweep:
 
 
 class Engine(Protocol):
-    """Plans points somewhere; gives each as it is done, in any order, and loses none."""
+    """Plans points; yields each as it finishes, in any order, and loses none."""
 
     def points(self, request: Request, combinations: Sequence[Combination]) -> Iterator[Point]: ...
 
@@ -106,8 +106,8 @@ def sweep(
     path: str | None = None,
     on_point: Callable[[Point], None] | None = None,
 ) -> Sweep:
-    """Plan `request` in every combination; what the file at `path` holds already is taken from it, and every point is
-    added to it at once.
+    """Plans `request` in every combination; points that the file at `path` holds are taken from it, and every new point
+    is added to it at once.
 
     Raises `ShardplanError` with everything that is wrong with the inputs of `request`, and (`other-sweep`,
     `not-a-sweep`) for a file of something else.
@@ -138,7 +138,7 @@ def sweep(
 
 
 def plan_point(request: Request, combination: Combination) -> Point:
-    """Plan one combination. Faults of it are its answer, never raised."""
+    """Plans one combination. Faults of it are its result and are not raised."""
     try:
         asked = replace(
             request,
@@ -185,8 +185,8 @@ def _tokens(model: Model) -> int:
 
 
 def pareto(points: Iterable[Point]) -> tuple[Point, ...]:
-    """The points that no other beats: none has at most its step, memory and devices and less of one. Fastest first;
-    of points alike in all three the first."""
+    """The Pareto-optimal points: no other has at most their step, memory and devices and less of one. Fastest first;
+    among points equal in all three the first."""
     planned = [point for point in points if point.step_us is not None]
 
     def key(point: Point) -> tuple[float, float, float]:

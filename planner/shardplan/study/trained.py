@@ -1,8 +1,8 @@
-"""What a run of a trainer takes other than the schedule of its plan: the constants `training` of a cluster profile.
+"""The step of a trainer's run beyond the schedule of its plan: the constants `training` of a cluster profile.
 
-A plan is compared with plans, so what all of them share does not matter to it. A prediction of a run is compared with a
-clock. What a trainer does other than the schedule is stated by the profile, each constant with what fixed it
-(docs/cost-model.md), and enters here, in `price`, alone:
+A plan is compared with plans, so overheads that all of them share do not matter to it. A prediction of a run is
+compared with a clock. The profile states what a trainer adds to the schedule, each constant with its source
+(docs/cost-model.md); only `price` uses them:
 
     step = (device^3 + host^3)^(1/3) + reduction + optimizer
     device      the schedule's phases, less what of tensor parallelism's traffic runs in pieces beside products
@@ -12,9 +12,9 @@ clock. What a trainer does other than the schedule is stated by the profile, eac
     reduction   of gradients, where a trainer begins it after backward (`reduces_beside: false`), times
                 `partial_groups` where a group has several, but not all, devices of each of several machines
 
-The host runs ahead of the device, within a microbatch and from one to the next, so the slower of the two counts; where
-both take about as long, each waits for the other now and then (`_TOGETHER`). Stages of a pipeline wait for what they
-hand on where a profile says so (`sends`): each of them meets each of its neighbours once for every microbatch.
+The host runs ahead of the device, within a microbatch and from one to the next, so the slower of the two counts; if
+both take about as long, each sometimes waits for the other (`_TOGETHER`). Stages of a pipeline wait for their sends if
+the profile says so (`sends`): each of them meets each of its neighbours once for every microbatch.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ _NOTHING = Narrow()
 
 
 def as_trained(cluster: Cluster, *, sharded: bool = False) -> Cluster:
-    """The cluster with the efficiencies that trainers reach on it: that itself where the profile says nothing.
-    `sharded`: those of FSDP, which gathers weights all along, else of Megatron-LM."""
+    """The cluster with the efficiencies that trainers reach on it; unchanged if the profile has none. `sharded`: those
+    of FSDP, which gathers weights throughout, else of Megatron-LM."""
     training = cluster.training
     if training == Training():
         return cluster
@@ -99,12 +99,12 @@ def as_run(
     sharded: bool = False,
     narrow: Narrow = _NOTHING,
 ) -> Plan:
-    """`plan` with the step that a trainer takes for it on `cluster`: `communication_ns` is what it waits for links, and
-    what is left of `step_ns` beside that and `compute_ns` what it waits for the host. Memory is the plan's.
+    """`plan` with the step of a trainer on `cluster`: `communication_ns` is the waiting for links, and the rest of
+    `step_ns` beside that and `compute_ns` is the waiting for the host. Memory is the plan's.
 
-    `recomputed`: all of forward runs again in backward; `loss`: the model ends in this plan, which is that of all or of
-    a stage of a pipeline; `sharded`: parameters are (FSDP), whose gradients every trainer scatters beside backward;
-    `narrow`: what is gathered in 8 bits instead of 16.
+    `recomputed`: all of forward is recomputed in backward; `loss`: the model ends in this plan, which is that of all or
+    of a stage of a pipeline; `sharded`: parameters are sharded (FSDP), whose gradients every trainer reduce-scatters
+    beside backward; `narrow`: what is gathered in 8 bits instead of 16.
     """
     training = cluster.training
     if training == Training() or "cost_model" in plan.model:
@@ -142,9 +142,9 @@ def as_run(
 
 
 def with_sends(found: PipelineResult, transfers: Transfers, schedule: Schedule, microbatches: int) -> PipelineResult:
-    """`found` with the step of a trainer whose stages wait for the share `sends` of what they hand on and are handed.
+    """`found` with the step of a trainer whose stages wait for the share `sends` of their sends and receives.
 
-    After a forward a stage hands its value on and is handed a gradient, both at once; after a backward it does the same
+    After a forward, a stage sends its value and receives a gradient, both at once; after a backward it does the same
     with the stage before. So it waits at each of its borders once for every microbatch: an inner stage twice, the first
     and the last once, and stages wait at the same moments.
     """
@@ -187,9 +187,8 @@ def _in_partial_groups(move: Move, cluster: Cluster) -> bool:
 
 
 def _in_8_bits(move: Move, narrow: Narrow) -> Move:
-    """A move whose gathers take half the time where what they gather is cast before: weights and activations that
-    narrow products read, in forward and again in backward, and gradients of what these make. What is summed up stays as
-    it is."""
+    """A move whose gathers take half the time because the tensor is cast before: weights and activations that narrow
+    products read, in forward and again in backward, and gradients of their results. Sums keep their type."""
     is_gradient = move.phase == "backward" and not move.regather
     if move.kind == "deferred" or move.tensor not in (narrow.made if is_gradient else narrow.read):
         return move
@@ -201,7 +200,7 @@ def _in_8_bits(move: Move, narrow: Narrow) -> Move:
 
 
 def _is_reduction(move: Move) -> bool:
-    """Whether it is a gradient on its way to the optimizer."""
+    """Whether it reduces a gradient for the optimizer."""
     return move.kind == "deferred" and move.phase == "backward"
 
 
@@ -213,7 +212,7 @@ def _logits(plan: Plan) -> float:
 
 
 def loss_memory_bytes(plan: Plan, training: Training) -> int:
-    """What the loss of one microbatch holds beside the logits: their gradient, and those in fp32."""
+    """The memory of one microbatch's loss beside the logits: their gradient, and the logits in fp32."""
     outputs = [tensor for tensor in plan.tensors if tensor.role == "output"]
     gradient = sum(tensor.bytes_per_device for tensor in outputs)
     is_cut = any(
@@ -228,7 +227,8 @@ def _microbatches(plan: Plan) -> int:
 
 
 def _started(phase: Phase, training: Training) -> float:
-    """Seconds in which the host starts the kernels and collectives of a phase; the optimizer's are few and fused."""
+    """Seconds in which the host launches the kernels and collectives of a phase; those of the optimizer are few and
+    fused."""
     if phase.name == "update":
         return 0.0
     kernels = sum(item.action == "compute" and item.seconds > 0 for item in phase.program)
@@ -237,10 +237,9 @@ def _started(phase: Phase, training: Training) -> float:
 
 
 def _hidden(scheduled: StepSchedule, cluster: Cluster, *, recomputed: bool, sharded: bool) -> float:
-    """Seconds per step that blocking traffic spends beside compute. What a recomputed forward sends in backward
-    is hidden as in forward. FSDP's tensor parallelism (DTensor, without `async_tp`) waits for all that it sends.
-    Of a second that exchanges take beside the compute of another microbatch, forward or backward, 1 / kappa is hidden.
-    """
+    """Seconds per step that blocking traffic spends beside compute. The traffic of a recomputed forward overlaps in
+    backward as in forward. FSDP's tensor parallelism (DTensor, without `async_tp`) waits for all that it sends. Of a
+    second of exchanges beside the compute of another microbatch, forward or backward, 1 / kappa is hidden."""
     training = cluster.training
     only = training.exchanges_only
     again = max((_in_pieces(phase, only) for phase in scheduled.phases if "forward" in phase.name), default=0.0)
@@ -257,13 +256,13 @@ def _hidden(scheduled: StepSchedule, cluster: Cluster, *, recomputed: bool, shar
 
 
 def _in_pieces(phase: Phase, only: bool) -> float:
-    """Seconds of what can be sent in pieces before or after a product: all but exchanges of experts' tokens."""
+    """Seconds of communication that can run in pieces beside a product: all except exchanges of experts' tokens."""
     blocking = (item for item in phase.program if item.action == "blocking")
     return 0.0 if only else sum(item.seconds for item in blocking if _EXCHANGE not in item.name)
 
 
 def _exchanged(phase: Phase, only: bool) -> float:
-    """Seconds of exchanges. Where nothing else is sent (`only`), what is gathered in a machine and exchanged between
-    machines, as dispatchers of several levels do it, is one too."""
+    """Seconds of exchanges. If nothing else is sent (`only`), a gather inside of a machine followed by an exchange
+    between machines, as hierarchical dispatchers do it, counts too."""
     blocking = (item for item in phase.program if item.action == "blocking")
     return sum(item.seconds for item in blocking if only or _EXCHANGE in item.name)

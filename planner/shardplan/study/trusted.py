@@ -1,4 +1,4 @@
-"""A plan whose numbers are derived again, where its model is at hand: what a gate may rely on."""
+"""Plans for gates: all numbers are derived again from the decisions if the model is available."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _GATE = "no condition can be checked with it"
 
 
 def trusted(file: str, models: Sequence[str] = ()) -> tuple[Plan, tuple[Diagnostic, ...]]:
-    """The plan in `file` with all that follows from its decisions derived again, and warnings where the file says
-    otherwise. `models`: in place of the one that it records. A plan whose model is not at hand, or is another one now,
-    is as its file says.
+    """The plan in `file` with everything that follows from its decisions derived again, and warnings if the file
+    differs. `models`: in place of the one that it records. A plan whose model is not available, or has changed, is
+    returned as in its file.
 
     Raises `ShardplanError`: `edited-plan` for one that was edited and cannot be derived, or as `read_plan`.
     """
@@ -50,7 +50,7 @@ def trusted(file: str, models: Sequence[str] = ()) -> tuple[Plan, tuple[Diagnost
 
 
 def _said(changes: PlanDiff) -> Iterator[str]:
-    """The sums that differ, as the file has them and as they are derived."""
+    """The sums that differ, as in the file and as derived."""
     for effect in changes.effects:
         if effect.delta:
             text = size if effect.name == "memory" else changes.measures[0].text
@@ -58,7 +58,7 @@ def _said(changes: PlanDiff) -> Iterator[str]:
 
 
 def _model_of(plan: Plan, file: str, models: Sequence[str]) -> Model | None:
-    """The model that the plan was made for; None where it is not at hand."""
+    """The model that the plan was made for; None if it is not available."""
     named = [given for given in models if title_of_model(given) == plan.model.get("name")]
     given = named[0] if named else models[0] if len(models) == 1 else None
     try:

@@ -32,12 +32,12 @@ Shapes = tuple[tuple[str, tuple[int, ...]], ...]
 
 
 class AppliedPlan:
-    """What `parallelize` leaves behind at `model._shardplan`. `received_dims`: as in `batch_dims`.
+    """The state that `parallelize` stores at `model._shardplan`. `received_dims`: as in `batch_dims`.
 
-    `named`: the parameters of the model that the plan has. Of the forward pass under way: `engine`, and `shapes`, those
-    of the inputs that it is for; `depth`, how often the model is entered; `weights`; `planned`, planned tensors of
-    parameters by the plan's names. `checked`: whether a forward pass has been compared with the plan; `gathered`:
-    operations of which it has been said that every process computes them whole.
+    `named`: the parameters of the model that the plan has. For the current forward pass: `engine`, and `shapes`, the
+    input shapes that it is for; `depth`, the nesting depth of calls of the model; `weights`; `planned`, planned tensors
+    of parameters by the plan's names. `checked`: whether a forward pass has been compared with the plan; `gathered`:
+    operations already reported as computed whole by every process.
     """
 
     def __init__(
@@ -78,9 +78,8 @@ class AppliedPlan:
         return tuple((tensor.name, tensor.shape) for tensor in self.inputs)
 
     def take(self, shapes: Mapping[str, tuple[int, ...]]) -> bool:
-        """Inputs come with these shapes, by the plan's names: let `engine` be one for them. Whether they are the
-        plan's, or these with fewer rows, which no more memory is taken for; else values that depend on them need not
-        be values of the plan."""
+        """Inputs have these shapes, by the plan's names: sets `engine` to one for them. They are the plan's, or the
+        plan's with fewer rows; with other shapes, values that depend on them need not be values of the plan."""
         self.shapes = tuple((name, shapes.get(name, shape)) for name, shape in self.planned_shapes)
         planned = dict(self.planned_shapes)
         changed = {name: shape for name, shape in self.shapes if shape != planned[name]}
@@ -99,18 +98,18 @@ class AppliedPlan:
 
     @property
     def sent_plan(self) -> Plan:
-        """The plan without moves of what is constant in the program, which nothing is sent for."""
+        """The plan without moves of tensors that are constant in the program, for which nothing is sent."""
         known = self.engine.graph.keys
         return replace(self.plan, moves=tuple(move for move in self.plan.moves if move.tensor in known))
 
     @property
     def trains(self) -> bool:
-        """Whether the plan has gradients; in one for inference nothing takes any."""
+        """Whether the plan has gradients; under a plan for inference nothing takes any."""
         return self.plan.model["mode"] == "training"
 
     def begin_forward(self, model: nn.Module) -> None:
-        """From here on autograd saves what the plan saves, and nothing is compiled, unless what stands between moves
-        is. Passes that issue the same moves are of one kind."""
+        """From here on autograd saves what the plan saves, and compilation is off, except for the parts between moves.
+        Forward passes that issue the same moves are of one kind."""
         grads, accumulator = self.trains and torch.is_grad_enabled(), self.execution.accumulator
         self.engine.is_running, self.engine.takes_gradients = True, grads
         kind = (model.training, grads, accumulator.is_first, accumulator.is_last, self.shapes)
@@ -133,7 +132,7 @@ class AppliedPlan:
 def prepare(
     model: nn.Module, plan: Plan, mesh: DeviceMesh, *, rename: Rename | None, ignore: Iterable[str], strict: bool
 ) -> AppliedPlan:
-    """Everything that can be refused before the model is touched. Raises `ShardplanError` as `parallelize`."""
+    """All checks before the model is changed. Raises `ShardplanError` as `parallelize`."""
     refuse_parallel(model)
     if plan.pipeline is not None:
         summary = f"the plan is a pipeline of {len(plan.pipeline.stages)} stages"
@@ -145,19 +144,20 @@ def prepare(
 
 
 def attach(model: nn.Module, applied: AppliedPlan) -> None:
-    """Make the parameters of `model` DTensors in the layouts in which the plan stores them, and remember the plan."""
+    """Makes the parameters of `model` DTensors in the layouts in which the plan stores them, and stores the plan at the
+    model."""
     distribute(model, applied.named, applied.groups)
     place_constants(model, applied.groups)
     remember(model, applied)
 
 
 def remember(model: nn.Module, applied: AppliedPlan) -> None:
-    """Let `applied_to(model)` find the plan."""
+    """Stores the plan at the model for `applied_to(model)`."""
     object.__setattr__(model, _ATTRIBUTE, applied)
 
 
 def applied_to(model: nn.Module) -> AppliedPlan:
-    """What `parallelize` left at `model`. Raises `ShardplanError` (`not-parallel`)."""
+    """The state that `parallelize` stored at `model`. Raises `ShardplanError` (`not-parallel`)."""
     found = getattr(model, _ATTRIBUTE, None)
     if found is None:
         hint = "call shardplan.torch.parallelize(model, plan, mesh) first"
@@ -183,8 +183,8 @@ def run_graph_under(
     arguments: Callable[[tuple[Any, ...], dict[str, Any]], tuple[Any, ...]],
     results: Callable[[Any], Any],
 ) -> None:
-    """Hooks of a graph that a plan has been written into: `arguments` gives the placeholders of its arguments,
-    `results` what its outputs stand for; autograd saves what the plan saves."""
+    """Sets the hooks of a graph that a plan has been written into: `arguments` gives the placeholders of its arguments,
+    `results` the values of its outputs; autograd saves what the plan saves."""
 
     def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         given = arguments(args, kwargs)
@@ -201,7 +201,7 @@ def run_graph_under(
 
 
 def run_eagerly(model: nn.Module, enter: Callable[..., Any], leave: Callable[..., Any]) -> None:
-    """Call `enter` before and `leave` after `model` runs, outside of `torch.compile`, which can trace neither
+    """Calls `enter` before and `leave` after `model` runs, outside of `torch.compile`, which can trace neither
     collectives nor planned tensors."""
     forward = model.forward
     if id(getattr(forward, "__self__", None)) == id(model):  # a copy of the model is to run itself

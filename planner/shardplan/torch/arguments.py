@@ -1,4 +1,4 @@
-"""Arguments and results of a model under a plan: batches in the layouts of the plan's inputs, results as DTensors."""
+"""Arguments and results of a model under a plan: inputs in the plan's layouts, results as DTensors."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from shardplan.torch.propagation.values import Value
 def match_inputs(names: Sequence[str], inputs: Sequence[TensorDecision]) -> dict[str, TensorDecision]:
     """Argument -> input of the plan: by name, the remaining ones in order.
 
-    Raises `ShardplanError` (`wrong-inputs`) where there are fewer inputs than arguments.
+    Raises `ShardplanError` (`wrong-inputs`) if there are fewer inputs than arguments.
     """
     by_name = {tensor.name: tensor for tensor in inputs}
     partner = {name: by_name[name] for name in names if name in by_name}
@@ -38,8 +38,8 @@ def match_inputs(names: Sequence[str], inputs: Sequence[TensorDecision]) -> dict
 
 
 def input_value(applied: AppliedPlan, decision: TensorDecision, tensor: Tensor) -> Value:
-    """An argument, whole on every process or a DTensor, in the layout that the plan keeps the input in, if one of its
-    shape can be in it.
+    """An argument, whole on every process or a DTensor, moved to the layout in which the plan keeps the input, if its
+    shape allows that layout.
 
     Raises `ShardplanError`: `unknown-placement`.
     """
@@ -64,8 +64,8 @@ def input_value(applied: AppliedPlan, decision: TensorDecision, tensor: Tensor) 
 
 
 def check_shapes(applied: AppliedPlan, shapes: Mapping[str, tuple[int, ...]], *, strict: bool) -> None:
-    """Let a plan be one for inputs of these shapes, by its names (see `AppliedPlan.take`). Others than the plan's, but
-    for the number of rows, pass where more may be sent than it says.
+    """Checks the shapes of inputs, by the plan's names (see `AppliedPlan.take`). Shapes that differ from the plan's in
+    more than the number of rows pass only if more may be sent than the plan says.
 
     Raises `ShardplanError` (`wrong-shape`).
     """

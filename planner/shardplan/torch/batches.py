@@ -47,13 +47,14 @@ def inputs(plan: Plan, mesh: DeviceMesh, batch: Mapping[str, Tensor], *, local: 
 
 
 def _asked_for(name: str, planned: Container[str], batch: Container[str]) -> str:
-    """What a batch calls an input: without the `input.` of arguments that are called as a tensor of the model is."""
+    """The name of an input in a batch: without the prefix `input.` of arguments that share a name with a tensor of the
+    model."""
     short = name.removeprefix(INPUT)
     return short if short in batch and short not in planned and name not in batch else name
 
 
 def part_of(plan: Plan, name: str, rank: int) -> tuple[Piece, ...]:
-    """Which part of input `name` a rank needs: what its data loader has to read."""
+    """The part of input `name` that a rank's data loader has to read."""
     return shard_of(plan, name, rank).pieces
 
 

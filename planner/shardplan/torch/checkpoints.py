@@ -1,7 +1,7 @@
 """Distributed checkpoints (torch.distributed.checkpoint) of models under a plan and of their optimizers.
 
-Torch takes what a process holds of a tensor for one block. Under a plan it may be several, of a fused q, k, v say, so
-every tensor says itself which blocks it consists of, by the protocol that torch has for that.
+Torch assumes that a process holds one block of a tensor. Under a plan it may hold several (of a fused q, k, v, for
+instance), so every tensor lists its own blocks, by the protocol that torch has for that.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from shardplan.torch.state_dicts import stored_by_name
 
 
 class Blocks(Tensor):  # type: ignore[misc]
-    """What this process holds of a tensor: `views` by their offsets in it. `origin`: what was given. It is a tensor in
-    name only, because torch asks for one; there is nothing to compute with."""
+    """The blocks of a tensor that this process holds: `views` by their offsets. `origin`: the original tensor. It is a
+    tensor subclass only because torch requires one; nothing computes with it."""
 
     views: Mapping[tuple[int, ...], Tensor]
     origin: Any
@@ -73,8 +73,8 @@ def save_checkpoint(path: str | Path, model: nn.Module, optimizer: torch.optim.O
 
 
 def load_checkpoint(path: str | Path, model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> None:
-    """Fill `model`, and the state of `optimizer`, from what `save_checkpoint` wrote under this plan or another, on as
-    many processes or others. Every process reads what it keeps. All processes have to call it."""
+    """Fills `model`, and the state of `optimizer`, from what `save_checkpoint` wrote under this plan or another, on any
+    number of processes. Every process reads what it keeps. All processes have to call it."""
     state = _state(model, optimizer)
     dcp.load(state, checkpoint_id=path)
     if optimizer is not None:

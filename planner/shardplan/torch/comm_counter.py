@@ -1,7 +1,7 @@
-"""Counting of the collectives that a program issues, compared with what its plan predicts.
+"""Counts the collectives that a program issues and compares them with the plan's prediction.
 
-Counted below everything else: every collective that torch issues to a process group, whoever asked for it, with the
-bytes of the tensors that it was given.
+Counting happens at the lowest level: every collective that torch issues to a process group, whoever requested it, with
+the bytes of its tensors.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class Sent:
 
 @dataclass
 class Comms:
-    """What was sent while the context was open, in order, and what the plans (of a pipeline, those of this process's
-    stages) say of one step."""
+    """What was sent while the context was open, in order, and the plans' prediction of one step (in a pipeline, of the
+    plans of this process's stages)."""
 
     plans: tuple[Plan, ...]
     sent: list[Sent] = field(default_factory=list)
@@ -60,12 +60,12 @@ class Comms:
 
     @property
     def predicted(self) -> Mapping[Key, Total]:
-        """The same of one step of the plan."""
+        """The sums of one step of the plan."""
         return total(row for plan in self.plans for row in sent_together(plan))
 
     @property
     def differences(self) -> Mapping[Key, tuple[Total, Total]]:
-        """Where they differ: key -> (predicted, actual)."""
+        """The differences: key -> (predicted, actual)."""
         predicted, actual = self.predicted, self.actual
         keys = sorted({*predicted, *actual})
         both = {key: (predicted.get(key, Total()), actual.get(key, Total())) for key in keys}
@@ -76,7 +76,7 @@ class Comms:
         return sum(item.wire_bytes for item in self.sent if phase in {None, item.phase})
 
     def __str__(self) -> str:
-        """A table: what the plan says, and what was sent."""
+        """A table of the plan's prediction and of what was sent."""
         predicted, actual = self.predicted, self.actual
         lines = [f"{'phase':9} {'collective':15} {'axes':18} {'plan':>6} {'bytes':>14} {'sent':>6} {'bytes':>14}"]
         for key in sorted({*predicted, *actual}):
@@ -89,8 +89,8 @@ class Comms:
 
 @contextlib.contextmanager
 def count_comms(model: nn.Module | Pipeline) -> Iterator[Comms]:
-    """Count what is sent inside the context, by a model that a plan has been applied to and by everything else; but not
-    inter-stage send/receive.
+    """Counts everything that is sent inside of the context, except inter-stage send/receive, for a model that a plan
+    has been applied to.
 
     Bytes are those of one device (see `shardplan.runtime.predicted`). Raises `ShardplanError` (`not-parallel`).
     """

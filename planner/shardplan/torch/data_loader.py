@@ -71,13 +71,13 @@ class _Rows(Sampler):  # type: ignore[misc]
 
 
 def data_loader(plan: Plan, mesh: DeviceMesh, dataset: Dataset, *, sampler: Any = None, **asked: Any) -> PlannedLoader:
-    """Batches of the plan's inputs as DTensors, of which this process has read its rows alone.
+    """Batches of the plan's inputs as DTensors, of which this process has read only its rows.
 
     `dataset[index]` is a mapping of the plan's inputs to one sample each; `sampler` gives the order of samples, which
-    has to be the same on all processes (seed it), and is the dataset's own order by default. Samples that make no
-    whole batch are left out. `asked`: arguments of `torch.utils.data.DataLoader` (`num_workers`, `collate_fn` ...).
+    has to be the same on all processes (seed it), by default the dataset's own order. Samples of an incomplete batch
+    are left out. `asked`: arguments of `torch.utils.data.DataLoader` (`num_workers`, `collate_fn` ...).
 
-    Raises `ShardplanError` as `inputs`, and `uneven-batch` where the plan's inputs have different numbers of rows.
+    Raises `ShardplanError` as `inputs`, and `uneven-batch` if the plan's inputs have different numbers of rows.
     """
     return PlannedLoader(plan, mesh, dataset, sampler, asked)
 

@@ -26,7 +26,7 @@ WHOLE = (Tensor, nn.Parameter)
 
 
 class LocalExecution:
-    """The `Backend` on tensors, and the hooks by which autograd saves the source of what is gathered again."""
+    """The `Backend` on local tensors, and the hooks by which autograd saves the source of what is gathered again."""
 
     def __init__(self, groups: ProcessGroups, links: Sequence[str] = (), order: IssueOrder | None = None) -> None:
         """`links`: level of every mesh axis; `order`: of what is gathered beside compute, if anything."""
@@ -44,7 +44,7 @@ class LocalExecution:
         self.context.prefetcher.begin(kind, is_first=self.accumulator.is_first)
 
     def hold(self, names: Sequence[str], locals_: Sequence[Tensor]) -> None:
-        """What this process holds of weights that are gathered beside compute, by the plan's names."""
+        """Local shards of weights that are prefetched, by the plan's names."""
         self.context.prefetcher.hold(dict(zip(names, locals_, strict=True)))
 
     def passed(self, local: Tensor, operator: int) -> None:
@@ -54,7 +54,7 @@ class LocalExecution:
             self.reached(local, mark)
 
     def reached(self, local: Tensor, mark: Mark) -> None:
-        """The program is at `mark` with the result `local`, and so will be backward when its gradient is there."""
+        """The program is at `mark` with the result `local`; backward will be there when its gradient is available."""
         prefetcher = self.context.prefetcher
         prefetcher.reached(mark.up_to)
         backward = prefetcher.backward
@@ -75,7 +75,7 @@ class LocalExecution:
         return self.order.is_active
 
     def content(self, constant: Tensor) -> float:
-        """What tells a constant from others."""
+        """A number that distinguishes a constant from others."""
         return self.order.content(constant) if type(constant) in WHOLE else 0.0
 
     def move(self, local: Tensor, route: Route, label: Label) -> Tensor:
@@ -86,7 +86,7 @@ class LocalExecution:
         return made
 
     def _gather_again(self, local: Tensor, made: Tensor, route: Route, label: Label) -> None:
-        """Let autograd save `local` in place of what a move has made of it, where the plan gathers that again."""
+        """Lets autograd save `local` in place of the moved tensor, if the plan gathers that again in backward."""
         if route.regather and torch.is_grad_enabled() and (made.requires_grad or not made.is_floating_point()):
             steps, executor, again = route.regather_steps, self.context.executor, label.of("again")
             regather = Regathered(
@@ -104,7 +104,7 @@ class LocalExecution:
         return gather_updated(locals_, routes, label, self.context)
 
     def await_gradients(self, locals_: Sequence[Tensor]) -> tuple[Flights, list[Tensor]]:
-        """Weights whose gradients are waited for when nothing is left to compute."""
+        """Weights whose gradients are awaited when no compute is left."""
         flights, made = await_gradients(locals_)
         if len(made) == 1:
             self._awaited[id(made[0])] = made[0], flights

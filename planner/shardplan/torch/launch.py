@@ -1,4 +1,4 @@
-"""Launch: the `DeviceMesh` of a plan over the processes of this job, and what is refused about the job."""
+"""Launch: the `DeviceMesh` of a plan over the processes of this job, and checks of the job."""
 
 from __future__ import annotations
 

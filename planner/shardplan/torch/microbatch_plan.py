@@ -44,9 +44,9 @@ def one_microbatch(plan: Plan, received_dims: Mapping[str, int] | None = None) -
 
 
 def with_rows(plan: Plan, rows: Mapping[str, int]) -> Plan | None:
-    """The plan with the shapes that its values have when inputs come with other numbers of `rows`, by their names; None
-    where these are not all so many times as many, or cannot be sharded as the plan says. Inputs that are not named have
-    no rows, and stay as they are."""
+    """The plan with the shapes of its values for other numbers of `rows` of the inputs, by their names; None if these
+    are not all in one ratio to the plan's, or cannot be sharded as the plan says. Inputs without a name here have no
+    rows and stay as they are."""
     shapes = {tensor.name: tensor.shape for tensor in plan.tensors}
     ratios = {Fraction(count, shapes[name][0]) for name, count in rows.items()}
     if len(ratios) != 1:

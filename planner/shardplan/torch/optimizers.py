@@ -1,4 +1,4 @@
-"""Optimizers of torch that cannot update parameters in pieces: refused at their first step, in words.
+"""Refusal of torch optimizers that cannot update parameters in pieces, at their first step.
 
 Those that update every element by itself, or by whole matrices that torch gathers, run as they are.
 """

@@ -22,7 +22,7 @@ from shardplan.torch.process_groups import ProcessGroups
 
 
 def to_placements(layout: Layout, mesh: Mesh) -> tuple[Placement, ...]:
-    """The forward half of `layout`, one placement per mesh axis. `ValueError` where torch has none, with the reason."""
+    """The forward half of `layout`, one placement per mesh axis. `ValueError`, with the reason, if torch has none."""
     found = [_plain(placement) for placement in layout.forward.placements]
     for (dim, segments), axes in layout.forward.dims().items():
         for place, axis in enumerate(axes):
@@ -53,7 +53,7 @@ def _plain(placement: Planned) -> Placement:
 
 
 def to_layout(placements: Sequence[Placement], mesh: Mesh, shape: Sequence[int]) -> Layout | None:
-    """The layout that DTensor placements mean; None where the plan's algebra has no name for them."""
+    """The layout that DTensor placements mean; None if the plan's algebra has no name for them."""
     found, order = [], list(range(len(mesh)))
     for axis, placement in enumerate(placements):
         if isinstance(placement, _StridedShard):

@@ -1,4 +1,4 @@
-"""Functions of torch as simpler ones, which exports and planned tensors have rules for."""
+"""Rewrites of torch functions to simpler ones that exports and planned tensors have rules for."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ class ProcessGroups:
 
     @classmethod
     def elsewhere(cls, plan: Plan, device_mesh: DeviceMesh) -> ProcessGroups:
-        """Rank 0 of a mesh that this process need not be in: to compute layouts there, not to communicate.
+        """Groups for rank 0 of a mesh that this process need not be in: to compute layouts there, not to communicate.
         `device_mesh`: any on the same kind of devices."""
         made = object.__new__(cls)
         made.mesh, made.device_mesh, made.first, made.rank = plan.mesh, device_mesh, 0, 0
@@ -77,7 +77,7 @@ class ProcessGroups:
 
     @contextlib.contextmanager
     def sending(self, purpose: Purpose | None) -> Iterator[None]:
-        """While this thread issues collectives for this purpose (None: those of the forward and backward pass)."""
+        """Context: this thread issues collectives for this purpose (None: those of the forward and backward pass)."""
         before = _PURPOSE.set(purpose)
         try:
             yield
@@ -86,7 +86,7 @@ class ProcessGroups:
 
     @contextlib.contextmanager
     def on_lane(self, lane: str) -> Iterator[None]:
-        """While this thread takes the groups of a lane (see `shardplan.torch.collectives.lanes`)."""
+        """Context: this thread uses the groups of a lane (see `shardplan.torch.collectives.lanes`)."""
         before = _LANE.set(lane)
         try:
             yield
@@ -118,8 +118,8 @@ class ProcessGroups:
 
 
 def _new_group(lane: str, members: tuple[int, ...]) -> ProcessGroup:
-    """A group that its members make together. torch names it by how many groups a process has, of which members of
-    pipeline stages may have different numbers, and would wait for each other under different names."""
+    """A group that its members create together. torch names a group by the number of groups in its process, which may
+    differ between members of pipeline stages: they would then wait for each other under different names."""
     number = _MADE[lane, members]
     _MADE[lane, members] += 1
     name = hashlib.sha1(f"shardplan {lane} {members} {number}".encode(), usedforsecurity=False).hexdigest()

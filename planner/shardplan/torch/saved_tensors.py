@@ -1,4 +1,4 @@
-"""Autograd saves tensors in the form that the plan saves them in."""
+"""Tensors saved for backward, in the form in which the plan saves them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from torch import Tensor, autograd
 
 @contextlib.contextmanager
 def saving(pack: Callable[[Tensor], Any], unpack: Callable[[Any], Tensor]) -> Iterator[None]:
-    """Within the context autograd saves `pack(tensor)`. Transforms of `torch.func` (`grad`, `vjp`, `jvp`) refuse to run
-    where tensors are saved so: while one is under way they are saved as they are."""
+    """Context: autograd saves `pack(tensor)`. Transforms of `torch.func` (`grad`, `vjp`, `jvp`) refuse to run with such
+    hooks, so tensors are saved unchanged while one is under way."""
     refuse = autograd.graph.disable_saved_tensors_hooks
 
     @contextlib.contextmanager

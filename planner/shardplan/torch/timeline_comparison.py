@@ -1,4 +1,4 @@
-"""Steps of a model under its plan, measured, beside the schedule of the plan."""
+"""Measured steps of a model under its plan, beside the plan's schedule."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Cross entropy of the DTensors that a model under a plan returns, computed outside the model.
+"""Cross entropy of a model's DTensor results, computed outside of the model.
 
-DTensor's own gathers classes that are split. Here each process adds the exponentials, and the logits of targets, of
-those classes that it has: numbers for each row are sent, forward, and nothing backward.
+DTensor's own implementation gathers sharded classes. Here each process sums the exponentials, and the logits of
+targets, of its own classes: forward sends a few numbers per row, and backward nothing.
 """
 
 from __future__ import annotations

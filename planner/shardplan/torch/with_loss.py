@@ -59,12 +59,12 @@ def with_loss(model: nn.Module, loss: Callable[..., Any]) -> WithLoss:
 
 
 def planned_name(model: nn.Module, name: str) -> str:
-    """What plans call a parameter of `model`."""
+    """The name of a parameter of `model` in plans."""
     return name.removeprefix(_PREFIX) if isinstance(model, WithLoss) else name
 
 
 def argument_names(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[str]:
-    """What the arguments of `model` by place are called."""
+    """The names of the positional arguments of `model`."""
     if isinstance(model, WithLoss):
         given, _, targets = model.divided(args, kwargs)
         return [*argument_names(model.model, given, {}), *(name for name in targets if name not in kwargs)]

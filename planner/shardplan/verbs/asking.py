@@ -1,4 +1,4 @@
-"""Fields of a request as options of the command line, and what was given -> a request and its instance."""
+"""A request's fields as options of the command line, and the request and instance made from their values."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ def _report(rows: list[tuple[str, Verdict]], junit: str | None, sarif: str | Non
 
 
 _WEIGHT = [EXIT_DONE, EXIT_NO, EXIT_INFEASIBLE, EXIT_USAGE]
-"""Exit codes, the one that says most last."""
+"""Exit codes, the most severe last."""
 
 
 def _verdict(session: Session, file: str, models: tuple[str, ...], given: Given, *, resolve: bool) -> Verdict:

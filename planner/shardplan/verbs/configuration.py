@@ -1,4 +1,4 @@
-"""Settings from `shardplan.toml`, or `[tool.shardplan]` in `pyproject.toml`, of the working directory.
+"""Settings from `shardplan.toml`, or `[tool.shardplan]` in `pyproject.toml`, in the working directory.
 
 A key is an option's name without its dashes. At the top it holds for every verb with such an option, in a table with a
 verb's name for that verb alone. The command line and the environment win over it.

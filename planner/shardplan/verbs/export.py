@@ -69,7 +69,7 @@ def export(
     """
     from shardplan.export.notes import left_to_programs
     from shardplan.plan.file import read_plan
-    from shardplan.runtime.padding import unpadded
+    from shardplan.plan.padding import unpadded
     from shardplan.runtime.stages import stage_plan
 
     if session.as_json and output == STANDARD_OUTPUT:

@@ -1,4 +1,4 @@
-"""Inputs that verbs without a request read: a model and the sizes of its dims."""
+"""Input options of verbs without a request: a model and the sizes of its dims."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`--html FILE`: what a verb shows, as one file for a browser."""
+"""`--html FILE`: the output of a verb as one HTML file for a browser."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every verb shares: its output options, where warnings and results go, and the exit codes.
+"""Shared parts of all verbs: output options, where warnings and results go, and the exit codes.
 
 | code | meaning                                                                 |
 |------|-------------------------------------------------------------------------|

@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 
 STANDARD_OUTPUT = "-"
 _MOST_PROCESSES = 4
-"""That search logical meshes side by side: each holds the model and its tables."""
+"""Number of processes that search logical meshes in parallel: each holds the model and its tables."""
 _SOME_SECONDS = 0.01
-"""Left of a time limit that reading has used up."""
+"""Time for the search when reading has used up the time limit."""
 
 
 @click.command(short_help="Find the fastest plan that fits, and write it.")

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from shardplan.loading.split import Progress, Split
 
 _MUCH = 1.5
-"""Times the checkpoint that files may take before that is worth a word."""
+"""Size of the written files, relative to the checkpoint, above which a warning is printed."""
 
 
 @click.command(short_help="Cut a checkpoint into one file per rank.")

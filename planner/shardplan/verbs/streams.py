@@ -1,4 +1,4 @@
-"""Standard output and standard error as they are: closed, read by nobody, or of an encoding that lacks characters."""
+"""Robust standard output and standard error: closed, without a reader, or with an encoding that lacks characters."""
 
 from __future__ import annotations
 

@@ -2,7 +2,6 @@
 
 import math
 
-import numpy as np
 import pytest
 
 from shardplan.extras.peers.alpa import AlpaCollectives
@@ -69,10 +68,3 @@ def test_two_axes_at_once_are_the_cheapest_order_of_single_ones():
     assert prices.seconds("all_gather", (0, 1), 16000) == slow_first
     assert prices.seconds("reduce_scatter", (0, 1), 16000) == 1201.001 + 3001.001
     assert prices.seconds("all_reduce", (0, 1), 1000) == 1501.01 + 151.01
-
-
-def test_many_payloads_at_once():
-    prices = ring((4, 4))
-    payloads = np.array([[0.0, 100.0], [1000.0, 5000.0]])
-    singly = [[prices.seconds("all_gather", (1,), payload) for payload in row] for row in payloads.tolist()]
-    assert prices.seconds_array("all_gather", (1,), payloads).tolist() == singly

@@ -78,7 +78,7 @@ def _annotate(proto: onnx.ModelProto, plan: Plan) -> list[Diagnostic]:
             writer.annotate(node, decisions[0])
             annotated.add(decisions[0].name)
     inside = [decision.name for decision in plan.operators if decision.name not in annotated]
-    return [*writer.refused(), *_said_of("operators that are not nodes of the main graph are not annotated", inside)]
+    return [*writer.refused(), *_not_stated("operators that are not nodes of the main graph are not annotated", inside)]
 
 
 def _is_control_flow(node: onnx.NodeProto) -> bool:
@@ -153,12 +153,14 @@ class _Annotation:
 
     def refused(self) -> Iterator[Diagnostic]:
         """What was left out, by reason."""
-        yield from _said_of("partial sums cannot be stated; they are stated as added up", self.partial)
-        yield from _said_of("shards of unequal segments cannot be stated; they are stated as replicated", self.uneven)
-        yield from _said_of("a node that reads a tensor in two layouts states the first", self.twice)
+        yield from _not_stated("partial sums cannot be stated; they are stated as added up", self.partial)
+        yield from _not_stated(
+            "shards of unequal segments cannot be stated; they are stated as replicated", self.uneven
+        )
+        yield from _not_stated("a node that reads a tensor in two layouts states the first", self.twice)
 
 
-def _said_of(what: str, names: Mapping[str, None] | Sequence[str]) -> list[Diagnostic]:
+def _not_stated(what: str, names: Mapping[str, None] | Sequence[str]) -> list[Diagnostic]:
     found = list(names)
     if not found:
         return []

@@ -1,6 +1,6 @@
-"""What the collectives of an exported program mean, as code: ONNX's reference evaluator runs all ranks in one process.
+"""Reference semantics of an exported program's collectives: ONNX's reference evaluator runs all ranks in one process.
 
-Every rank runs in a thread of its own and meets the others at each collective. This is for checking programs and for
+Every rank runs in its own thread and meets the others at each collective. This is for checking programs and for
 reading; it is not fast.
 """
 
@@ -61,7 +61,7 @@ def run_ranks(models: Sequence[ModelProto], feeds: Sequence[Mapping[str, Array]]
 
 
 class _Meeting:
-    """Where ranks put what they give, and take what the collective makes of it once all are there."""
+    """The exchange at a collective: ranks put their operands, and take the result once all have arrived."""
 
     def __init__(self, ranks: int) -> None:
         self.barrier = threading.Barrier(ranks, self._carry_out, timeout=_TIMEOUT_SECONDS)

@@ -1,4 +1,4 @@
-"""What ONNX's checker does not check: multi-device annotations, of our own and of others' making.
+"""Validation of multi-device annotations, which ONNX's checker does not check; for our own files and others'.
 
 Source: docs/IR.md of onnx ("Multi-Device Configuration") and the messages' definitions in onnx.proto, IR version 11.
 """

@@ -1,4 +1,4 @@
-"""Traces of `torch.profiler` (Chrome trace events, as Kineto writes them): what ran on the device, and for how long.
+"""Parser of `torch.profiler` traces (Chrome trace events of Kineto): kernels on the device and their durations.
 
 Kernels name the operator that started them (`External id`), and operators, where the profiler was told to record
 shapes, their sizes. Kernels of NCCL say themselves what they move: the collective, its elements, and the ranks of its

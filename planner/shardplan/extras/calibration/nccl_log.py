@@ -1,4 +1,4 @@
-"""Logs of nccl-tests and rccl-tests, all versions since 2.0: what was measured, and on how many devices and machines.
+"""Parser of logs of nccl-tests and rccl-tests, all versions since 2.0: measurements, devices and machines.
 
 A table begins with its header, which names the columns (`redop`, `root` and the error column come and go between
 versions). Before it stand the ranks with their hosts, and since 2.16 the name of the test; where that is missing it is

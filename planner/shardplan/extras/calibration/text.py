@@ -1,4 +1,4 @@
-"""A profile as YAML text, keys in the documented order."""
+"""A profile as YAML text, with keys in the documented order."""
 
 from __future__ import annotations
 

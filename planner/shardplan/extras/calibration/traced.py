@@ -1,4 +1,4 @@
-"""A profile fitted to what ran in a trace: how far measured times are from its prices, kind by kind, and their spread.
+"""A profile fitted to a trace: the ratio of measured times to its prices, by kind, and its spread.
 
 Every kind (matrix products, work bound by memory, each collective on each level of links) gets one factor: the median
 of measured over predicted seconds, of kernels long enough that their start does not matter. A kernel of NCCL runs until

@@ -1,4 +1,4 @@
-"""What `solve-problem` and `evaluate-problem` print: costs are plain numbers, written out in full."""
+"""Output of `solve-problem` and `evaluate-problem`: costs are plain numbers, written in full."""
 
 from __future__ import annotations
 

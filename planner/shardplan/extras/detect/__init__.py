@@ -1,1 +1,1 @@
-"""A cluster profile from what a machine says of itself (`shardplan profiles detect`)."""
+"""Detection of a cluster profile on the machine itself (`shardplan profiles detect`)."""

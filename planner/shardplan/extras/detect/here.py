@@ -1,4 +1,4 @@
-"""What this machine says: the texts of `nvidia-smi` and of its network cards, as far as there are any."""
+"""The description of this machine: output of `nvidia-smi` and data of its network cards, as far as available."""
 
 from __future__ import annotations
 

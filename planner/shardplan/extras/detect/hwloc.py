@@ -1,4 +1,4 @@
-"""What hwloc says of a machine (`lstopo --of xml`): its GPUs, their model and memory, its InfiniBand cards.
+"""Parser of hwloc's description of a machine (`lstopo --of xml`): GPUs with model and memory, InfiniBand cards.
 
 Fields are those of hwloc 2: an object of type `OSDev` per device that the system knows, GPUs once for each library that
 finds them (`nvml0` and `cuda0` are one), with `info`s by name (hwloc's documentation, "I/O devices").

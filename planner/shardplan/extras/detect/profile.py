@@ -1,4 +1,4 @@
-"""What is known of a machine -> a profile that extends the shipped one of its devices; what is not known is said."""
+"""From the description of a machine to a profile that extends a shipped one; reports what is unknown."""
 
 from __future__ import annotations
 
@@ -98,25 +98,29 @@ def _words(kind: str) -> list[str]:
 def _unknown(machine: Machine, base: Profile) -> Iterator[Diagnostic]:
     """What the texts did not say."""
     if machine.devices is None:
-        yield _said("how many devices a machine has", "nvidia-smi topo -m says it")
+        yield _not_detected("how many devices a machine has", "nvidia-smi topo -m says it")
     if machine.machines is None:
-        yield _said("how many machines there are", "scontrol show node says it, or --machines N")
+        yield _not_detected("how many machines there are", "scontrol show node says it, or --machines N")
     if machine.memory_mib is None:
-        yield _said("how much memory a device has", "nvidia-smi --query-gpu=name,memory.total --format=csv says it")
+        yield _not_detected(
+            "how much memory a device has", "nvidia-smi --query-gpu=name,memory.total --format=csv says it"
+        )
     if machine.near_nics and machine.nics:
         far = f"what {machine.nics - machine.near_nics} of {machine.nics} network cards are for: none is beside a GPU"
-        yield _said(f"{far}, and they are left out", "NCCL_IB_HCA says which cards are used")
+        yield _not_detected(f"{far}, and they are left out", "NCCL_IB_HCA says which cards are used")
     if "pcie" in (machine.kind or "").lower() and "sxm" in base.device.kind.lower():
-        yield _said(f"how fast a PCIe card is: {base.name} has {base.device.kind}", "shardplan calibrate gemm")
+        yield _not_detected(f"how fast a PCIe card is: {base.name} has {base.device.kind}", "shardplan calibrate gemm")
     if not machine.nic_gbit:
-        yield _said(f"how fast the network is: that of {base.name} is kept", "ibstat says it")
+        yield _not_detected(f"how fast the network is: that of {base.name} is kept", "ibstat says it")
     if not machine.links and (machine.devices or 0) > 1:
-        yield _said(f"what joins the devices: the links of {base.name} are kept", "nvidia-smi topo -m says it")
+        yield _not_detected(f"what joins the devices: the links of {base.name} are kept", "nvidia-smi topo -m says it")
     elif machine.links and machine.nvlinks is None:
         kinds = ", ".join(machine.links)
         way = "PCIe" if set(machine.links) <= PCIE else "not all pairs alike"
-        yield _said(f"how fast {kinds} are ({way}): the links of {base.name} are kept", "shardplan calibrate nccl")
+        yield _not_detected(
+            f"how fast {kinds} are ({way}): the links of {base.name} are kept", "shardplan calibrate nccl"
+        )
 
 
-def _said(summary: str, hint: str) -> Diagnostic:
+def _not_detected(summary: str, hint: str) -> Diagnostic:
     return warning("not-detected", summary, hint=hint)

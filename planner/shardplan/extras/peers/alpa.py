@@ -11,7 +11,6 @@ Alpa changes no dim for another (its cost is infinite), so neither all-to-all no
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 from dataclasses import dataclass
@@ -45,11 +44,6 @@ class AlpaCollectives:
         if kind in FREE or not real or payload_bytes <= 0:
             return 0.0
         return min(self._in_order(kind, order, payload_bytes) for order in itertools.permutations(real))
-
-    def seconds_array(self, kind: CollectiveKind, axes: tuple[int, ...], payload_bytes: Floats) -> Floats:
-        """`seconds` for an array of payloads, same shape."""
-        price = functools.partial(self.seconds, kind, axes)
-        return np.asarray(np.vectorize(price, otypes=[np.float64])(payload_bytes))
 
     def _in_order(self, kind: CollectiveKind, order: tuple[int, ...], payload: float) -> float:
         """One axis after another; a gather grows its payload from stage to stage, a reduce-scatter is the mirror."""

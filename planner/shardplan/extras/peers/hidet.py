@@ -12,9 +12,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import numpy as np
-
-from shardplan.cost.types import Floats
 from shardplan.layout.collective import CollectiveKind
 
 
@@ -30,8 +27,3 @@ class HidetCollectives:
             return 0.0
         whole = {"all_reduce": 2.0, "reduce_scatter": 1.0, "all_gather": 1.0, "all_to_all": float(self.devices)}
         return whole[kind] * payload_bytes if kind in whole else math.inf
-
-    def seconds_array(self, kind: CollectiveKind, axes: tuple[int, ...], payload_bytes: Floats) -> Floats:
-        """`seconds` for an array of payloads, same shape."""
-        prices = [self.seconds(kind, axes, payload) for payload in np.ravel(payload_bytes)]
-        return np.array(prices).reshape(np.shape(payload_bytes))

@@ -1,9 +1,9 @@
-"""Restrictions of the choices to those that another planner has.
+"""Restrictions to the choices that another planner has.
 
-Prices of another planner make sense among its own choices alone. Where computation is free, doing everything
-everywhere is best; so Alpa and Slapo split every matrix product. What such a planner cannot express (partial values
-between operators, a copy gathered once for several readers, collectives inside an operator) has no price in its model,
-and is left out. Constraints of the user take precedence.
+Prices of another planner make sense among its own choices alone. Where computation is free, doing everything everywhere
+is best; so Alpa and Slapo split every matrix product. What such a planner cannot express (partial values between
+operators, a copy gathered once for several readers, collectives inside an operator) has no price in its model, and is
+left out. Constraints of the user take precedence.
 
 | model  | matrix products          | values        | inputs, outputs | moves                               |
 |--------|--------------------------|---------------|-----------------|-------------------------------------|
@@ -35,14 +35,21 @@ def alpa(problem: Problem, built: CostGraph) -> Problem:
 
 def slapo(problem: Problem, built: CostGraph) -> Problem:
     """The problem of `built` with the choices that Slapo has."""
-    rules = alpa_products, _products_of_the_last_dims, _whole_values, _nothing_inside, _whole_inputs, _whole_outputs
-    return _each_for_itself(_restricted(problem, built, rules), built, frozenset())
+    rules = (
+        alpa_products,
+        _products_of_the_last_dims,
+        _whole_values,
+        _no_inner_collectives,
+        _whole_inputs,
+        _whole_outputs,
+    )
+    return _served_as_kept(_restricted(problem, built, rules), built, frozenset())
 
 
 def hidet(problem: Problem, built: CostGraph) -> Problem:
     """The problem of `built` with the choices that Hidet has."""
-    restricted = _restricted(problem, built, (_whole_values, _nothing_inside, _whole_inputs))
-    return _each_for_itself(restricted, built, {parameter.tensor for parameter in built.model.parameters})
+    restricted = _restricted(problem, built, (_whole_values, _no_inner_collectives, _whole_inputs))
+    return _served_as_kept(restricted, built, {parameter.tensor for parameter in built.model.parameters})
 
 
 def alpa_products(built: CostGraph) -> Allowed:
@@ -93,7 +100,7 @@ def _whole_values(built: CostGraph) -> Allowed:
     return {("kept", name): (space.codes != space.code(P())).all(axis=1) for name, space in built.kept.items()}
 
 
-def _nothing_inside(built: CostGraph) -> Allowed:
+def _no_inner_collectives(built: CostGraph) -> Allowed:
     """Operators have no collectives inside."""
     spaces = zip(built.model.operators, built.operators, strict=True)
     return {("operator", operator.name): space.inner_s.sum(axis=(0, 1)) == 0 for operator, space in spaces}
@@ -115,7 +122,7 @@ def _whole_outputs(built: CostGraph) -> Allowed:
     return _whole(built, built.model.outputs)
 
 
-def _each_for_itself(problem: Problem, built: CostGraph, fixed: Collection[str]) -> Problem:
+def _served_as_kept(problem: Problem, built: CostGraph, fixed: Collection[str]) -> Problem:
     """Tensors are served as they are kept; those in `fixed` are read where nothing has to move for that."""
     nodes = node_order(built)
     tables: dict[tuple[int, ...], NDArray[np.float64]] = {}

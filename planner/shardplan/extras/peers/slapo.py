@@ -13,9 +13,6 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
-import numpy as np
-
-from shardplan.cost.types import Floats
 from shardplan.layout.collective import CollectiveKind
 
 _KNOWN: Final[frozenset[CollectiveKind]] = frozenset(
@@ -44,9 +41,3 @@ class SlapoCollectives:
             return math.floor(elements) + self.split_penalty
         share = {"all_gather": 1 / self.devices, "all_reduce": 1.0, "all_to_all": 1 - 1 / self.devices}[kind]
         return float(math.floor(elements * share + 1e-9))
-
-    def seconds_array(self, kind: CollectiveKind, axes: tuple[int, ...], payload_bytes: Floats) -> Floats:
-        """`seconds` for an array of payloads, same shape."""
-        return np.array([self.seconds(kind, axes, payload) for payload in np.ravel(payload_bytes)]).reshape(
-            np.shape(payload_bytes)
-        )

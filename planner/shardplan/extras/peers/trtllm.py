@@ -52,11 +52,6 @@ class TrtllmCollectives:
         latency_us = max(self.wires[axis].latency_us for axis in real)
         return 1e-9 * payload_bytes / self.bus_gbps(kind, real) + 1e-6 * latency_us
 
-    def seconds_array(self, kind: CollectiveKind, axes: tuple[int, ...], payload_bytes: Floats) -> Floats:
-        """`seconds` for an array of payloads, same shape."""
-        prices = [self.seconds(kind, axes, payload) for payload in np.ravel(payload_bytes)]
-        return np.array(prices).reshape(np.shape(payload_bytes))
-
     def bus_gbps(self, kind: CollectiveKind, axes: list[int]) -> float:
         """Bytes of payload per nanosecond over `axes`, ascending and larger than 1."""
         levels = {self.wires[axis]: 1 for axis in axes}

@@ -1,4 +1,4 @@
-"""`shardplan.jax.batch_shardings`: where a planned function's batch is, for `jax.device_put` and `in_shardings`."""
+"""`shardplan.jax.batch_shardings`: shardings of a planned function's batch, for `jax.device_put` and `in_shardings`."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from shardplan.plan.types import Plan
 
 
 def batch_shardings(plan: Plan, mesh: Mesh, fn: Callable[..., Any], *batch: Any) -> tuple[Any, ...]:
-    """Pytrees like `batch`, of `NamedSharding`s, for `fn(params, *batch)`, of which `plan` was made by
-    `shardplan.jax.plan`. An input that `fn` does not use is on every device.
+    """Pytrees like `batch`, of `NamedSharding`s, for `fn(params, *batch)`; `plan` is the result of `shardplan.jax.plan`
+    for `fn`. An input that `fn` does not use is replicated.
 
     >>> of_batch = shardplan.jax.batch_shardings(plan, mesh, loss, batch)
     >>> jax.jit(step, in_shardings=(of_params, of_state, *of_batch))

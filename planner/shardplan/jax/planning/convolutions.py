@@ -11,7 +11,7 @@ from shardplan.jax.planning.graph import Graph, Row
 
 
 def convolution(graph: Graph, equation: Any, inputs: Sequence[str]) -> str:
-    """`Conv`, or `ConvTranspose` where JAX spreads the input; dims in the order of ONNX, and back."""
+    """`Conv`, or `ConvTranspose` where JAX dilates the input. Dims are permuted to the order of ONNX, and back."""
     given = equation.params
     if given["batch_group_count"] != 1:
         raise NotImplementedError("groups of the batch")
@@ -29,8 +29,8 @@ def convolution(graph: Graph, equation: Any, inputs: Sequence[str]) -> str:
 
 
 def _transposed(graph: Graph, equation: Any, value: str, kernel: str) -> str:
-    """A convolution over a spread input is a transposed one with the kernel reversed: padding of `low` is all but `low`
-    of what the kernel reaches over the edge."""
+    """A convolution over a dilated input is a transposed convolution with the kernel reversed. ONNX's padding is the
+    part of the kernel's reach beyond the edge that `low` does not cover."""
     given = equation.params
     if any(step != 1 for step in given["window_strides"]) or given["feature_group_count"] != 1:
         raise NotImplementedError("a transposed convolution with strides or groups")
@@ -53,7 +53,7 @@ def _transposed(graph: Graph, equation: Any, value: str, kernel: str) -> str:
 
 
 def window(kind: str) -> Row:
-    """Pools of all dims but the batch and the channels, which may come last."""
+    """Pools over all dims but the batch and the channels, which may come last."""
 
     def row(graph: Graph, equation: Any, inputs: Sequence[str]) -> str:
         given, rank = equation.params, len(equation.invars[0].aval.shape)

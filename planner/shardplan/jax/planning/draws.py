@@ -1,7 +1,7 @@
-"""Random numbers of JAX in a plan: a key is one number, and what is drawn with it a value of the shape that is drawn.
+"""Random numbers of JAX in ONNX: a key is one number, and a draw from it is a value of the drawn shape.
 
-No graph draws what JAX does, and nothing of a plan depends on the numbers: a draw of any kind stands there as numbers
-between 0 and 1, which `verify` draws. A function under the plan draws as it does without one.
+ONNX has no operator that draws as JAX does, and a plan does not depend on the numbers: in the graph every draw is a
+uniform draw between 0 and 1, which `verify` can run. A function under the plan draws the same numbers as without one.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from shardplan.jax.planning.graph import Graph, Row, onnx_type
 
 
 def is_key(aval: Any) -> bool:
-    """Whether a value is keys of random numbers."""
+    """Whether a value holds keys of random numbers."""
     return bool(dtypes.issubdtype(aval.dtype, dtypes.prng_key))
 
 
 def is_draw(equation: Any) -> bool:
-    """Whether a call draws: it reads keys and single numbers (bounds, a probability), and returns no keys."""
+    """Whether an equation draws: it reads keys and scalars (bounds, a probability), and returns no keys."""
     given = [each.aval for each in equation.invars]
     made = [each.aval for each in equation.outvars]
     reads = any(map(is_key, given)) and all(is_key(one) or not one.shape for one in given)
@@ -29,7 +29,8 @@ def is_draw(equation: Any) -> bool:
 
 
 def drawn(graph: Graph, equation: Any, inputs: Sequence[str]) -> list[str]:
-    """The results of a call that draws: of as many keys as the first dims of a result count, a row by each."""
+    """The results of an equation that draws. Where the first dims of a result are those of the keys, each key draws one
+    row."""
     place = next(place for place, each in enumerate(equation.invars) if is_key(each.aval))
     made = [_laid_out(graph, inputs[place], equation.invars[place].aval, each.aval) for each in equation.outvars]
     graph.drawn.update(made)
@@ -37,7 +38,7 @@ def drawn(graph: Graph, equation: Any, inputs: Sequence[str]) -> list[str]:
 
 
 def _laid_out(graph: Graph, key: str, given: Any, made: Any) -> str:
-    """Numbers between 0 and 1, or what they are in the dtype of `made`: true, or 0."""
+    """Uniform numbers between 0 and 1, cast to the dtype of `made` (a boolean is true, an integer is 0)."""
     kept = len(given.shape) if made.shape[: len(given.shape)] == given.shape else 0
     if not kept and given.shape:
         key = graph.add("ReduceMax", [key], keepdims=0)
@@ -48,7 +49,7 @@ def _laid_out(graph: Graph, key: str, given: Any, made: Any) -> str:
 
 
 def _more(graph: Graph, equation: Any, inputs: Sequence[str]) -> str:
-    """Several keys, words or bits of each key, in dims after its own."""
+    """Several keys, words or bits of each key, in dims after those of the keys."""
     given, made = equation.invars[0].aval, equation.outvars[0].aval
     one = graph.add("Reshape", [inputs[0], graph.ints(*given.shape, *(1 for _ in made.shape[len(given.shape) :]))])
     cast = graph.add("Cast", [one], to=onnx_type(made.dtype))

@@ -1,4 +1,4 @@
-"""Reads and writes by number (`table[ids]`, `take_along_axis`, `logits[rows, labels]`, `x.at[ids].add`) in ONNX."""
+"""Gathers and scatters by index (`table[ids]`, `take_along_axis`, `logits[rows, labels]`, `x.at[ids].add`) in ONNX."""
 
 from __future__ import annotations
 
@@ -22,9 +22,12 @@ SCATTERS: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class _Lookup:
-    """A gather, dims of its operand sorted. `paired`: dim -> the dim of the rows of numbers that it goes along with;
-    `indexed`: dim -> the column of its numbers; `kept`: dims that the result has, in order; `rows`: shape of the
-    numbers without their columns; `offsets`: where the kept dims are in the result."""
+    """A gather, dims of its operand sorted. The rows of numbers are the indices without the dim of their columns.
+
+    `paired`: operand dim -> dim of the rows of numbers that runs along with it. `indexed`: operand dim -> column of its
+    numbers. `kept`: operand dims that the result has, in order. `rows`: shape of the rows of numbers. `offsets`: dims
+    of the result at which the kept dims stand.
+    """
 
     operand: tuple[int, ...]
     rows: tuple[int, ...]
@@ -40,11 +43,12 @@ class _Lookup:
 
 
 def gathered(graph: Graph, equation: Any, inputs: Sequence[str]) -> str:
-    """The nodes of a gather: `Gather` of one dim, `GatherElements` of one dim along with all others, else `GatherND`.
+    """The nodes of a gather: `Gather` for indices into one dim, `GatherElements` where all other dims run along with
+    them, else `GatherND`.
 
-    Raises `NotImplementedError` where parts of rows are taken by number.
+    Raises `NotImplementedError` where indices choose slices of more than one element and less than a whole dim.
     """
-    if equation.invars[1].aval.dtype.kind == "u":  # ONNX has signed numbers alone
+    if equation.invars[1].aval.dtype.kind == "u":  # ONNX takes signed indices only
         inputs = [inputs[0], graph.add("Cast", [inputs[1]], to=graph.INT64)]
     look = _lookup(graph, equation, inputs[1])
     columns = len(equation.params["dimension_numbers"].start_index_map)
@@ -68,7 +72,8 @@ def gathered(graph: Graph, equation: Any, inputs: Sequence[str]) -> str:
 
 
 def _lookup(graph: Graph, equation: Any, numbers: str) -> _Lookup:
-    """What a gather does, numbers that only count the rows (`arange`) told from those that choose."""
+    """The parts of a gather. Numbers that only count the rows (`arange`) make a paired dim, all others an
+    indexed one."""
     dims, sizes = equation.params["dimension_numbers"], equation.params["slice_sizes"]
     operand, rows = equation.invars[0].aval.shape, equation.invars[1].aval.shape[:-1]
     paired = dict(zip(dims.operand_batching_dims, dims.start_indices_batching_dims, strict=True))
@@ -97,7 +102,7 @@ def _known(graph: Graph, numbers: str, column: int, columns: int) -> Any:
 
 
 def _counts(numbers: Any, size: int) -> int | None:
-    """The dim along which numbers are known to be 0, 1, 2 ... up to `size`, if they are."""
+    """The dim along which the numbers are known to be 0, 1, 2, ..., `size` - 1; None if there is none."""
     if numbers is None:
         return None
     for place, extent in enumerate(numbers.shape):
@@ -115,7 +120,7 @@ def _column(graph: Graph, numbers: str, column: int, columns: int, rows: Sequenc
 
 
 def _taken(graph: Graph, look: _Lookup, inputs: Sequence[str], columns: int) -> str:
-    """Rows by number."""
+    """A gather with indices into one dim."""
     ((axis, column),) = look.indexed.items()
     made = graph.add("Gather", [inputs[0], _column(graph, inputs[1], column, columns, look.rows)], axis=axis)
     rows = len(look.rows)
@@ -123,7 +128,7 @@ def _taken(graph: Graph, look: _Lookup, inputs: Sequence[str], columns: int) -> 
 
 
 def _is_along(look: _Lookup) -> bool:
-    """Whether numbers have the dims of the operand, with or without the one that they point into, in its order."""
+    """Whether the numbers have the operand's dims in its order, with or without the indexed dim."""
     (axis,) = look.indexed
     others = [size for dim, size in enumerate(look.operand) if dim != axis]
     is_long = len(look.rows) == len(look.operand)
@@ -131,7 +136,8 @@ def _is_along(look: _Lookup) -> bool:
 
 
 def _along(graph: Graph, look: _Lookup, inputs: Sequence[str], columns: int) -> str:
-    """Elements by number: the dims of the numbers are those of the operand that they share, then one more or none."""
+    """A gather of single elements. The numbers have all dims of the operand but the indexed one, in whose place they
+    may have a dim of their own."""
     ((axis, column),) = look.indexed.items()
     flat = _column(graph, inputs[1], column, columns, look.rows)
     others = [size for dim, size in enumerate(look.operand) if dim != axis]
@@ -143,7 +149,7 @@ def _along(graph: Graph, look: _Lookup, inputs: Sequence[str], columns: int) -> 
 
 
 def _picked(graph: Graph, look: _Lookup, inputs: Sequence[str], columns: int) -> str:
-    """Rows by the numbers of several dims, some dims of both going together."""
+    """A gather with indices into several dims, with or without paired dims."""
     operand = graph.permuted(inputs[0], [*look.paired, *look.indexed, *look.rest])
     shared = list(look.paired.values())
     others = [place for place in range(len(look.rows)) if place not in shared]
@@ -160,7 +166,8 @@ def _picked(graph: Graph, look: _Lookup, inputs: Sequence[str], columns: int) ->
 
 
 def _placed(graph: Graph, made: str, look: _Lookup, natural: Sequence[int], first: int) -> str:
-    """The dims of a result where they belong: those taken whole are at `natural`, those of rows from `first` on."""
+    """`made`, its dims permuted to the order of the result: dims taken whole are at `natural`, dims of the rows from
+    `first` on."""
     wanted = list(look.offsets)
     rest = iter(range(first, first + len(look.rows)))
     rank = len(look.rows) + len(look.rest)
@@ -168,7 +175,7 @@ def _placed(graph: Graph, made: str, look: _Lookup, natural: Sequence[int], firs
 
 
 def scattered(graph: Graph, equation: Any, inputs: Sequence[str]) -> str:
-    """The nodes of a scatter of whole rows by number: `ScatterND`. Raises `NotImplementedError` for parts of rows."""
+    """The nodes of a scatter of whole rows: `ScatterND`. Raises `NotImplementedError` for parts of rows."""
     dims = equation.params["dimension_numbers"]
     operand, updates = equation.invars[0].aval.shape, equation.invars[2].aval.shape
     indexed = list(dims.scatter_dims_to_operand_dims)
@@ -187,7 +194,7 @@ def scattered(graph: Graph, equation: Any, inputs: Sequence[str]) -> str:
 
 
 def updated(graph: Graph, equation: Any, inputs: Sequence[str]) -> str:
-    """`dynamic_update_slice`: every dim of which a part is written, chosen by the numbers that it has."""
+    """`dynamic_update_slice`: in every dim of which a part is written, the positions follow from the start index."""
     operand, part = (each.aval.shape for each in equation.invars[:2])
     value, written = inputs[1], ""
     for dim, (size, extent) in enumerate(zip(part, operand, strict=True)):

@@ -18,8 +18,8 @@ _WEIGHTS = "weights"
 
 
 def onnx_type(dtype: Any) -> int:
-    """ONNX's number of a dtype of JAX; a key of random numbers is one number. Raises `TypeError` for one that ONNX does
-    not have."""
+    """ONNX's number of a dtype of JAX; a key of random numbers counts as one number. Raises `TypeError` for a dtype
+    that ONNX does not have."""
     if dtypes.issubdtype(dtype, dtypes.prng_key):
         return int(onnx.TensorProto.UINT32)
     name = np.dtype(dtype).name
@@ -29,14 +29,14 @@ def onnx_type(dtype: Any) -> int:
 
 
 def value_info(name: str, aval: Any) -> onnx.ValueInfoProto:
-    """A value of the shape and dtype of an abstract one."""
+    """The ONNX value of this name, with the shape and dtype of an abstract value."""
     return helper.make_tensor_value_info(name, onnx_type(aval.dtype), list(aval.shape))
 
 
 @dataclass
 class Step:
-    """What an equation has become: names of what it reads and makes, and the nodes that it is; `inner`: the steps of
-    what it calls; `loop`: the name of the node, if that is a scan."""
+    """What was written for one equation: the names that it reads and makes, and its nodes. `inner`: the steps of the
+    jaxpr that it calls. `loop`: the name of the node, if the equation is a scan."""
 
     reads: Sequence[str]
     makes: Sequence[str] = ()
@@ -47,8 +47,8 @@ class Step:
 
 @dataclass
 class Graph:
-    """Nodes and constants so far, and what each equation has become. `scope`, `line`: where in the
-    program nodes come from; `drawn`: values that are random numbers, of bodies too."""
+    """The nodes and constants written so far, and the step of each equation. `scope`, `line`: the place in the program
+    that new nodes come from. `drawn`: the names of random numbers, those inside bodies included."""
 
     INT64: ClassVar[int] = int(onnx.TensorProto.INT64)
 
@@ -61,7 +61,7 @@ class Graph:
     drawn: set[str] = field(default_factory=set)
 
     def body(self) -> Graph:
-        """A graph inside this one; no name is in both."""
+        """A graph inside this one; no name occurs in both."""
         return Graph(self.scope, self.line, counted=self.counted, drawn=self.drawn)
 
     def name(self, kind: str) -> str:
@@ -70,14 +70,14 @@ class Graph:
         return f"{kind}_{self.counted[0]}"
 
     def add(self, kind: str, inputs: Sequence[str], results: int = 1, **attributes: Any) -> Any:
-        """A node; the name of its result, or of all of several."""
+        """Add a node; returns the name of its result, or the names of several results."""
         made = [self.name(kind.lower()) for _ in range(results)]
         name = f"{self.scope}/{made[0]}" if self.scope else made[0]
         self.nodes.append(helper.make_node(kind, list(inputs), made, name=name, **attributes))
         return made[0] if results == 1 else made
 
     def constant(self, value: Any) -> str:
-        """The name of a known value."""
+        """Add a constant; returns its name."""
         is_key = dtypes.issubdtype(getattr(value, "dtype", np.float32), dtypes.prng_key)
         name, array = self.name("const"), np.zeros(value.shape, np.uint32) if is_key else np.asarray(value)
         if array.dtype.name == "bfloat16":
@@ -88,25 +88,25 @@ class Graph:
         return name
 
     def ints(self, *values: int) -> str:
-        """A list of numbers, as shapes and axes are given."""
+        """A constant list of integers, as ONNX takes shapes and axes."""
         return self.constant(np.asarray(values, dtype=np.int64))
 
     def ints0(self, value: int) -> str:
-        """A number of no dim."""
+        """A constant integer without dims."""
         return self.constant(np.asarray(value, dtype=np.int64))
 
     def permuted(self, name: str, perm: Sequence[int]) -> str:
-        """A value with its dims in another order; itself where that is the order they have."""
+        """A value with its dims permuted; the value itself where `perm` changes nothing."""
         dims = [int(dim) for dim in perm]
         return name if dims == list(range(len(dims))) else str(self.add("Transpose", [name], perm=dims))
 
     def parts(self, name: str) -> Sequence[str]:
-        """What a value is the concatenation of; itself where it is none."""
+        """The inputs of the concatenation that makes the value; the value itself where no concatenation makes it."""
         made = self._makers().get(name)
         return list(made.input) if made is not None and made.op_type == "Concat" else [name]
 
     def value(self, name: str) -> Any:
-        """The value of a name that is made of constants alone, else None."""
+        """The value of a name that is computed from constants alone, else None."""
         makers, constants = self._makers(), {one.name: one for one in self.constants}
         needed, waiting, leaves = {}, [name], {}
         while waiting:
@@ -133,7 +133,7 @@ Row = Callable[["Graph", Any, Sequence[str]], Any]
 
 
 def weight(name: str, aval: Any) -> onnx.TensorProto:
-    """A weight of which the values are elsewhere."""
+    """A weight without values: they are declared to be in another file."""
     made = onnx.TensorProto(name=name, data_type=onnx_type(aval.dtype), dims=list(aval.shape))
     made.data_location = onnx.TensorProto.EXTERNAL
     made.external_data.add(key="location", value=_WEIGHTS)

@@ -1,6 +1,7 @@
-"""A jaxpr -> ONNX nodes: calls are written out, scans become `Scan`, all else goes by the table of primitives.
+"""From a jaxpr to ONNX nodes: calls are inlined, scans become `Scan`, other primitives follow the table of primitives.
 
-What depends on data is planned as far as that can be: of a choice all branches (`If`), of a `while` one turn.
+Control flow that depends on data is planned in part: all branches of a conditional (`If`), one iteration of a `while`
+loop.
 """
 
 from __future__ import annotations
@@ -37,22 +38,23 @@ _REFUSED: Mapping[str, str] = {
 
 
 def traced(fn: Callable[..., Any], *arguments: Any) -> tuple[ClosedJaxpr, Any]:
-    """The jaxpr of a function, without what its results do not need, and the shapes of these. Of arguments count shapes
-    and dtypes."""
+    """The jaxpr of a function, without the equations that its results do not need, and the shapes of the results. Only
+    the shapes and dtypes of the arguments count."""
     closed, shape = jax.make_jaxpr(fn, return_shape=True)(*jax.tree.map(abstract, arguments))
     needed, _ = partial_eval.dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars), instantiate=True)
     return ClosedJaxpr(needed, closed.consts), shape
 
 
 def abstract(leaf: Any) -> jax.ShapeDtypeStruct:
-    """Shape and dtype of an array, or of what becomes one."""
+    """Shape and dtype of an array, or of a value that becomes one."""
     return jax.ShapeDtypeStruct(jnp.shape(leaf), getattr(leaf, "dtype", None) or jnp.result_type(leaf))
 
 
 def write(graph: Graph, jaxpr: Any, consts: Sequence[str], arguments: Sequence[str]) -> list[str]:
-    """The names of the results of `jaxpr` for constants and arguments of these names, its nodes written into `graph`.
+    """Write the nodes of `jaxpr` into `graph`, for constants and arguments of these names; returns the names of its
+    results.
 
-    Raises `ShardplanError` (`cannot-export`) for a primitive that there is no form for, with the line of the program.
+    Raises `ShardplanError` (`cannot-export`) for a primitive without an ONNX form, with the line of the program.
     """
     names: dict[Any, str] = {
         **dict(zip(jaxpr.constvars, consts, strict=True)),
@@ -106,7 +108,7 @@ def _no_form(graph: Graph, summary: str, hint: str | None) -> Diagnostic:
 
 
 def _line(equation: Any) -> dict[str, Any]:
-    """The line of the user's program that wrote an equation; of what JAX wrote itself none is known."""
+    """The line of the user's program that wrote an equation; empty for equations that JAX wrote itself."""
     frame = source_info_util.user_frame(equation.source_info.traceback)
     return {"file": str(frame.file_name), "line": int(frame.start_line)} if frame else {}
 
@@ -126,7 +128,8 @@ def called(equation: Any) -> tuple[Any, Sequence[Any]]:
 
 
 def _scan(graph: Graph, equation: Any, inputs: list[str], step: Step) -> list[str]:
-    """Carried values, then what is scanned and stacked; what is the same in every iteration is read from outside."""
+    """A `Scan` node. Its inputs are the carried values, then the scanned ones; its outputs the carried values, then the
+    stacked ones. The body reads values that are the same in every iteration from the outer graph."""
     given = equation.params
     fixed, carried = given["num_consts"], given["num_carry"]
     inner = given["jaxpr"]
@@ -158,7 +161,7 @@ def _scan(graph: Graph, equation: Any, inputs: list[str], step: Step) -> list[st
 
 
 def _branch(graph: Graph, branches: Sequence[Any], inputs: list[str], step: Step) -> list[str]:
-    """The branch of a number that is known, as that of the platform is; else all."""
+    """One branch where its number is known (as for branches by platform), else an `If` of all branches."""
     which = graph.value(inputs[0])
     if which is None and len(branches) > 1:
         return _chosen(graph, inputs[0], branches, inputs[1:])
@@ -170,8 +173,8 @@ def _branch(graph: Graph, branches: Sequence[Any], inputs: list[str], step: Step
 
 
 def _chosen(graph: Graph, which: str, branches: Sequence[Any], inputs: Sequence[str], first: int = 0) -> list[str]:
-    """The results of the branch of that number, counted from `first`; numbers beyond either end are those of the ends.
-    All branches are planned."""
+    """The results of the branch with that number, counted from `first`; a number beyond either end chooses the branch
+    at that end. All branches are planned."""
     if len(branches) == 1:
         inner = branches[0]
         return write(graph, inner.jaxpr, [graph.constant(const) for const in inner.consts], inputs)
@@ -195,7 +198,7 @@ _ONE_TURN = "how often a while loop turns depends on data: one turn of it is pla
 
 
 def _one_turn(graph: Graph, equation: Any, inputs: list[str], step: Step) -> list[str]:
-    """What a loop carries after its first turn; nobody knows how many there will be."""
+    """The values that a loop carries after its first iteration; the number of iterations is not known."""
     warnings.warn(_ONE_TURN, stacklevel=2)
     inner, of_condition = equation.params["body_jaxpr"], equation.params["cond_nconsts"]
     outer, graph.steps = graph.steps, step.inner

@@ -1,7 +1,7 @@
-"""Products of groups of rows, and decompositions of matrices, in ONNX.
+"""Grouped matrix products and matrix decompositions in ONNX.
 
-ONNX has no operators for decompositions: they are planned by what they cost, products of their sizes, which have their
-operands and shapes and not their values. No plan needs those.
+ONNX has no operators for decompositions. Products of the same operands, sizes and cost stand for them; their values are
+wrong, and a plan needs no values.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from shardplan.jax.planning.graph import Graph, Row
 
 
 def _grouped(graph: Graph, equation: Any, inputs: Sequence[str]) -> str:
-    """Rows in groups, each times the matrix of its group: matrices are looked up for every row. Raises
-    `NotImplementedError` for groups of what is summed over, and for batches."""
+    """Rows in groups, each multiplied by the matrix of its group: the matrix of every row is looked up. Raises
+    `NotImplementedError` where the groups are along the summed dim, and for batches."""
     rows, weights = (variable.aval.shape for variable in equation.invars[:2])
     dims = equation.params["ragged_dot_dimension_numbers"]
     (left, right), batches = dims.dot_dimension_numbers

@@ -1,8 +1,8 @@
-"""`shardplan.jax.parallelize`: a function with the sharding constraints of its plan on every value that both know.
+"""`shardplan.jax.parallelize`: a function with sharding constraints on every value that the plan knows.
 
-The function's jaxpr is run equation by equation. What equations read and make has the names that planning gave it, so
-each value is constrained as the plan makes, keeps and reads it. Functions with derivatives of their own stay whole,
-blocks under `jax.checkpoint` stay such blocks, scans stay scans.
+The function's jaxpr is run equation by equation. The inputs and results of equations have the names that planning gave
+them, so each value is constrained to the layouts in which the plan makes, keeps and reads it. Functions with custom
+derivatives, blocks under `jax.checkpoint` and scans stay what they are.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from shardplan.plan.types import Plan
 
 
 def parallelize(fn: Callable[..., Any], plan: Plan, mesh: Mesh) -> Callable[..., Any]:
-    """`fn(params, *batch)`, of which `plan` was made by `shardplan.jax.plan`, constrained as the plan says. Its
-    arguments must have the shapes that were planned; its derivatives are those of `fn`.
+    """`fn(params, *batch)`, constrained as `plan` says; `plan` is the result of `shardplan.jax.plan` for `fn`. The
+    arguments must have the planned shapes; the derivatives are those of `fn`.
 
     >>> step = jax.jit(jax.value_and_grad(shardplan.jax.parallelize(loss, plan, mesh)))
 
-    Raises `ShardplanError`: `wrong-mesh`, `explicit-mesh`, and when it is called `stale-plan` where the function is not
-    the plan's.
+    Raises `ShardplanError`: `wrong-mesh`, `explicit-mesh`, and at the first call `stale-plan` where the plan is not one
+    of this function.
     """
     check_automatic(plan, mesh)
 
@@ -56,8 +56,9 @@ def parallelize(fn: Callable[..., Any], plan: Plan, mesh: Mesh) -> Callable[...,
 
 @dataclass(frozen=True)
 class _Layouts:
-    """The plan, with the names of its tensors and who reads them; `drawn`: random numbers, of which each device makes
-    those that its readers want, whatever the plan says; `loop`: before names in the body of a scan."""
+    """The plan, the names of its tensors, and the pairs (tensor, reading operator). `drawn`: random numbers, which are
+    not constrained: every device draws those that its readers need. `loop`: the prefix of names in the body of a scan.
+    """
 
     plan: Plan
     mesh: Mesh
@@ -67,11 +68,11 @@ class _Layouts:
     loop: str = ""
 
     def inside(self, loop: str) -> _Layouts:
-        """The same in a loop of this name."""
+        """The same in the body of the loop of this name."""
         return replace(self, loop=f"{self.loop}{loop}/")
 
     def operands(self, step: Step, values: Sequence[Any]) -> list[Any]:
-        """What a step reads, as the plan's operators read it."""
+        """The inputs of a step, constrained as the plan's operators read them."""
         found = []
         for name, value in zip(step.reads, values, strict=True):
             readers = (f"{self.loop}{node}" for node in step.nodes)
@@ -80,7 +81,7 @@ class _Layouts:
         return found
 
     def results(self, names: Sequence[str], values: Sequence[Any]) -> list[Any]:
-        """What is made, as the plan keeps it."""
+        """Values, constrained as the plan keeps them."""
         return [self._constrained(name, value) for name, value in zip(names, values, strict=True)]
 
     def _called(self, name: str) -> str:
@@ -92,7 +93,7 @@ class _Layouts:
             return value
         try:
             return constrain(self.plan, self.mesh, called_so, value, reader=reader)
-        except ShardplanError:  # segments, or partial sums for several readers: XLA is told by what comes next
+        except ShardplanError:  # segments, or partial sums for several readers: the next values tell XLA
             return value
 
 
@@ -102,7 +103,7 @@ def _known(plan: Plan) -> tuple[frozenset[str], frozenset[tuple[str, str]]]:
 
 
 def _check_made_for(plan: Plan, graph: Graph, arguments: Sequence[str]) -> None:
-    """Refuse a function of which the plan's operators are none."""
+    """Refuse a function that does not have the plan's operators."""
     names = {node.name for node in graph.nodes} | set(arguments)
     strange = [one.name for one in plan.operators if one.name.split("/Enter:")[0].split("/")[0] not in _firsts(names)]
     if strange:

@@ -40,7 +40,7 @@ def plan(
 
 
 def read_function(fn: Callable[..., Any], params: Any, *batch: Any, trainable: Any = None, name: str = "") -> Model:
-    """What plans are made of, read from a function. Raises `ShardplanError` (`cannot-export`)."""
+    """The model and source that plans are made of, read from a function. Raises `ShardplanError` (`cannot-export`)."""
     weights = weights_of(params)
     floats = {each: jnp.issubdtype(leaf.dtype, jnp.floating) for each, leaf in weights.items()}
     known = {each: trainable is None or bool(trainable(each)) for each, is_float in floats.items() if is_float}
@@ -65,7 +65,7 @@ def onnx_program(fn: Callable[..., Any], params: Any, *batch: Any) -> onnx.Model
 
 
 def written(graph: Graph, closed: Any, arguments: Sequence[str]) -> list[str]:
-    """Write a closed jaxpr into `graph`; the names of its results, of which no two are one."""
+    """Write a closed jaxpr into `graph`; returns the names of its results, all different."""
     made = write(graph, closed.jaxpr, [graph.constant(const) for const in closed.consts], arguments)
     return [str(graph.add("Identity", [each])) for each in made]
 
@@ -82,14 +82,14 @@ def _title(fn: Callable[..., Any]) -> str:
 
 
 def inputs_of(fn: Callable[..., Any], batch: tuple[Any, ...], weights: Iterable[str] = ()) -> dict[str, Any]:
-    """The leaves of the batch by what they are called; `weights`: names of parameters, which are not given twice."""
+    """The leaves of the batch by their names. `weights`: names of parameters, which no input gets."""
     taken = frozenset(weights)
     return {full if short in taken else short: leaf for short, full, leaf in leaves_of(fn, batch)}
 
 
 def leaves_of(fn: Callable[..., Any], batch: tuple[Any, ...]) -> Iterator[tuple[str, str, Any]]:
-    """The leaves of the batch, each with its name, and with that which it has where a parameter has the first: the
-    argument of `fn` is before it."""
+    """Each leaf of the batch with its short name, and with the longer name that it gets where a parameter has the short
+    one: the name of the argument of `fn` comes before it."""
     try:
         parameters = list(inspect.signature(fn).parameters)[1:]
     except (TypeError, ValueError):

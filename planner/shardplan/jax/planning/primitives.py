@@ -1,4 +1,4 @@
-"""What each primitive of JAX is in ONNX: one row for each, and functions for those that take more than one node."""
+"""The ONNX form of each JAX primitive: one row each, with functions for those that take more than one node."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def _reshaped(graph: Graph, equation: Any, inputs: Sequence[str]) -> str:
 
 
 def _broadcast(graph: Graph, equation: Any, inputs: Sequence[str]) -> str:
-    """New dims of size 1 first, and then as many as there shall be."""
+    """Dims of size 1 are added first, and then expanded."""
     source, shape = equation.invars[0].aval.shape, equation.params["shape"]
     dims = equation.params["broadcast_dimensions"]
     middle = [1] * len(shape)
@@ -113,7 +113,7 @@ def _slice(graph: Graph, equation: Any, inputs: Sequence[str]) -> str:
 
 
 def _dynamic_slice(graph: Graph, equation: Any, inputs: Sequence[str]) -> str:
-    """Every dim of which a part is taken, by the numbers of its indices."""
+    """One gather for every dim of which a part is taken; its indices follow from the start index."""
     made, shape = inputs[0], equation.invars[0].aval.shape
     for dim, (size, start) in enumerate(zip(equation.params["slice_sizes"], inputs[1:], strict=True)):
         if size != shape[dim]:
@@ -166,7 +166,7 @@ def _padded(graph: Graph, equation: Any, inputs: Sequence[str]) -> str:
 
 
 def _spread(graph: Graph, value: str, shape: list[int], dim: int, inner: int, filling: str) -> str:
-    """A value with so many others between the elements of a dim; `shape` becomes its own."""
+    """`value` with `inner` entries of `filling` between neighbouring elements of a dim; `shape` is updated."""
     one = graph.add("Reshape", [value, graph.ints(*shape[: dim + 1], 1, *shape[dim + 1 :])])
     widths = [0] * (2 * (len(shape) + 1))
     widths[len(shape) + 1 + dim + 1] = inner
@@ -185,7 +185,7 @@ def _iota(graph: Graph, equation: Any, _: Sequence[str]) -> str:
 
 
 def _selected(graph: Graph, equation: Any, inputs: Sequence[str]) -> str:
-    """A choice among two by a boolean, or among more by a number."""
+    """A choice between two values by a boolean, or among several by a number."""
     which, *cases = inputs
     kind = equation.invars[0].aval.dtype
     if kind == np.bool_:
@@ -198,7 +198,7 @@ def _selected(graph: Graph, equation: Any, inputs: Sequence[str]) -> str:
 
 
 def _sorted(graph: Graph, equation: Any, inputs: Sequence[str]) -> list[str]:
-    """By the first operands, which all others follow: by the last of them first, for entries that are equal stay in
+    """All operands in the order of the first `num_keys`. They are sorted by the last key first: equal entries keep
     their order."""
     dim, shape, made = equation.params["dimension"], equation.invars[0].aval.shape, list(inputs)
     for key in reversed(range(equation.params["num_keys"])):
@@ -218,7 +218,8 @@ def _clamped(graph: Graph, _: Any, inputs: Sequence[str]) -> str:
 
 
 def _product(graph: Graph, equation: Any, inputs: Sequence[str]) -> str:
-    """A matrix product where ONNX has one, else an einsum; results are batch dims, then those of either side."""
+    """A matrix product where ONNX has one, else an einsum; the result has the batch dims, then the free dims of the
+    left and of the right operand."""
     (left, right), (batch_left, batch_right) = equation.params["dimension_numbers"]
     one, other = (list(variable.aval.shape) for variable in equation.invars)
     wanted, made_of = equation.outvars[0].aval.dtype, equation.invars[0].aval.dtype

@@ -1,6 +1,6 @@
-"""Functions of all entries up to each place (`cumprod`, `cummax`, `cumlogsumexp`) in ONNX.
+"""Cumulative functions along a dim (`cumprod`, `cummax`, `cumlogsumexp`) in ONNX.
 
-They take log2(n) rounds; in each a place is combined with the one that is twice as far before it as in the last round
+They take log2(n) rounds. Each round combines every element with one before it, at twice the distance of the last round
 (Hillis and Steele, Data parallel algorithms, 1986).
 """
 

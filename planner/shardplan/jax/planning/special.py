@@ -1,5 +1,5 @@
-"""Special functions that ONNX has no operators for (`lgamma`, `digamma`, `erf_inv`), of what people give them:
-gammas of numbers above zero, the inverse of numbers between -1 and 1."""
+"""Special functions without an ONNX operator (`lgamma`, `digamma`, `erf_inv`), on the usual arguments: gammas of
+numbers above zero, the inverse of numbers between -1 and 1."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ _TAIL = (-2.00214257e-04, 1.00950558e-04, 1.34934322e-03, -3.67342844e-03, 5.739
 
 
 class _Terms:
-    """Sums and products of values of one type and of numbers."""
+    """Writes sums and products of values of one dtype and of numbers."""
 
     def __init__(self, graph: Graph, equation: Any) -> None:
         self.graph, self.dtype = graph, equation.invars[0].aval.dtype
 
     def of(self, kind: str, *given: str | float) -> str:
-        """An operator of values and numbers."""
+        """An operator applied to values and numbers."""
         names = [each if isinstance(each, str) else self.graph.constant(np.asarray(each, self.dtype)) for each in given]
         return str(self.graph.add(kind, names))
 
     def polynomial(self, x: str, factors: Sequence[float]) -> str:
-        """Of `x`, with the factor of its highest power first."""
+        """A polynomial in `x`; the factor of the highest power comes first."""
         made = self.of("Mul", x, factors[0])
         for factor in factors[1:-1]:
             made = self.of("Mul", self.of("Add", made, factor), x)
         return self.of("Add", made, factors[-1])
 
     def above(self, x: str) -> list[str]:
-        """`x`, and by how much it is moved up for a series, one by one."""
+        """`x`, `x` + 1, `x` + 2, ... up to the shift at which the series is accurate."""
         return [x, *(self.of("Add", x, float(more)) for more in range(1, _SHIFT + 1))]
 
 

@@ -22,13 +22,13 @@ from shardplan.pipeline.bounds.run_costs import RunCosts
 from shardplan.solve.problem import Costs
 
 _FIRST = 0.05
-"""Of the cost of a run over the bytes of a device: the first multiplier that is tried."""
+"""First multiplier that is tried: this share of the cost of a run, divided by the bytes of a device."""
 _NEARLY_FREE = 1e-6
 _STEPS = (3.0, 3.0**0.5)
 """Factors between the multipliers that are tried, the coarse one first."""
 _WORTH = 1e-3
 _CEILING = 64.0
-"""A bound of so many times what a run costs without regard to memory is as good as a proof that it does not fit."""
+"""A bound of this many times a run's cost without a memory limit counts as a proof that it does not fit."""
 
 
 @dataclass
@@ -46,7 +46,7 @@ class CostBounds:
         self._held = memory_bound(self.runs.built, self.runs.chain)
 
     def table(self, waiting: int) -> Costs | None:
-        """The bounds known so far with so many microbatches in flight, or fewer: what holds less costs no more.
+        """The bounds known so far with so many microbatches in flight, or fewer (less memory never costs more).
 
         Shape (first unit, last), picoseconds.
         """
@@ -54,9 +54,9 @@ class CostBounds:
         return np.maximum.reduce(known) if known else None
 
     def raise_for(self, first: int, last: int, waiting: int, cost: float) -> bool:
-        """Look for the multiplier with the greatest bound of units `first` .. `last` - 1, which cost at least `cost`.
+        """Searches the multiplier with the greatest bound for units `first` .. `last` - 1, which cost at least `cost`.
 
-        Whether one was found that is above what was known.
+        Returns whether it raised the bound.
         """
         if not self._binds(first, last, waiting, cost):
             return False
@@ -73,7 +73,7 @@ class CostBounds:
         return True
 
     def _binds(self, first: int, last: int, waiting: int, cost: float) -> bool:
-        """Whether memory makes a run costlier at all: bounds are concave in the multiplier, and begin at `cost`."""
+        """Whether memory makes a run more expensive: bounds are concave in the multiplier, and start at `cost`."""
         low = _NEARLY_FREE * cost / self.limit_bytes
         return self._at(waiting, low).least(first, last) - low * self.limit_bytes > cost
 

@@ -1,16 +1,15 @@
 """Memory lower bounds of runs of units at the turn from forward to backward, by the choices of their own nodes.
 
-A stage is planned as a model of its own, in which what is saved may differ from what is saved of its units in the
-whole model. Counted is only what any part of the model holds that has the unit:
+A stage is planned as a model of its own, which may save other values than the whole model does for the same units. So
+only what every part of the model with the unit holds is counted:
 
 - weights that no other unit reads, with their gradients and optimizer state;
-- values that a unit saves for itself: saved under the flag of rematerialisation and without it, not a view of what
-  comes from another unit, and not in a kernel that goes on in another unit. Where it is chosen what to recompute
-  there are none;
-- what a unit is fed with: as an input of a part it is there until the backward of the unit, and inside of a part it is
-  saved, if the unit's backward reads it and no piece that is recomputed reaches across the border.
+- values that a unit saves for itself: saved with and without the rematerialisation flag, not views of another unit's
+  values, and not in a kernel that continues in another unit. If the search chooses what is recomputed there are none;
+- the value that a unit receives: as an input of a part it is held until the backward of the unit; inside of a part it
+  is saved if the unit's backward reads it and no recomputed segment crosses the border.
 
-All but the weights is there once for every microbatch in flight.
+All except the weights are held once for every microbatch in flight.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _STATE = ("parameters", "gradients", "optimizer")
 
 @dataclass(frozen=True)
 class MemoryBound:
-    """Bytes per choice of a node: `state` of weights; `saved` of one microbatch; `fed`, of borders, likewise. Equal
+    """Bytes per choice of a node: `state` of weights; `saved` of one microbatch; `fed`, the same for borders. Equal
     ones are the same array."""
 
     state: dict[Node, Costs]
@@ -41,7 +40,7 @@ class MemoryBound:
     fed: dict[Node, Costs]
 
     def charges(self, waiting: int, multiplier: float) -> AddedCosts:
-        """What is charged when a byte has this multiplier and so many microbatches are in flight."""
+        """The charges for a given multiplier of a byte and so many microbatches in flight."""
         state, saved = _scaled(self.state, multiplier), _scaled(self.saved, multiplier * waiting)
         return AddedCosts({**state, **saved}, _scaled(self.fed, multiplier * waiting))
 

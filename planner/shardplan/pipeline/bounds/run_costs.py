@@ -37,8 +37,8 @@ Factor = tuple[tuple[int, ...], Costs]
 class RunCosts:
     """Costs, in picoseconds per step, of all runs of units of a chain on the submesh of a cost graph.
 
-    `charges`: what choices of some nodes cost besides. `layouts[b]`: the layouts that border b may be handed over in,
-    none of them partial; equal ones are the same object. What a unit costs is worked out when it is first asked for.
+    `charges`: extra costs of choices of some nodes. `layouts[b]`: the layouts in which border b may be sent, none of
+    them partial; equal ones are the same object. Costs of a unit are computed on first use.
     """
 
     built: CostGraph
@@ -79,7 +79,7 @@ class RunCosts:
         return dearer
 
     def charge(self, charges: AddedCosts) -> None:
-        """Forget all costs and count with these charges."""
+        """Discards all costs and uses these charges from now on."""
         self.charges = charges
         self._kinds, self._like, self._matrices, self._products, self._longer = [], [], {}, [], {}
         seen: dict[tuple[object, ...], int] = {}
@@ -90,8 +90,8 @@ class RunCosts:
                 self._like.append(piece)
 
     def of(self, first: int, last: int) -> Costs:
-        """Units `first` .. `last` - 1, shape (layouts of the border before, of the one behind); 1 where there is
-        none."""
+        """Costs of units `first` .. `last` - 1, shape (layouts of the border before, of the one behind); size 1 where
+        there is no border."""
         product = _NOTHING
         for kind in self._kinds[first:last]:
             product = self._behind(product, kind)
@@ -157,7 +157,7 @@ class RunCosts:
 
 
 def _work_for_itself(built: CostGraph, chain: Chain) -> Costs:
-    """Per unit, the least cost of what it needs that depends on no weight; a run needs it once."""
+    """Per unit, the least cost of its operators that depend on no weight; a run needs them once."""
     least = [float(data["cost"].min()) for _, data in built.graph.nodes(data=True)]
     cost = {node: value for node, value in zip(built.graph.nodes, least, strict=True) if node[0] == "operator"}
     operators = built.model.operators
@@ -213,7 +213,7 @@ def _labels(graph: Graph, node: int, size: int) -> tuple[list[int], list[int]]:
 
 def _contracted(graph: Graph, ends: Sequence[int]) -> Costs:
     """The least cost of what elimination left, for every choice of the ends: variables are minimised out one by one,
-    the cheapest first. Where that takes too large a table, each of its parts is minimised by itself: a lower bound."""
+    the cheapest first. If that needs too large a table, each of its parts is minimised separately: a lower bound."""
     arrays = graph.tables.arrays
     factors: list[Factor] = []
     for node in graph.alive:

@@ -1,8 +1,9 @@
 """Layouts of tied weights that the first and the last stage hold, as options of the search over cuts.
 
-Keeping both copies equal costs the more, the less the weight is sharded in either (`pipeline.tied_weights`), and the
-cost of a stage depends on the layout there. So it is chosen with the cut: each submesh is an option once for stages in
-between, and once more for the first and for the last stage in every layout of the weight.
+The less a tied weight is sharded in either stage, the more it costs to keep both copies equal
+(`pipeline.tied_weights`), and the cost of a stage depends on the layout there. So the layout is chosen with the cut:
+each submesh is one option for stages in between, and for the first and the last stage one option per layout of the
+weight.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class StageSite:
     tied: int = -1
 
     def allows(self, first: int, last: int, units: int) -> bool:
-        """Whether a stage of these units may be this."""
+        """Whether a stage of these units may be at this site."""
         begins, closes = first == 0, last == units
         return begins == closes if self.ends < 0 else (begins, closes) == (self.ends == 0, self.ends == 1)
 
@@ -90,7 +91,7 @@ class TiedLayouts:
         return np.maximum(least, costs)
 
     def sharpen(self, part: int) -> None:
-        """Bring in all multipliers of the costs on a part, the next time that they are asked for."""
+        """Includes all multipliers of the costs on a part, the next time that they are needed."""
         for behind in (False, True):
             self._sides.pop((part, behind), None)
         self._tied = {key: runs for key, runs in self._tied.items() if key[0] != part}

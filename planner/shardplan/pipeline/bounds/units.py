@@ -18,8 +18,8 @@ from shardplan.solve.problem import Costs, Edge
 
 @dataclass(frozen=True)
 class AddedCosts:
-    """What choices of some nodes cost besides; equal ones are the same array. `fed`: of borders, and to be paid by the
-    unit that is fed with one."""
+    """Extra costs of choices of some nodes; equal ones are the same array. `fed`: of borders, charged to the unit that
+    receives the value."""
 
     own: Mapping[Node, Costs] = field(default_factory=dict)
     fed: Mapping[Node, Costs] = field(default_factory=dict)
@@ -27,8 +27,8 @@ class AddedCosts:
 
 @dataclass(frozen=True)
 class UnitProblem:
-    """One unit: costs and edges over `nodes`, numbered from 0, of which the first is what it is `fed` with, if it is
-    fed with anything; `ends`: numbers of its border nodes."""
+    """One unit: costs and edges over `nodes`, numbered from 0; the first is the border that it receives (`fed`), if
+    any; `ends`: numbers of its border nodes."""
 
     nodes: tuple[Node, ...]
     fed: bool
@@ -50,7 +50,8 @@ class UnitProblem:
 
 
 def unit_problems(built: CostGraph, chain: Chain) -> list[UnitProblem]:
-    """The units of `chain`. What they share besides the borders is chosen in each for itself, at the least price."""
+    """The units of `chain`. Nodes that units share besides the borders are chosen in each unit separately, at the
+    lowest price."""
     home = homes(built, chain)
     nodes: list[list[Node]] = [[] for _ in chain.units]
     for node in built.graph.nodes:

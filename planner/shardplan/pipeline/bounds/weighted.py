@@ -1,9 +1,9 @@
 """Cost lower bounds of runs of units on one submesh: the maximum of their costs at several multipliers.
 
-A phase of a step takes the largest of several sums. Every convex combination of these is at most the largest, so the
+A phase of a step takes the maximum of several sums. Every convex combination of these is at most the maximum, so the
 costs of a run at any multipliers (`Planner.built_at`) are a lower bound, and so is the maximum of several. Without
-multipliers the costs are what computes and blocks, which bounds best where all that may overlap does. Stages that
-are planned tell multipliers at which more is proven.
+multipliers the costs are compute and blocking communication, which is the best bound if everything that may overlap
+does. The plans of stages provide multipliers at which more is proven.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ MOST = 3
 
 @dataclass
 class WeightedBounds:
-    """The largest of what `runs` say, picoseconds per step; layouts are numbered as in the first. `costs_at`: of the
-    same runs at given multipliers; `multipliers[i]`: those of `runs[i]`."""
+    """The maximum over all `runs`, picoseconds per step; layouts are numbered as in the first. `costs_at`: of the same
+    runs at given multipliers; `multipliers[i]`: those of `runs[i]`."""
 
     costs_at: Callable[[Weights], RunCosts]
     runs: tuple[RunCosts, ...] = ()
@@ -37,7 +37,7 @@ class WeightedBounds:
         self.runs = self.runs or tuple(map(self.costs_at, self.multipliers))
 
     def sharpen(self, multipliers: Weights) -> bool:
-        """Bring in the costs at these multipliers, unless they are there or there are enough; whether it did."""
+        """Adds the costs at these multipliers, unless they are known or there are enough; returns whether it did."""
         if multipliers in self.multipliers or len(self.runs) >= MOST:
             return False
         self.runs, self.multipliers = (*self.runs, self.costs_at(multipliers)), (*self.multipliers, multipliers)
@@ -81,7 +81,7 @@ class WeightedBounds:
         return most
 
     def kept_so(self, wanted: Mapping[str, Layout]) -> WeightedBounds:
-        """The costs when these values are kept so."""
+        """The costs if these values have these layouts."""
         runs = tuple(runs.charged(AddedCosts(_all_but(runs.built, wanted))) for runs in self.runs)
         return WeightedBounds(self.costs_at, runs, self.multipliers)
 

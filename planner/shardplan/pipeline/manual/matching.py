@@ -14,8 +14,8 @@ from shardplan.pipeline.manual.stages import REST, ManualStage
 
 @dataclass
 class _Named:
-    """The operators of each stage, by index; `last`: of those that stages name, the last so far. `faults`: what is
-    wrong with that."""
+    """The operators of each stage, by index; `last`: the last operator named so far. `faults`: what is wrong with the
+    patterns."""
 
     model: Model
     blocks: Mapping[int, str]
@@ -26,7 +26,7 @@ class _Named:
     faults: list[Diagnostic] = field(default_factory=list)
 
     def take(self, number: int, wish: ManualStage) -> int:
-        """Give a stage what it names; where it begins."""
+        """Adds the operators that a stage names; returns where it begins."""
         before, named = self.last, set()
         for place, run in enumerate(wish.runs):
             if run != REST:
@@ -76,11 +76,11 @@ class _Named:
 
 
 def stage_starts(model: Model, stages: Sequence[ManualStage]) -> list[int]:
-    """Where every stage but the first begins, as the number of an operator. What comes before all that the first stage
-    names is the first stage's, and what nobody names belongs to the stage before.
+    """The first operator of every stage but the first. Operators before all that the first stage names belong to it,
+    and others that no stage names to the stage before.
 
-    Raises `ShardplanError` with all that is wrong: `no-match` for a pattern that means nothing; `bad-stages` where two
-    stages name the same, a stage names what comes before another's, or nothing is left for one.
+    Raises `ShardplanError` with all faults: `no-match` for a pattern without a match; `bad-stages` if two stages name
+    the same operator, a stage names what comes before another's, or a stage would be empty.
     """
     blocks = {
         index: name

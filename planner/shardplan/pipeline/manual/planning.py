@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -19,12 +18,10 @@ from shardplan.pipeline.cut_choices import Cut
 from shardplan.pipeline.cut_points import Chain, chain_at, part_of
 from shardplan.pipeline.manual.matching import stage_starts
 from shardplan.pipeline.manual.stages import ManualStage, ManualStages
-from shardplan.pipeline.p2p import Transfers
-from shardplan.pipeline.result import PipelineResult, assemble_result
+from shardplan.pipeline.result import PipelineResult, result_of_plans
 from shardplan.pipeline.schedule import Schedule
 from shardplan.pipeline.stage_inputs import constraints_on
 from shardplan.pipeline.submeshes import Submesh
-from shardplan.plan.types import Plan
 from shardplan.planning import Planner
 from shardplan.units import counted
 
@@ -53,11 +50,13 @@ def plan_manual(
         handed = _handed(chain, place, wish, part, manual.intermediate)
         asked = replace(options, in_flight=waiting[-1], constraints=(*everywhere, *wish.constraints, *handed))
         plans.append(Planner(own, part.cluster, asked).plan())
-    return _staged(chain, parts, tuple(plans), tuple(waiting), cluster, options, schedule)
+    cuts = [Cut(place, place + 1, 0, 0, 0) for place in range(len(parts))]
+    return result_of_plans(chain, cuts, parts, plans, waiting, cluster, options, schedule)
 
 
 def _refuse_unmatched(constraints: Sequence[Constraint], model: Model, mesh: Mesh) -> None:
-    """Constraints for all stages must be about something; whether they can be met, the mesh of every stage tells."""
+    """Constraints for all stages must match something in the model; whether they can be satisfied is checked for every
+    stage's mesh."""
     try:
         resolve(constraints, model, mesh)
     except ShardplanError as problem:
@@ -66,7 +65,7 @@ def _refuse_unmatched(constraints: Sequence[Constraint], model: Model, mesh: Mes
 
 
 def _refuse_unknown_axes(manual: ManualStages, meshes: Sequence[Mesh]) -> None:
-    """Every axis that shards what is handed on must be one of some stage."""
+    """Every axis that shards a value between stages must be an axis of some stage."""
     known = sorted(
         {name for wish, mesh in zip(manual.stages, meshes, strict=True) for name in wish.names or mesh.names}
     )
@@ -92,7 +91,8 @@ def _part(cluster: Cluster, wish: ManualStage) -> Submesh:
 def _handed(
     chain: Chain, place: int, wish: ManualStage, part: Submesh, intermediate: Mapping[str, int]
 ) -> list[Constraint]:
-    """What is handed to and from a stage, sharded by the intermediate axes that it has and by no others."""
+    """The layouts of the values between stages, sharded by the intermediate axes that the stage has and by no
+    others."""
     if not intermediate:
         return []
     names = wish.names or part.mesh.names
@@ -107,24 +107,3 @@ def _handed(
         text = "[" + ", ".join(f"[{', '.join(axes)}]" for axes in entries) + "]"
         found.append(Constraint("tensors", border, Dims(entries), text, wish.mark, None, wish.names))
     return found
-
-
-def _staged(
-    chain: Chain,
-    parts: tuple[Submesh, ...],
-    plans: tuple[Plan, ...],
-    in_flight: tuple[int, ...],
-    cluster: Cluster,
-    options: PlanOptions,
-    schedule: Schedule,
-) -> PipelineResult:
-    cuts = [Cut(place, place + 1, 0, 0, 0) for place in range(len(parts))]
-    kept = [{tensor.name: tensor.layout for tensor in plan.tensors} for plan in plans]
-    borders = [
-        (mine[border], theirs[border])
-        for border, (mine, theirs) in zip(chain.borders, itertools.pairwise(kept), strict=True)
-    ]
-    each = [-(-chain.model.tensor(border).size_bytes // options.microbatches) for border in chain.borders]
-    sizes = [(size, size if options.training else 0) for size in each]
-    transfers = Transfers(cluster)
-    return assemble_result(chain, cuts, parts, plans, in_flight, borders, sizes, transfers, options, schedule)

@@ -37,13 +37,13 @@ from shardplan.yaml_source import Mark, compose, mark_of
 _OWN = ("runs", "mesh")
 _ALLOWED = (*_OWN, "mesh_axis_names", *SECTIONS)
 REST = "*"
-"""Of `runs`: what no stage before has."""
+"""In `runs`: all operators that no earlier stage has."""
 
 
 @dataclass(frozen=True)
 class ManualStage:
-    """One entry of `stages:`. `runs`: patterns of modules, blocks and operators, written at `marks` where these are
-    known; `mesh`: as `--mesh` takes it."""
+    """One entry of `stages:`. `runs`: patterns of modules, blocks and operators, written at `marks` if these are known;
+    `mesh`: as in `--mesh`."""
 
     runs: tuple[str, ...]
     mesh: str
@@ -55,7 +55,7 @@ class ManualStage:
 
 @dataclass(frozen=True)
 class ManualStages:
-    """All entries; `intermediate`: axis -> the dim that it shards of what stages hand on."""
+    """All entries; `intermediate`: axis -> the dim of values between stages that it shards."""
 
     stages: tuple[ManualStage, ...]
     intermediate: Mapping[str, int]
@@ -147,7 +147,7 @@ def _bad(node: yaml.Node, file: str, summary: str) -> ShardplanError:
 
 
 def stages_of(plan: Plan, file: str) -> ManualStages:
-    """The stages of a plan, with their inputs and weights kept where it keeps them; for another batch, say.
+    """The stages of a plan, with their inputs and weights kept in its layouts; for another batch, for instance.
 
     Raises `ShardplanError` (`bad-stages`) for a plan without stages.
     """
@@ -157,7 +157,7 @@ def stages_of(plan: Plan, file: str) -> ManualStages:
 def stages_asked_for(plan: Plan, file: str) -> ManualStages:
     """The stages of a plan, with the constraints that each was planned under and nothing else fixed.
 
-    Raises `ShardplanError` as `stages_of`, and (`damaged-plan`) where a stage does not say what it was asked for.
+    Raises `ShardplanError` as `stages_of`, and (`damaged-plan`) if a stage does not record its constraints.
     """
     return _stages_as(plan, file, lambda stage: options_of(stage.plan, file).constraints)
 

@@ -1,4 +1,4 @@
-"""Layers that differ, where a runtime has one rule for a module of all layers: what most of them do is done by all."""
+"""Equal treatment of layers, for runtimes with one rule per module of all layers: every layer follows the majority."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from shardplan.planning.runtimes.facts import Facts, facts_of, wildcard
 
 T = TypeVar("T")
 Way = tuple[tuple[str, ...], tuple[bool, ...], tuple[bool, ...]]
-"""How a module does its work: the labels of its operator's strategy by axis, whether its result is kept in slices, and
+"""How a module is split: the labels of its operator's strategy by axis, whether its result is kept in slices, and
 whether its data arrives in slices."""
 
 
 def differing(built: CostGraph, choice: Mapping[Node, int], axes: Sequence[int]) -> dict[str, Counter[Way]]:
-    """Patterns of modules whose copies in the layers do not work alike on `axes`, each with what its copies do."""
+    """Patterns of modules whose copies in the layers are split differently on `axes`, each with the splits of its
+    copies."""
     facts = facts_of(built)
     ways: dict[str, Counter[Way]] = {}
     for index, module in facts.modules.items():
@@ -30,7 +31,7 @@ def differing(built: CostGraph, choice: Mapping[Node, int], axes: Sequence[int])
 
 @dataclass(frozen=True)
 class Alike:
-    """A restriction: the modules of every pattern in `ways` work in that way on `axes`; `None`: they stay whole."""
+    """A restriction: the modules of each pattern in `ways` are split in that way on `axes`; `None` keeps them whole."""
 
     ways: Mapping[str, Way | None]
     axes: tuple[int, ...]

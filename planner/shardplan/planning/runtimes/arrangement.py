@@ -1,4 +1,4 @@
-"""Roles of the axes of a mesh -> the restriction of the choices to what a runtime says with these roles."""
+"""From roles of the mesh axes to the restriction of the choices to what a runtime can express with these roles."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ Pairing = Callable[[Join, int], Mask | None]
 
 @dataclass
 class Arrangement:
-    """A restriction: what `runtime` says where the axes of the mesh have these `roles`; made once per cost graph."""
+    """The restriction to what `runtime` can express if the mesh axes have these `roles`; computed once per
+    cost graph."""
 
     runtime: Runtime
     roles: Roles
@@ -54,7 +55,7 @@ class Arrangement:
         return found
 
     def _parts(self, built: CostGraph, real: list[int]) -> Iterator[tuple[Iterator[tuple[Node, Mask]], Pairing | None]]:
-        """What every axis allows, or all of them together."""
+        """What each axis allows on its own, or what all of them allow together."""
         facts = facts_of(built)
         axes = {axis: AxisMasks(built, facts, axis) for axis in real}
         if "any" in self.roles:
@@ -77,7 +78,7 @@ class Arrangement:
 
 
 class _Together:
-    """Two masks at once; the same for the same two, so that equal tables stay one object."""
+    """The intersection of two masks; one object for the same two masks, so that equal tables stay one object."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[int, int], tuple[Mask, Mask, Mask]] = {}
@@ -92,7 +93,7 @@ class _Together:
 
 
 def _unsegmented(built: CostGraph) -> Iterator[tuple[Node, Mask]]:
-    """Nothing that the program keeps is cut by segments: weights, inputs and outputs."""
+    """Nothing that the program stores has segmented shards: weights, inputs and outputs."""
     names = {p.tensor for p in built.model.parameters} | {*built.model.inputs, *built.model.outputs}
     for kind in ("kept", "updated"):
         for name, space in built.places[kind].items():
@@ -102,8 +103,8 @@ def _unsegmented(built: CostGraph) -> Iterator[tuple[Node, Mask]]:
 
 
 def _weight_in_pieces(on: AxisMasks, join: Join, position: int) -> Mask | None:
-    """A weight that is kept in pieces is not read as terms of a sum: no sharding says this, and a compiler gathers it,
-    as large as what it is added to."""
+    """A weight that is stored in pieces is not read as partial sums: no sharding expresses this; a compiler would
+    gather the weight at the size of the value that it is added to."""
     (kind, name), (other, _), _ = join
     if kind == "operator" or other == "updated" or name not in on.facts.views:
         return None

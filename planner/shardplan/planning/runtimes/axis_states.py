@@ -1,4 +1,4 @@
-"""What is done on one mesh axis by every choice of a node, and pairs of choices that a rule of such states allows."""
+"""What every choice of a node does on one mesh axis, and masks for edges from rules about these states."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ PairRule = Callable[[Placement, Placement], bool]
 
 
 def placements(space: TensorSpace) -> tuple[Placement, ...]:
-    """What every placement code of a tensor means."""
+    """The placement that each placement code of a tensor means."""
     return (*space.kind.shards, R, P(), RP)
 
 
 def state(space: TensorSpace | None, code: int | None) -> Placement | None:
-    """The placement of a code; `None` where the tensor is not planned."""
+    """The placement of a code; `None` if the tensor is not planned."""
     return None if space is None or code is None else placements(space)[code]
 
 
 @dataclass(frozen=True)
 class AxisView:
-    """One operator's choices on one mesh axis: placements of operands and results, in the order of positions."""
+    """One operator's choices on one mesh axis: placements of operands and results, by position."""
 
     choice: AxisChoice
     operands: tuple[Placement | None, ...]
@@ -44,7 +44,7 @@ class AxisView:
         return self.choice.label == "-"
 
     def shards(self, positions: Sequence[int]) -> list[int]:
-        """Which of these operands are shards."""
+        """Which of these operands are sharded."""
         return [at for at in positions if (p := self.operands[at]) is not None and p.is_shard]
 
     @property
@@ -55,7 +55,7 @@ class AxisView:
 
 @dataclass
 class AxisMasks:
-    """Makes masks of nodes and edges from rules about one mesh axis; equal ones are the same object."""
+    """Masks of nodes and edges from rules about one mesh axis; equal masks are the same object."""
 
     built: CostGraph
     facts: Facts
@@ -63,7 +63,7 @@ class AxisMasks:
     _known: dict[tuple[object, ...], Mask] = field(default_factory=dict)
 
     def views(self, space: OperatorSpace) -> list[AxisView]:
-        """Every axis choice of an operator."""
+        """All choices of an operator on this axis."""
         strategies = space.strategies
         return [
             AxisView(
@@ -75,7 +75,7 @@ class AxisMasks:
         ]
 
     def strategies(self, index: int, allows: Callable[[AxisView], bool], *key: object) -> Mask:
-        """The strategies of an operator whose part on this axis is allowed."""
+        """The mask of the operator's strategies whose part on this axis is allowed."""
         space = self.built.operators[index]
 
         def make() -> Mask:
@@ -85,7 +85,7 @@ class AxisMasks:
         return self._once(("operator", id(space), *key), make)
 
     def layouts(self, space: TensorSpace, allows: Callable[[Placement], bool], *key: object) -> Mask:
-        """The layouts of a tensor whose placement on this axis is allowed."""
+        """The mask of the tensor's layouts whose placement on this axis is allowed."""
 
         def make() -> Mask:
             return np.array([allows(p) for p in placements(space)], dtype=np.bool_)[space.codes[:, self.axis]]
@@ -93,8 +93,8 @@ class AxisMasks:
         return self._once(("tensor", id(space), *key), make)
 
     def pairs(self, join: Join, position: int, rule: PairRule, *key: object) -> Mask:
-        """Pairs of choices at the ends of an edge between which a value may go; `position`: of the operand or result,
-        where one end is an operator."""
+        """The mask of allowed pairs of choices at the two ends of an edge; `position`: that of the operand or result,
+        if one end is an operator."""
         (from_space, from_codes), (to_space, to_codes) = (
             self._side(join[0], position, "results"),
             self._side(join[1], position, "operands"),
@@ -133,7 +133,7 @@ class AxisMasks:
 
 
 def moved_positions(built: CostGraph) -> list[tuple[Join, int]]:
-    """Edges along which values go, each with the position of the result or operand at its operator (-1: none)."""
+    """The edges along which values move, each with the position of the result or operand at its operator (-1: none)."""
     found = []
     for join in built.joins:
         (kind, name), (other, reader), number = join
@@ -151,5 +151,5 @@ def moved_positions(built: CostGraph) -> list[tuple[Join, int]]:
 
 
 def same(one: Placement, other: Placement) -> bool:
-    """Whether nothing moves."""
+    """Whether nothing is moved."""
     return one == other

@@ -1,11 +1,12 @@
-"""Values that move only where modules with parameters begin and end, as torchtitan's `ShardingConfig` says them.
+"""Values that move only at the borders of modules with parameters, as torchtitan's `ShardingConfig` expresses them.
 
-- Between two operators that are in no such module nothing moves, and neither does it inside of one, but for the sums of
-  a row before its bias. A module of several results hands them on as it makes them.
-- Axes of one role do the same everywhere; several axes of one dim are in the order of the mesh; nothing is cut by
-  segments; partial values are sums.
-- What is made of inputs alone, or of weights alone, is made for the part of the batch that a device has.
-- Weights are read as they are kept, or a part of them; on `dp` all their readers may have them gathered (FSDP).
+- Nothing moves between two operators outside of such modules, nor inside of one, except for the reduction of a
+  row-parallel product before its bias. A module with several results passes them on in the layouts in which it makes
+  them.
+- Axes of one role do the same everywhere; several axes on one dim follow the order of the mesh; there are no segmented
+  shards; partial values are sums.
+- Values computed from inputs only, or from weights only, are computed for the device's part of the batch.
+- Weights are read as they are stored, or a part of them; on `dp` all of their readers may have them gathered (FSDP).
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ from shardplan.planning.runtimes.table import Role, Roles
 
 
 def modules_with_parameters(operators: Sequence[Operator], parameters: Mapping[str, Sequence[str]]) -> dict[int, str]:
-    """The module of every operator that is in one with parameters: the one whose parameter it reads, or whose path it
-    has beside such operators. `parameters`: by tensor, all names of each."""
+    """The module of every operator that is in a module with parameters: the module whose parameter it reads, or whose
+    path it shares with such operators. `parameters`: by tensor, all names of each."""
     owners = {name.rpartition(".")[0] or name for names in parameters.values() for name in names}
     own = {}
     for index, operator in enumerate(operators):
@@ -43,7 +44,7 @@ def modules_with_parameters(operators: Sequence[Operator], parameters: Mapping[s
 
 @dataclass
 class Boundaries:
-    """The masks of one mesh whose axes have these roles; `axes`: per axis, what makes its masks."""
+    """The masks of one mesh whose axes have these roles; `axes`: per axis, the object that makes its masks."""
 
     built: CostGraph
     roles: Roles
@@ -51,7 +52,7 @@ class Boundaries:
     _known: dict[tuple[object, ...], Mask] = field(default_factory=dict)
 
     def nodes(self) -> Iterator[tuple[Node, Mask]]:
-        """What operators split and tensors are kept as."""
+        """The masks of operators and tensors."""
         built = self.built
         weights = {parameter.tensor for parameter in built.model.parameters}
         for index, operator in enumerate(built.model.operators):
@@ -74,14 +75,14 @@ class Boundaries:
 
     @staticmethod
     def _places(name: str, role: Role, wanted: Mapping[str, Sequence[str]]) -> tuple[Placement, ...]:
-        """How an input may be on an axis of a role."""
+        """The placements that an input may have on an axis of a role."""
         if name in wanted.get(role, ()):
             return (S(0) if role == "dp" else S(1),)
         return (R, S(0)) if role == "dp" else (R,)
 
     def _cut(self, inputs: Sequence[str], dim: int) -> list[str]:
-        """The inputs that have dims of that number which all axes of the role divide: of those, what
-        modules read."""
+        """The inputs whose dim with that number is divisible by all axes of the role; if modules read some of them,
+        only those."""
         role = "dp" if dim == 0 else "cp"
         ways = int(np.prod([self.built.cluster.mesh.shape[axis] for axis in self.axes if self.roles[axis] == role]))
         shapes = {name: self.built.kept[name].kind.shape for name in inputs}
@@ -93,7 +94,7 @@ class Boundaries:
         return [name for name in cut if self._enters(name)] or cut
 
     def _enters(self, name: str) -> bool:
-        """Whether an input gets to a module with parameters through operators that read nothing else."""
+        """Whether an input reaches a module with parameters through operators that read nothing else."""
         for index, _ in self._readers.get(name, ()):
             operator = self.built.model.operators[index]
             alone = sum(each in self.built.kept for each in operator.inputs) == 1
@@ -138,7 +139,7 @@ class Boundaries:
         return self._once(("tensor", id(space)), make)
 
     def _alike(self, codes: Index) -> Mask:
-        """Where axes of one role do the same."""
+        """The mask of choices in which axes of one role do the same."""
         mask = np.ones(len(codes), dtype=np.bool_)
         for role in sorted(set(self.roles)):
             first, *others = [axis for axis in self.axes if self.roles[axis] == role] or [0]
@@ -149,7 +150,7 @@ class Boundaries:
     # ---- edges ------------------------------------------------------------------------------------------------------
 
     def pair(self, join: Join, position: int) -> Mask | None:  # noqa: PLR0911 - a table of cases
-        """What may go along an edge; None: anything."""
+        """The mask of an edge; `None` allows every pair."""
         (kind, name), (other, reader), _ = join
         model, number = self.built.model, self.built.number
         if kind != "operator" and name in self._weights:
@@ -225,7 +226,7 @@ class Boundaries:
 
     @cached_property
     def _leaving(self) -> dict[str, int]:
-        """How many values every module hands on."""
+        """The number of values that each module passes on."""
         counts: dict[str, int] = {}
         for name, maker in self._makers.items():
             module = self.modules.get(maker)
@@ -238,14 +239,14 @@ class Boundaries:
         return name in self.built.model.outputs or bool(readers - {module})
 
     def _leaves(self, maker: int, name: str) -> bool:
-        """Whether a value is the one that its module hands on, and nothing inside reads it: then it may move."""
+        """Whether a value is the only one that its module passes on, and nothing inside reads it: then it may move."""
         module = self.modules.get(maker)
         if module is None or self._leaving.get(module) != 1 or not self._is_handed_on(name, module):
             return False
         return all(self.modules.get(index) != module for index, _ in self._readers.get(name, ()))
 
     def _before_bias(self, name: str) -> bool:
-        """Whether a value is what a module's matrix makes, and all that is done with it is the addition of a bias."""
+        """Whether a value is the product with a module's matrix, and its only reader adds a bias."""
         maker, readers = self._makers.get(name), self._readers.get(name, ())
         if maker is None or maker not in self.modules or len(readers) != 1 or name in self.built.model.outputs:
             return False

@@ -1,9 +1,9 @@
-"""An axis of data parallelism: programs that are run on a part of the batch each, and add up gradients.
+"""An axis of data parallelism: every device runs the program on its part of the batch, and gradients are summed.
 
-Inputs are split along dim 0, weights are read whole, and every value is whole or has the batch of its device. Nothing
-is sent in the forward pass but weights that are kept in pieces (`shards`), and the statistics of batch normalisations.
-What is made of inputs alone (a mask), or of weights alone, is made for the part of the batch that the device has.
-Single numbers (a loss) are added up.
+Inputs are sharded on dim 0, weights are read whole, and every value is whole or the part of the device's batch. The
+forward pass communicates only to gather sharded weights (`shards`) and for the statistics of batch normalisations.
+Values computed from inputs only (a mask), or from weights only, are computed for the device's part of the batch.
+Scalars (a loss) are summed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _SYNCHRONISED = frozenset({"BatchNormalization"})
 
 
 def nodes(on: AxisMasks, *, shards: bool) -> Iterator[tuple[Node, Mask]]:
-    """What operators split and tensors are kept as. `shards`: weights are kept in pieces where these come out even."""
+    """The masks of operators and tensors. `shards`: weights are stored in shards if their sizes divide."""
     built, facts = on.built, on.facts
     for index, operator in enumerate(built.model.operators):
         weights = tuple(at for at, name in enumerate(operator.inputs) if name in facts.views)
@@ -41,7 +41,7 @@ def nodes(on: AxisMasks, *, shards: bool) -> Iterator[tuple[Node, Mask]]:
 
 
 def _in_pieces(on: AxisMasks, name: str) -> Mask:
-    """A weight in pieces: along dim 0 of the checkpoint's where that is divided, or whole; views of one as they are."""
+    """A sharded weight: on dim 0 of the checkpoint's tensor if that divides, else whole; its views accordingly."""
     space, view = on.built.kept[name], on.facts.views[name]
     weights = {parameter.tensor for parameter in on.built.model.parameters}
     if name not in weights or view.dims is None or 0 not in view.dims:
@@ -68,7 +68,7 @@ def _splits_batch(view: AxisView, weights: tuple[int, ...], single: tuple[bool, 
 
 
 def pair(on: AxisMasks, join: Join, position: int) -> Mask:
-    """What may go along an edge."""
+    """The mask of an edge."""
     (kind, name), (other, reader), _ = join
     tensor = reader if kind == "operator" else name
     if tensor in on.facts.views:

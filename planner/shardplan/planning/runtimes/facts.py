@@ -1,4 +1,4 @@
-"""What a model is made of, for runtimes that shard modules: which operators read which weights, and in which module."""
+"""Facts about a model for runtimes that shard modules: which operators read which weights, and in which module."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from shardplan.graph.build import CostGraph
 from shardplan.model.types import Model, Operator, Parameter
 
 VIEWS: Final = frozenset({"Transpose", "Cast", "Identity", "Unsqueeze", "Squeeze", "Reshape"})
-"""Operators through which a weight is still that weight."""
+"""Operators whose result is still the same weight."""
 _DIMS_KEPT: Final = frozenset({"Cast", "Identity"})
 
 
 @dataclass(frozen=True, slots=True)
 class WeightView:
-    """A weight, or a view of it: dim i is dim `dims[i]` of the checkpoint's; `None` where dims were merged or added."""
+    """A weight, or a view of it: dim i is dim `dims[i]` of the checkpoint's tensor; `None` if dims were merged or
+    added."""
 
     parameter: Parameter
     rank: int
@@ -26,9 +27,10 @@ class WeightView:
 
 @dataclass(frozen=True)
 class Facts:
-    """`views`: weights and their views by name of the tensor. `matrices`: for every operator that computes with a
-    weight of two dims or more, by its number, where it reads the first of them. `is_view`: operators that only make
-    views. `live`: values that depend on inputs and on weights; others (masks, positions) a program makes for itself."""
+    """`views`: weights and their views by the tensor's name. `matrices`: by operator number, the operand position of
+    the first weight with two or more dims that the operator computes with. `is_view`: operators that only make views.
+    `live`: values that depend on inputs and on weights; the program computes other values (masks, positions) by itself.
+    """
 
     model: Model
     views: Mapping[str, WeightView]
@@ -44,7 +46,7 @@ class Facts:
 
 
 def owner_of(parameter: str) -> str:
-    """The module of a parameter; a parameter that is no `weight` or `bias` stands for itself."""
+    """The module of a parameter; a parameter that is not called `weight` or `bias` stands for itself."""
     module, _, last = parameter.rpartition(".")
     return module if module and last in {"weight", "bias"} else parameter
 
@@ -55,7 +57,7 @@ def wildcard(name: str) -> str:
 
 
 def facts_of(built: CostGraph) -> Facts:
-    """What the model of a cost graph is made of."""
+    """The facts about the model of a cost graph."""
     model = built.model
     views = {p.tensor: _whole(model, p) for p in model.parameters if p.tensor in model.tensors}
     matrices: dict[int, int] = {}
@@ -89,7 +91,7 @@ def _whole(model: Model, parameter: Parameter) -> WeightView:
 
 
 def _seen(operator: Operator, view: WeightView) -> WeightView:
-    """A weight through one more operator."""
+    """A weight as seen through one more operator."""
     if operator.op_type in _DIMS_KEPT:
         return view
     if operator.op_type == "Transpose" and view.dims is not None:
@@ -100,13 +102,13 @@ def _seen(operator: Operator, view: WeightView) -> WeightView:
 
 
 def _module(parameter: Parameter, operator: Operator) -> str:
-    """Of a tied weight, the owner that this operator belongs to."""
+    """The module of a weight; of a tied weight, the one that this operator belongs to."""
     owners = [owner_of(name) for name in (parameter.name, *parameter.aliases)]
     return operator.module if operator.module in owners else owners[0]
 
 
 def readers_of(model: Model) -> dict[str, list[tuple[int, int]]]:
-    """For every value the operators that read it, each with the position of the operand."""
+    """For every value, the operators that read it, each with the position of the operand."""
     found: dict[str, list[tuple[int, int]]] = {}
     for index, operator in enumerate(model.operators):
         for position, name in enumerate(operator.inputs):

@@ -28,18 +28,20 @@ from shardplan.layout.mesh import Mesh
 
 Role = Literal["data", "shards", "expert", "context", "tensor", "sequence", "dp", "cp", "tp", "any"]
 MODULE_ROLES: Final[frozenset[Role]] = frozenset({"tensor", "sequence"})
-"""Those in which a module of all layers has one rule."""
+"""Roles with one rule per module of all layers."""
 FREE_ROLES: Final[frozenset[Role]] = frozenset({"dp", "cp", "tp", "any"})
-"""Those in which neighbouring axes may do different things; of all others, axes with one role are one to a runtime."""
+"""Roles under which neighbouring axes may do different things; with all others, axes with one role are one axis to a
+runtime."""
 Roles = tuple[Role, ...]
 """One for each mesh axis; axes of one device have the first role of their runtime."""
 
 
 @dataclass(frozen=True, slots=True)
 class Modules:
-    """What a column or row may be. `tables`: an embedding may be cut by its vocabulary, and `widths`: by its width;
-    `experts`: stacks of weights may be cut; `transposed`: weights may be stored [in, out]; `split_input`: a row may
-    take a whole input and cut it; `halves`: a column may be fused from two equal parts, and `fused`: from any."""
+    """What a column-parallel or row-parallel module may be. `tables`: an embedding may be sharded by its vocabulary,
+    and `widths`: by its width; `experts`: stacked weights may be sharded; `transposed`: weights may be stored [in,
+    out]; `split_input`: a row-parallel module may take a whole input and slice it; `halves`: a column-parallel module
+    may be fused from two equal parts, and `fused`: from any parts."""
 
     tables: bool = True
     widths: bool = True
@@ -52,9 +54,9 @@ class Modules:
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """`roles`: those that an axis may have, in the order of ranks where that matters (`ordered`); `once`: roles that
-    one axis may have, all together. `modules`: what a column or row may be, where layers are alike. `is_trainer`: plans
-    are said by the degrees of parallelism alone, as `shardplan.planning.parallelism` has them."""
+    """`roles`: those that an axis may have, in the order of ranks where that matters (`ordered`); `once`: roles that at
+    most one axis may have, counted together. `modules`: what a column or row may be, if layers are treated alike.
+    `is_trainer`: plans are expressed by the degrees of parallelism only, as in `shardplan.planning.parallelism`."""
 
     roles: Roles
     once: frozenset[Role] = frozenset()
@@ -63,7 +65,7 @@ class Runtime:
     is_trainer: bool = False
 
     def arrangements(self, mesh: Mesh) -> Iterator[Roles]:
-        """The roles that the axes of `mesh` may have together."""
+        """The tuples of roles that the axes of `mesh` may have."""
         per_axis = [self._roles_of(axis.name, axis.size) for axis in mesh.axes]
         for roles in itertools.product(*per_axis):
             real = [role for role, size in zip(roles, mesh.shape, strict=True) if size > 1]

@@ -1,13 +1,13 @@
-"""An axis of tensor parallelism by modules: every module with a matrix is whole, a column or a row, and the program
-between them runs on slices as it is.
+"""An axis of tensor parallelism by modules: every module with a matrix is whole, column-parallel or row-parallel.
 
-- A column reads a whole input and makes a slice of its outputs, which may be gathered at once; a row reads slices and
-  makes partial sums, which are added up at once. A table of which rows are looked up is a row, or a gathered column.
-- Any other operator has slices of results only where it has slices of operands, reduces nothing over them, and reads
-  what is whole only where no gradient goes back to it (or to a vector: a scale of heads). So all slices come from
-  columns, and end in rows.
-- What enters and leaves the model is whole, as is what is not looked at here: one module of several weights, weights
-  that one module reads in two ways, convolutions and recurrent layers.
+- A column-parallel module reads a whole input and makes a slice of its output, which may be gathered at once; a
+  row-parallel module reads slices and makes partial sums, which are reduced at once. An embedding table is
+  row-parallel, or column-parallel with gathered output.
+- Any other operator makes slices only from slices, reduces nothing over them, and reads a whole operand beside them
+  only if no gradient goes back to it (or if it is a vector: a scale of heads). So all slices come from columns and
+  end in rows.
+- Inputs and outputs of the model are whole. So is what this module does not handle: one module with several weights,
+  weights that one module reads in two ways, convolutions and recurrent layers.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class TensorAxis:
     can: Modules
 
     def nodes(self) -> Iterator[tuple[Node, Mask]]:
-        """What operators split and tensors are kept as."""
+        """The masks of operators and tensors."""
         built, facts, on = self.on.built, self.on.facts, self.on
         for index, operator in enumerate(built.model.operators):
             if index in facts.is_view:
@@ -57,7 +57,7 @@ class TensorAxis:
                 yield ("kept", name), on.layouts(space, _whole_or_cut, "value")
 
     def pair(self, join: Join, position: int) -> Mask:  # noqa: PLR0911 - a table of cases
-        """What may go along an edge."""
+        """The mask of an edge."""
         (kind, name), (other, reader), _ = join
         facts, number, on = self.on.facts, self.on.built.number, self.on
         if kind == "operator":
@@ -83,7 +83,7 @@ class TensorAxis:
     # ---- operators with a matrix ------------------------------------------------------------------------------------
 
     def _matrix(self, index: int) -> Mask:
-        """Whole, a column or a row."""
+        """Whole, column-parallel or row-parallel."""
         operator, facts = self.on.built.model.operators[index], self.on.facts
         at, view = facts.matrices[index], facts.view(index)
         weights = tuple(position for position, name in enumerate(operator.inputs) if name in facts.views)
@@ -114,13 +114,13 @@ class TensorAxis:
         return self.on.strategies(index, allows, "matrix", at, weights, dims, rank, is_lookup)
 
     def _fuses(self, segments: tuple[int, ...]) -> bool:
-        """Whether a column may be fused from parts of these sizes."""
+        """Whether a column-parallel module may be fused from parts of these sizes."""
         if not segments or self.can.fused:
             return True
         return self.can.halves and len(segments) == 2 and len(set(segments)) == 1
 
     def _may_be_cut(self, index: int, view: WeightView) -> bool:
-        """Whether a module is of a kind that can be a column or a row at all."""
+        """Whether a module is of a kind that can be column-parallel or row-parallel at all."""
         operator, parameter = self.on.built.model.operators[index], view.parameter
         kind = "table" if operator.op_type in _LOOKUPS else "product" if operator.op_type in _PRODUCTS else ""
         if not kind or view.dims is None or self.on.facts.modules[index] in self._mixed:
@@ -131,7 +131,7 @@ class TensorAxis:
 
     @cached_property
     def _mixed(self) -> frozenset[str]:
-        """Modules that look rows up in a weight and multiply with one, under one name."""
+        """Modules that both look up rows of a weight and multiply with one, under one name."""
         kinds: dict[str, set[tuple[object, ...]]] = {}
         operators, facts = self.on.built.model.operators, self.on.facts
         for index, module in facts.modules.items():
@@ -142,7 +142,7 @@ class TensorAxis:
     # ---- the others -------------------------------------------------------------------------------------------------
 
     def _follows(self, index: int) -> Mask:
-        """Whole, or slices made of slices."""
+        """Whole, or slices made from slices."""
         built, facts = self.on.built, self.on.facts
         operator, space = built.model.operators[index], built.operators[index].strategies
         vectors = tuple(at for at, name in enumerate(operator.inputs) if name in facts.views)
@@ -165,7 +165,7 @@ class TensorAxis:
 
     @cached_property
     def _biases(self) -> dict[tuple[int, int], str]:
-        """Where a bias is added to what the matrix of the same module makes: operator, operand -> parameter."""
+        """Where a bias is added to the matrix product of the same module: (operator, operand) -> parameter."""
         built, facts = self.on.built, self.on.facts
         makers = {name: index for index, operator in enumerate(built.model.operators) for name in operator.outputs}
         alone = {name for name, readers in readers_of(built.model).items() if len(readers) == 1}
@@ -192,7 +192,7 @@ def _whole_or_cut(placement: Placement) -> bool:
 
 
 def _as_weight(choice: AxisView) -> bool:
-    """A view of a weight is whole, or cut as the weight is."""
+    """A view of a weight is whole, or sharded as the weight is."""
     cut = choice.shards(range(len(choice.operands)))
     return choice.is_idle or (bool(cut) and not choice.choice.inner and all(each.is_shard for each in choice.made))
 

@@ -1,4 +1,5 @@
-"""Roles of axes as the degrees of parallelism of a trainer (Megatron-LM, MaxText), which say a whole plan."""
+"""From roles of axes to the degrees of parallelism of a trainer (Megatron-LM, MaxText), which determine a
+whole plan."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ _KINDS: dict[Role, str] = {
 
 
 def parallelism_of(roles: Roles, mesh: Mesh, *, sharded_optimizer: bool) -> Parallelism:
-    """The degrees that these roles are. `sharded_optimizer`: the optimizer's state is cut over data-parallel ranks."""
+    """The degrees that these roles give. `sharded_optimizer`: the optimizer state is sharded over
+    data-parallel ranks."""
     real = [axis for axis, size in enumerate(mesh.shape) if size > 1]
     ways = {
         kind: math.prod(mesh.shape[axis] for axis in real if _KINDS[roles[axis]] == kind)
@@ -47,9 +49,10 @@ def parallelism_of(roles: Roles, mesh: Mesh, *, sharded_optimizer: bool) -> Para
 
 
 def check_kind(model: Model, target: str) -> None:
-    """Refuse a model that is mostly convolutions: degrees of parallelism are words of trainers of language models.
+    """Checks that a model is not mostly convolutions: degrees of parallelism are terms of trainers of language models.
 
-    Raises `ShardplanError` (`cannot-say`)."""
+    Raises `ShardplanError` (`cannot-say`).
+    """
     read = {name for operator in model.operators if "Conv" in operator.op_type for name in operator.inputs}
     sizes = {parameter.tensor: model.tensor(parameter.tensor).elements for parameter in model.parameters}
     if 2 * sum(size for name, size in sizes.items() if name in read) > sum(sizes.values()):
@@ -59,7 +62,7 @@ def check_kind(model: Model, target: str) -> None:
 
 
 def divides(roles: Roles, mesh: Mesh, model: Model, microbatches: int) -> bool:
-    """Whether the model's sizes divide by the degrees that these roles are."""
+    """Whether the model's sizes divide by the degrees that these roles give."""
     try:
         check_model(parallelism_of(roles, mesh, sharded_optimizer=False), model, microbatches)
     except ShardplanError:
@@ -68,7 +71,7 @@ def divides(roles: Roles, mesh: Mesh, model: Model, microbatches: int) -> bool:
 
 
 def trainer_limits(roles: Roles, built: CostGraph) -> Allowed:
-    """What a trainer does with these roles; nothing where the model does not divide so."""
+    """The restriction to what a trainer does with these roles; `None` if the model's sizes do not divide."""
     cluster = built.cluster
     parallelism = parallelism_of(roles, cluster.mesh, sharded_optimizer=bool(built.updated))
     if not divides(roles, cluster.mesh, built.model, built.options.microbatches):

@@ -1,1 +1,1 @@
-"""Runs a program on all devices of a mesh in one process, and compares with the whole model."""
+"""The simulated machine: runs a program on all devices of a mesh in one process and compares with the whole model."""

@@ -1,4 +1,4 @@
-"""How far two values of a tensor are apart."""
+"""The distance between two values of a tensor."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from shardplan.program.types import Array
 
 
 def scale_of(array: Array) -> float:
-    """What the differences of small elements are measured by: the median size of the finite elements that are not 0."""
+    """The scale for the differences of small elements: the median size of the finite elements that are not 0."""
     if array.dtype.kind not in "fc":
         return 0.0
     sizes = np.abs(array)
@@ -19,7 +19,7 @@ def scale_of(array: Array) -> float:
 
 
 def difference(found: Array, expected: Array, scale: float) -> float:
-    """Largest difference, relative to element plus scale of the tensor; infinite where only one is a number."""
+    """Largest difference, relative to element plus scale of the tensor; infinite if only one is a number."""
     if expected.dtype.kind == "V":  # numbers of few bits, which numpy does not have
         found, expected = found.astype(np.float64), expected.astype(np.float64)
     if expected.dtype.kind not in "fc":

@@ -1,5 +1,5 @@
-"""Runs the nodes of an operator on all devices of a mesh in lockstep: ONNX operators by the reference, on every device;
-collectives on all of them together."""
+"""Runs the nodes of an operator on all devices of a mesh in lockstep: ONNX operators by the reference evaluator on
+every device, collectives on all devices together."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operators at the border of a loop, iteration by iteration, and the choice between two branches: their results.
+"""Loops and branches on the simulated machine: values at the border of a loop per iteration, and choices of a branch.
 
 They do the same to the whole value and to what one device holds, since the dims they work on are never split.
 """
@@ -33,11 +33,12 @@ class LoopState:
         }
 
     def before(self, operator: Operator) -> Compute | None:
-        """Whose result of the iteration before the operator goes on from; None where it starts afresh."""
+        """The operator whose result of the previous iteration is the input; None in the first iteration."""
         return self._before.get(operator.name) if operator.loops and self.now[operator.loops[-1]] else None
 
     def of_iteration(self, compute: Compute) -> Compute:
-        """The instruction in this iteration: a random operator in a loop has a name, and so a draw, for each."""
+        """The instruction in this iteration: a random operator in a loop has its own name, and so its own draw, in
+        each."""
         operator = compute.site.operator
         if not operator.loops or operator.kind not in {*DRAWING, "Dropout"}:
             return compute
@@ -52,7 +53,7 @@ class LoopState:
         return self.now[operator.loops[-1]] == integer(operator.attributes, "turns") - 1
 
     def result(self, operator: Operator, operands: Sequence[Array | None], before: Array | None) -> Array:
-        """What a border or choice operator makes in this iteration; `before`: the result of `before(operator)`."""
+        """The result of a border or choice operator in this iteration; `before`: the result of `before(operator)`."""
         given = [operand for operand in operands if operand is not None]
         kind, iteration = operator.op_type, self.now[operator.loops[-1]] if operator.loops else 0
         if kind == Border.CHOOSE:
@@ -82,7 +83,7 @@ def _stacked(
 
 
 def is_border(operator: Operator) -> bool:
-    """Whether the operator stands where control flow was."""
+    """Whether the operator represents control flow."""
     return operator.domain == CONTROL
 
 

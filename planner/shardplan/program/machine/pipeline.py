@@ -1,8 +1,8 @@
-"""Runs a pipeline: stage after stage on simulated devices, each from what the stage before sent.
+"""Runs a pipeline on simulated devices, stage after stage, each from what the stage before sent.
 
-A stage's devices compute from the value that the devices of the stage before have made, put together and laid out anew.
-Every value of a stage is compared with that part of the model run whole, the value sent among them; so the last
-one is right when all are.
+A stage starts from the value that the devices of the previous stage have made, assembled and sharded anew. Every value
+of a stage, including the sent one, is compared with the same value of the model run whole; so the last stage is right
+if all are.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from shardplan.errors import ShardplanError, error
 from shardplan.model.types import Model
 from shardplan.patterns import matches
 from shardplan.pipeline.cut_points import begins, chain_at, part_of
-from shardplan.plan.agreement import require_agreement
+from shardplan.plan.agreement import disagreements, require_agreement
 from shardplan.plan.recorded import is_of
 from shardplan.plan.types import Plan
 from shardplan.program import collectives
@@ -33,10 +33,19 @@ def stage_models(model: Model, plan: Plan) -> Iterator[Model]:
         yield part_of(chain, number, number + 1, str(stage.plan.model["name"]))
 
 
+def misdeclared(model: Model, plan: Plan) -> tuple[str, ...]:
+    """The differences between `plan` and `model`, one sentence each: names, shapes, types, parameter names in
+    checkpoint and file, their dims and aliases, operands and results of operators, and missing entries."""
+    if plan.pipeline is None:
+        return tuple(disagreements(plan, model))
+    pairs = zip(stage_models(model, plan), plan.pipeline.stages, strict=True)
+    return tuple(f"{stage.name}: {text}" for part, stage in pairs for text in disagreements(stage.plan, part))
+
+
 def stage_of(model: Model, plan: Plan, file: str, name: str) -> tuple[Plan, str, Model]:
     """The plan of the first stage that has a tensor or operator called `name` (a glob), its file, and its part of
-    `model`; the last stage where none has it, and the one that is said where `name` begins as `stage 1: `. Raises
-    `ShardplanError` (`stale-plan`) for another model."""
+    `model`; the last stage if none has it, and the given stage if `name` begins as `stage 1: `. Raises `ShardplanError`
+    (`stale-plan`) for another model."""
     assert plan.pipeline is not None
     if not is_of(plan, model):
         raise ShardplanError(error("stale-plan", "the plan was made for another model", file=file, hint="solve again"))

@@ -43,9 +43,10 @@ Ran = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
-    """The first value that is not what the whole model computes.
+    """The first value that differs from the whole model's.
 
-    `error`: largest difference, in units of the tolerance's scale; `nan` where shapes differ or devices disagree."""
+    `error`: largest difference, in units of the tolerance's scale; `nan` if shapes differ or devices disagree.
+    """
 
     tensor: str
     operator: str
@@ -58,8 +59,8 @@ class Mismatch:
 
 @dataclass
 class Report:
-    """What a run found. `moved_bytes`: received by all devices together per kind of collective, at the element sizes of
-    the model; `priced_bytes`: the same by the plan's payloads. `values`: how many values were compared; `worst`: the
+    """The result of a run. `moved_bytes`: received by all devices together per kind of collective, at the element sizes
+    of the model; `priced_bytes`: the same by the plan's payloads. `values`: number of compared values; `worst`: the
     largest relative error among them."""
 
     devices: int
@@ -73,11 +74,11 @@ class Report:
     mispriced: list[str] = field(default_factory=list)
     mismatch: Mismatch | None = None
     misdeclared: tuple[str, ...] = ()
-    """What the plan says of the model that is not so; nothing was run then."""
+    """Differences between the plan's description of the model and the model; if there are any, nothing was run."""
 
     @property
     def verified(self) -> bool:
-        """The plan is about this model, every value is right and every collective moved what the plan says."""
+        """Whether the plan is about this model, every value is right and every collective moved what the plan says."""
         return self.mismatch is None and not self.mispriced and not self.misdeclared
 
 
@@ -105,7 +106,7 @@ def runnable_program(model: Model, plan: Plan, rules: Sequence[Rule]) -> Program
 
 
 def usual_rtol(model: Model) -> float:
-    """The tolerance where none is asked for."""
+    """The default tolerance."""
     return SINGLE_RTOL if any(map(_in_single, model.operators)) else RTOL
 
 
@@ -118,7 +119,7 @@ def needed_bytes(program: Program) -> int:
         return math.prod(local_shape(value.layout, mesh, shape)) * mesh.size + math.prod(shape)
 
     def inside(site: Site) -> int:
-        """Elements that an operator makes and drops: the scores of a fused attention."""
+        """Temporary elements of an operator: the scores of a fused attention."""
         gemm = site.rule.gemm
         if site.rule.cost != "attention" or gemm is None:
             return 0
@@ -131,7 +132,8 @@ def needed_bytes(program: Program) -> int:
 
 
 def _in_single(operator: Operator) -> bool:
-    """Whether an operator may only run in single precision: elsewhere, or as a function with constants of that type."""
+    """Whether an operator may only run in single precision: by ONNX Runtime, or as a function with constants of that
+    type."""
     return operator.domain in DOMAINS or (family_of(operator.kind) == "unknown" and not is_border(operator))
 
 
@@ -284,7 +286,7 @@ class Machine:
         self.report.mismatch = Mismatch(tensor, reader, kind, form, texts, why, amount)
 
     def _forget(self, number: int, instruction: Instruction) -> None:
-        """Let go of what no later instruction reads."""
+        """Drops values that no later instruction reads."""
         for value in values_read(instruction):
             if self.last_use[value] == number:
                 self.held.pop(value, None)
@@ -315,9 +317,8 @@ def _last_reads(program: Program) -> dict[int, list[str]]:
 
 
 def _changes_segments(source: Layout, target: Layout) -> bool:
-    """Whether some dim is cut into other segments: then what a device keeps of it differs from device to device, and
-    an all-to-all makes none send more than its payload, but not all the same.
-    """
+    """Whether some dim is cut into other segments: then the kept part differs from device to device, and in an
+    all-to-all devices send different amounts, none more than the payload."""
     before, after = source.dims(), target.dims()
     shared = {dim for dim, _ in before} & {dim for dim, _ in after}
     return any(dim in shared for dim, _ in before.keys() ^ after.keys())

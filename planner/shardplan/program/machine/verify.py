@@ -1,4 +1,4 @@
-"""A plan run on simulated devices, its stages one after the other where it has some."""
+"""Runs a plan on simulated devices, with its stages one after the other."""
 
 from __future__ import annotations
 

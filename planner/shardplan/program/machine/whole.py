@@ -1,4 +1,4 @@
-"""Models run whole, on one device, and a padded model held against the model that it pads."""
+"""Runs models whole, on one device, and compares a padded model with the original one."""
 
 from __future__ import annotations
 

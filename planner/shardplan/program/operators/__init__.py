@@ -1,1 +1,1 @@
-"""Operators on shards: the nodes that one device runs in place of each."""
+"""Descriptions of operators on shards: the nodes that one device runs in place of each operator."""

@@ -1,4 +1,4 @@
-"""Operators that are split as the functions they stand for: the nodes of their bodies, one operator after the other."""
+"""Operators that are split as their function bodies: the nodes of the body, one operator after the other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the descriptions of operators share: the operator itself as a node, positions of parts, working precision."""
+"""Shared parts of operator descriptions: the operator itself as a node, positions of shards, working precision."""
 
 from __future__ import annotations
 

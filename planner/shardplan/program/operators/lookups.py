@@ -1,4 +1,4 @@
-"""Operators that look up by position, where the dim that positions count is split: indices become local ones."""
+"""Lookups by position in a sharded dim: indices become local ones."""
 
 from __future__ import annotations
 

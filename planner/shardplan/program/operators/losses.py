@@ -1,4 +1,4 @@
-"""Losses whose samples or classes are split."""
+"""Losses with sharded samples or classes."""
 
 from __future__ import annotations
 

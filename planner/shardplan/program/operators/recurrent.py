@@ -1,4 +1,4 @@
-"""Recurrent layers whose hidden units are split: a `Scan` over the steps, in which every step gathers the state.
+"""Recurrent layers with sharded hidden units: a `Scan` over the steps, each of which gathers the state.
 
 An LSTM and an RNN run one step on [x, h] with weights [W, R] and no recurrence, so their own activations, clipping and
 peepholes are used; a GRU, which gates the state before it is multiplied, is written out.

@@ -1,4 +1,4 @@
-"""What one device runs in place of an operator: its nodes, described once for the machine and for the ONNX export."""
+"""The registry of operator descriptions, shared by the simulated machine and the ONNX export."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operators that need numbers from a whole group: softmax, normalisations, merged reductions.
+"""Operators with statistics over a whole group: softmax, normalisations, merged reductions.
 
 Numbers that are summed over devices have single precision at least.
 """

@@ -1,4 +1,4 @@
-"""Halo exchange: convolution and pooling over a space that is split, where devices get the rows around their part.
+"""Halo exchange: convolution and pooling over sharded spatial dims, with rows of the neighbours.
 
 One space dim after the other, so corners come along. It is the same on all devices: those at the ends, whose neighbours
 are not there, get rows of what the operator would pad with, so that nothing is left to pad along a dim that is split.

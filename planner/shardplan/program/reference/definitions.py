@@ -1,4 +1,4 @@
-"""Definitions of operators in numpy, where ONNX's reference evaluator has another one, overflows, or can have none."""
+"""Definitions of operators in numpy, where ONNX's reference evaluator deviates, overflows, or has none."""
 
 from __future__ import annotations
 

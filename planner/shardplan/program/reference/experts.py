@@ -1,4 +1,4 @@
-"""`com.microsoft.MoE` and `QMoE` in numpy, also where a device has some of the experts, or a part of each.
+"""`com.microsoft.MoE` and `QMoE` in numpy, also with only some of the experts or a part of each.
 
 After ONNX Runtime's ContribOperators.md. Weights of few bits are packed along their last dim, the low bits first, and
 count from the middle of their range where no zero points are given.

@@ -1,4 +1,4 @@
-"""Operators of ONNX Runtime in numpy, for where it is not installed; after its ContribOperators.md.
+"""Operators of ONNX Runtime in numpy, if it is not installed; after its ContribOperators.md.
 
 In double precision. What is not written here (rarer operands and attributes) takes ONNX Runtime itself.
 """

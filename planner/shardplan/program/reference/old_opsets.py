@@ -1,4 +1,4 @@
-"""Operators in a form that the reference evaluator knows: it has few of those of old opsets.
+"""Operators of old opsets, rewritten in a form that the reference evaluator has.
 
 Settings that were attributes become operands, and what was aligned by an attribute gets the dims that it lies along.
 """

@@ -1,4 +1,4 @@
-"""Random operators, so that what a model draws does not depend on how it is split.
+"""Random operators with results that do not depend on how a model is split.
 
 The numbers of an operator are those of one generator, whose key is its name and its attribute `seed`; every device has
 the part of them that belongs to what it holds, as a counter-based generator would give it.

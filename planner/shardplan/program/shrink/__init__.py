@@ -1,1 +1,1 @@
-"""A scaled-down model with the same plan, for models that are too large to run."""
+"""Scaled-down models with the same plan, for models that are too large to run."""

@@ -1,4 +1,4 @@
-"""Which dims of a model are one size: the same factor everywhere, or products and concatenations of others."""
+"""Classes of dims that are one size: scaled by the same factor, or products and concatenations of others."""
 
 from __future__ import annotations
 

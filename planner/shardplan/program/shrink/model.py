@@ -1,4 +1,4 @@
-"""A scaled-down form of a large model with the same plan: fewer layers, smaller dims, every operator split as before.
+"""A large model scaled down under the same plan: fewer layers, smaller dims, every operator split as before.
 
 What holds for it holds for the model as far as structure goes: the same operators, the same strategies, the same moves,
 only shorter dims. Strategies are transferred by operator and option; segmented shards get segments of the new sizes.
@@ -31,7 +31,7 @@ from shardplan.rules.types import Option, Rule
 
 _T = TypeVar("_T")
 QUICK_BYTES = 256 << 20
-"""What needs more than this takes long to run, and may have shorter dims."""
+"""A run that needs more memory than this takes long, and may have shorter dims."""
 COPIES = 3
 """Of every repeated block so many copies stay: the first, the last, and what lies between two of a kind."""
 

@@ -1,4 +1,4 @@
-"""A model with other sizes: shapes, and the attributes and constants that carry them."""
+"""A model with other sizes: new shapes, and new attributes and constants that contain sizes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A plan for a scaled-down form of its model, which can be run where the model cannot."""
+"""A plan for the scaled-down form of its model, which is small enough to run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Smaller sizes for the dims of a model that fit together everywhere, and still divide by what the plan cuts them into.
+"""Smaller sizes for all dims that are consistent everywhere and still divide by the plan's numbers of shards.
 
 Rules say which dims are the same factor and which are products of factors. Dims that are never part of a product take
 any size; the others are divided by powers of small primes, whose exponents are a small integer program: the exponent of
@@ -23,7 +23,7 @@ from shardplan.solve.highs.program import quiet_highs
 
 PRIMES = (2, 3, 5, 7)
 LEAST = 4
-"""No dim becomes smaller, if it was not: with fewer elements too many mistakes look right."""
+"""No dim becomes smaller than this, unless it was: with fewer elements too many mistakes are not noticed."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""A scaled-down pipeline: every stage keeps the first, second and last of its own copies of a repeated block.
+"""A scaled-down pipeline: every stage keeps the first, second and last of its copies of a repeated block.
 
 Sizes are those that suit the plans of all stages together, since stages hand values on and share weights.
 """

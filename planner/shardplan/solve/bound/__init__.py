@@ -1,1 +1,1 @@
-"""Lower bounds: message passing, Lagrange multipliers of memory and maxima, and the assignments read off them."""
+"""Lower bounds: message passing, Lagrange multipliers of memory and maxima, and the assignments decoded from them."""

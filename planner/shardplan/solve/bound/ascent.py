@@ -1,4 +1,4 @@
-"""Better and better prices, until they promise little more."""
+"""Cutting-plane dual ascent: better multipliers, one after the other, until the bound hardly rises."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from shardplan.solve.incumbent import Incumbent, meet, offer
 
 
 def ascend(relaxation: Relaxation, best: Incumbent, prices: Prices, enough: float = 0.0) -> None:
-    """Raise the bound by better and better prices, and offer what fits on the way."""
+    """Raises the bound by better multipliers, and offers the assignments that fit on the way."""
     history = [best.bound]
     for _ in range(ASCENT_POINTS):
         try:

@@ -1,11 +1,11 @@
-"""Maxima by plain problems: at every list of multipliers the averages are ordinary costs, and that problem is solved.
+"""Maxima by plain problems: at fixed multipliers, the weighted sums are ordinary costs, and that problem is solved.
 
     L(w) = min over x that fits of  cost(x) + sum_gk w_gk s_gk(x)    <=  optimum,    w_gk >= 0,  sum_k w_gk <= 1
 
-L is concave, every assignment met is a plane above it, and the next multipliers are the best point under all planes,
-halfway from the best ones known until that point comes to rest. Planes of problems that allow less are planes of this
-one too: where such are known, they say where to begin. This is the way of problems whose pairs are too many to
-become nodes (`sums.py`); what is between the best bound and the best assignment is not closed any further.
+L is concave, and every assignment gives a cutting plane above it. The next multipliers are halfway between the best
+known ones and the maximum of the planes, until that point stops moving. Planes of more restricted problems are planes
+of this one too and give a starting point. This method is for problems whose sums have too many pairs to become nodes
+(`sums.py`); it does not close the gap between the best bound and the best assignment any further.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ def by_averages(
     most: int = AVERAGES_SOLVES,
     below: float = np.inf,
 ) -> Solution:
-    """The best assignment met and the best bound. `solve` solves a problem without maxima, from prices of a byte at
-    moments; `stop` says when to end, at once where assignments are known; it ends after `most` of them, or with a bound
-    of `below`.
+    """The best assignment met and the best bound. `solve` solves a problem without maxima, starting from multipliers of
+    memory; `stop` says when to end (at once if assignments are known); it also ends after `most` problems, or with a
+    bound of `below`.
 
-    The time that it takes and what is missing where nothing fits are those of the plain problems.
+    Work, and the shortfall if nothing fits, are those of the plain problems.
     """
     search = _Search(problem, start)
     weights = search.first()
@@ -80,8 +80,8 @@ def by_averages(
 
 
 def averaged(problem: Problem, weights: Sequence[int], digits: int) -> Problem:
-    """The problem whose costs are 2 ** digits times the costs, plus `weights` times the sums; equal tables stay the
-    same objects."""
+    """The problem whose costs are 2 ** digits times the costs plus `weights` times the sums; equal tables stay the same
+    objects."""
     made: dict[tuple[int, ...], Costs] = {}
     sums = [one for maximum in problem.maxima for one in maximum.sums]
 
@@ -104,7 +104,7 @@ def averaged(problem: Problem, weights: Sequence[int], digits: int) -> Problem:
 
 
 class _Search:
-    """Planes and bounds so far. Multipliers are integers here, in units of 2 ** -DIGITS."""
+    """Planes and bounds so far. Multipliers are integers in units of 2 ** -DIGITS."""
 
     def __init__(self, problem: Problem, start: Start) -> None:
         self.problem, self.start = problem, start.multipliers
@@ -119,7 +119,7 @@ class _Search:
         self._rest: tuple[float, ...] = ()
 
     def first(self) -> tuple[int, ...]:
-        """Multipliers to begin with."""
+        """The multipliers to start with."""
         if self.known or self.planes:
             return self.goal()
         equal = [[1.0 / (2 * size)] * size for size in self.sizes]
@@ -127,7 +127,8 @@ class _Search:
         return self._whole([weight for group in given for weight in group])
 
     def milder(self, weights: tuple[int, ...]) -> tuple[int, ...]:
-        """Multipliers on the way to equal ones: where one sum has it all, prices of memory may be hard to find."""
+        """Multipliers closer to equal ones: if one sum has all the weight, multipliers of memory may be hard
+        to find."""
         equal = [1.0 / (2 * size) for size in self.sizes for _ in range(size)]
         given = [weight / 2**MULTIPLIER_DIGITS for weight in weights]
         return self._whole([MASTER_PULL * a + (1.0 - MASTER_PULL) * b for a, b in zip(given, equal, strict=True)])
@@ -138,7 +139,7 @@ class _Search:
         return tuple(tuple(next(left) / 2**MULTIPLIER_DIGITS for _ in maximum.sums) for maximum in self.problem.maxima)
 
     def learn(self, weights: tuple[int, ...], plain: Solution) -> None:
-        """Take a plain problem's bound, and its assignment as a plane."""
+        """Takes a plain problem's bound, and its assignment as a cutting plane."""
         bound = plain.bound / 2**MULTIPLIER_DIGITS
         if bound > self.bound:
             self.bound, self.best = bound, weights
@@ -146,7 +147,7 @@ class _Search:
             self._meet([plain.choices])
 
     def _meet(self, assignments: Sequence[Choices]) -> None:
-        """Note the planes of assignments."""
+        """Adds the cutting planes of assignments."""
         if assignments:
             whole = np.array(assignments, dtype=np.int64)
             costs = self.functions.total(self.functions.base, whole).tolist()
@@ -155,18 +156,19 @@ class _Search:
                 self.planes.setdefault(choices, Plane(cost, tuple(values)))
 
     def mix(self) -> None:
-        """Add what lies between the assignments met, as far as it fits in memory."""
+        """Adds crossovers of the assignments met, as far as they fit in memory."""
         found = mixed(self.functions, list(self.planes), AVERAGES_MIXED)
         limited = self.problem.limit is not None
         self._meet([choices for choices in found if not limited or evaluate(self.problem, choices).feasible])
 
     def cost(self, plane: Plane) -> float:
-        """What an assignment costs, maxima and all."""
+        """The cost of an assignment with its maxima."""
         left = iter(plane.sums)
         return plane.cost + sum(max([0.0, *(next(left) for _ in maximum.sums)]) for maximum in self.problem.maxima)
 
     def settled(self, plain: Solution) -> bool:
-        """Whether no multipliers promise much more, as measured by what the last plain problem left open too."""
+        """Whether no multipliers can raise the bound much, compared with the gap that the last plain problem
+        left open."""
         best = min(map(self.cost, self.planes.values()))
         left = 0.0 if plain.choices is None else (plain.cost - plain.bound) / 2**MULTIPLIER_DIGITS
         promised = min(best, self.ceiling) - self.bound
@@ -186,7 +188,7 @@ class _Search:
         return self._whole([MASTER_PULL * a + (1.0 - MASTER_PULL) * b for a, b in zip(point, known, strict=True)])
 
     def _whole(self, weights: Sequence[float]) -> tuple[int, ...]:
-        """Multipliers as integers, those of a maximum at most one in all."""
+        """Multipliers as integers; those of one maximum sum to at most one."""
         whole: list[int] = []
         left = iter(weights)
         for maximum in self.problem.maxima:
@@ -218,7 +220,7 @@ class _Search:
         return tuple(map(float, found[1:]))
 
     def answer(self, interrupted: bool, seconds: float, reproducible: bool) -> Solution:
-        """The cheapest assignment met, the best bound, and all others."""
+        """The solution: the cheapest assignment met, the best bound, and all other assignments."""
         ranked = sorted(self.planes, key=lambda choices: self.cost(self.planes[choices]))
         cost = self.cost(self.planes[ranked[0]])
         bound = min(float(np.ceil(self.bound)), cost) if np.isfinite(self.bound) else self.bound

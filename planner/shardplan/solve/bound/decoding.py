@@ -1,4 +1,4 @@
-"""From a dual to assignments: label by label, and by fixing a few hubs and minimising out all the rest."""
+"""From a dual solution to assignments: greedy decoding label by label, and elimination after a cutset is fixed."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from shardplan.solve.reduce.graph import Contradiction, Graph
 
 
 def greedy(dual: Dual, *, backward: bool = False) -> Indices | None:
-    """Labels in sweep order: each the best for its fixed neighbours, open neighbours priced by their messages.
+    """Labels in sweep order: each is the best for its fixed neighbours; open neighbours are represented by their
+    messages.
 
-    `None` at a dead end: a position whose every label is forbidden by a neighbour.
+    `None` at a dead end: a position of which neighbours forbid every label.
     """
     core = dual.core
     choices = np.full(len(core.nodes), -1, dtype=np.int64)
@@ -30,7 +31,7 @@ def greedy(dual: Dual, *, backward: bool = False) -> Indices | None:
 
 
 def cutset(graph: Graph) -> list[int]:
-    """Few nodes without which elimination removes all the rest: the node of most neighbours, again and again."""
+    """A few nodes after whose removal elimination removes all others: greedily the node with the most neighbours."""
     rows = {node: set(graph.neighbours[node]) for node in graph.alive}
     chosen: list[int] = []
     while True:
@@ -44,7 +45,7 @@ def cutset(graph: Graph) -> list[int]:
 
 
 def _shrink(rows: dict[int, set[int]]) -> None:
-    """Remove nodes with at most two neighbours, joining the two."""
+    """Removes nodes with at most two neighbours, and joins these two."""
     ready = [node for node in rows if len(rows[node]) <= 2]
     while ready:
         node = ready.pop()
@@ -58,10 +59,10 @@ def _shrink(rows: dict[int, set[int]]) -> None:
 
 
 def condition(graph: Graph, fixed: dict[int, int]) -> tuple[float, tuple[int, ...]] | None:
-    """Best assignment of the graph's nodes with some of them fixed, if elimination can remove the rest; `None` if
+    """The best assignment of the graph's nodes if some of them are fixed and elimination can remove the rest; `None` if
     none is allowed.
 
-    Returns cost and a choice for every node alive in `graph`, in the order of `graph.alive`.
+    Returns the cost and a choice for every node alive in `graph`, in the order of `graph.alive`.
     """
     trial = graph.copy()
     trial.trail = []
@@ -79,5 +80,5 @@ def condition(graph: Graph, fixed: dict[int, int]) -> tuple[float, tuple[int, ..
 
 
 def value(core: Core, choices: Indices | None) -> float:
-    """Cost of choices; infinite without."""
+    """The cost of choices; infinite if there are none."""
     return np.inf if choices is None else core.cost(choices)

@@ -1,12 +1,13 @@
-"""A lower bound by moving costs between nodes and edges ("reparametrisation") until no single node can raise it.
+"""A lower bound by message passing: costs move between nodes and edges (reparametrisation) until no single node can
+raise it.
 
     theta_v(i) = c_v(i) + sum of messages into v,   r_e(i, j) = M_e(i, j) - m_first(i) - m_second(j)
     bound      = const + sum_v min theta_v + sum_e min r_e        for every choice of the messages m
 
-A sweep visits the nodes in order: each takes from its edges to earlier nodes all that they can spare, and shares what
-it has above its minimum among its edges to later nodes (Kolmogorov's TRW-S; research on min-sum diffusion). Nodes of
-a level are no neighbours, so a level is a few array operations. Shares are rounded down to integers: with integer
-costs every number here is an integer below 2**53, and the bound is exact.
+A sweep visits the nodes in order: each node takes all slack from its edges to earlier nodes, and distributes the excess
+above its minimum over its edges to later nodes (Kolmogorov's TRW-S; min-sum diffusion). Nodes of one level are not
+neighbours, so a level takes a few array operations. Shares are rounded down to integers: with integer costs, every
+number here is an integer below 2**53, and the bound is exact.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from shardplan.solve.reduce.core import Core, Indices
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    """Edges of one shape that arrive at one level: `stack[i, j, n]`, i at the far end, j at the arriving; with one n
-    for all edges where they share a table."""
+    """Edges of one shape that arrive at one level: `stack[i, j, n]`, i at the far end, j at the arriving end; n has
+    size one if all edges share a table."""
 
     stack: Costs
     far: Indices  # (ki, n) places in the messages
@@ -36,7 +37,7 @@ class _Batch:
 
 @dataclass(frozen=True, slots=True)
 class _Level:
-    """One step of a sweep: batches that arrive, and the messages through which its nodes hand on."""
+    """One step of a sweep: batches that arrive, and the messages by which its nodes send on."""
 
     batches: tuple[_Batch, ...]
     nodes: Indices
@@ -50,11 +51,10 @@ class _Level:
 
 
 class Dual:
-    """Messages of a core, and the bound they prove. Start: all messages zero, or those given."""
+    """Messages of a core, and the bound that they prove. Initially all messages are zero, or the given ones."""
 
     def __init__(self, core: Core, levels: Indices | None = None, partner: Dual | None = None) -> None:
-        """Sweeps visit `levels`, by default the core's. With a `partner`, messages and theta are its own and change
-        together."""
+        """Sweeps visit `levels`, by default the core's. A dual with a `partner` shares its messages and theta."""
         self.core = core
         sizes = core.sizes
         self.ends = np.stack([core.first, core.second])
@@ -100,7 +100,7 @@ class Dual:
         )
 
     def _batches(self, edges: Indices, near_end: Indices) -> list[_Batch]:
-        """Edges of one shape together. Those that share a table need no copies of it: their stack has depth 1."""
+        """Batches of edges of one shape. Edges with the same table share it: their stack has depth 1."""
         core = self.core
         groups: dict[tuple[int, int, int, int], list[int]] = {}
         shared = Counter((id(core.tables[edge]), int(near_end[edge])) for edge in edges.tolist())
@@ -143,7 +143,7 @@ class Dual:
         return _spans(self.core.offsets[ends], self.core.sizes[ends])
 
     def start_from(self, other: Dual) -> None:
-        """Take over the messages of a dual of the same nodes, labels and edges, whose costs may be others."""
+        """Takes over the messages of a dual of the same nodes, labels and edges, whose costs may differ."""
         mine, theirs = self.core, other.core
         if mine.nodes == theirs.nodes and all(
             np.array_equal(a, b)
@@ -157,14 +157,14 @@ class Dual:
             self.theta[:] = mine.costs + np.bincount(self._receivers, weights=self.messages, minlength=len(self.theta))
 
     def push(self, before: Costs, share: float) -> None:
-        """Move all messages on by a share of what they changed since `before`: sweeps approach their end in ever
-        smaller steps of much the same direction. Any messages prove a bound, once a sweep has followed."""
+        """Moves all messages further by a share of their change since `before` (momentum): sweeps converge in ever
+        smaller steps of nearly the same direction. Any messages prove a bound after the next sweep."""
         more = np.floor(share * (self.messages - before))
         self.messages += more
         self.theta += np.bincount(self._receivers, weights=more, minlength=len(self.theta))
 
     def sweep(self) -> float:
-        """One pass forward and one back; the bound afterwards."""
+        """One pass forward and one back; returns the bound."""
         for level in self._forward:
             self._visit(level)
         for level in self._backward:
@@ -184,9 +184,10 @@ class Dual:
         theta[level.labels] = mine - share * level.given
 
     def decode(self, *, backward: bool = False) -> Indices:
-        """A label per position, level by level: the best for the neighbours that have one, others priced by messages.
+        """A label per position, level by level: the best for the neighbours that have one; others are represented by
+        messages.
 
-        Forbidden pairs may be taken where there is no way out.
+        Forbidden pairs are taken where there is no alternative.
         """
         core = self.core
         score = self.theta.copy()
@@ -202,21 +203,21 @@ class Dual:
         return labels
 
     def bound(self) -> float:
-        """Valid right after a sweep, when every edge's least entry is zero."""
+        """The bound. Valid right after a sweep, when every edge's minimum is zero."""
         return self.core.const + float(self.least().sum())
 
     def least(self) -> Costs:
-        """Least theta of every position."""
+        """The minimum of theta at every position."""
         if not len(self.core.nodes):
             return np.zeros(0)
         return np.asarray(np.minimum.reduceat(self.theta, self.core.offsets[:-1]))
 
     def message(self, edge: int, end: int) -> Costs:
-        """Message of an edge into its end: 0 the first, 1 the second."""
+        """The message of an edge into its end: 0 the first, 1 the second."""
         return self.messages[self.places[2 * edge + end] : self.places[2 * edge + end + 1]]
 
     def slack(self, edge: int) -> Costs:
-        """r_e: what a pair of labels costs above the messages."""
+        """r_e: the cost of a pair of labels above the messages."""
         return np.asarray(self.core.tables[edge] - self.message(edge, 0)[:, None] - self.message(edge, 1)[None, :])
 
 

@@ -1,10 +1,11 @@
-"""Memory by prices: bytes at a moment cost something, and each price list gives a lower bound and an assignment.
+"""Lagrangian relaxation of memory: each list of multipliers (cost of a byte at each moment) gives a bound and an
+assignment.
 
     L(price) = min over x of  cost(x) + sum_t price_t * (usage_t(x) - limit)      <=  optimum,  for every price >= 0
 
-L is concave, and every assignment seen is a plane above it: the next prices are the best point under all planes seen
-(cutting planes), pulled towards the best prices so far. Priced amounts are rounded down, so that costs stay integers
-and equal layers stay equal; the bound remains valid and loses less than a unit per usage.
+L is concave, and every assignment gives a cutting plane above it. The next multipliers are the maximum of all planes,
+pulled towards the best multipliers so far. Priced amounts are rounded down, so that costs stay integers and equal
+layers stay equal; the bound remains valid and loses less than one unit per usage.
 """
 
 from __future__ import annotations
@@ -36,12 +37,13 @@ from shardplan.solve.reduce.memory import Profiles, flat, paid_above, peaks, red
 
 
 class DeadEnd(Exception):  # noqa: N818 - of a heuristic, not an error
-    """Greedy decoding met forbidden pairs on every road."""
+    """Greedy decoding met only forbidden pairs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """What one price list gave: a bound, labels of the core, their cost, and their bytes above the limit per moment."""
+    """The result at one list of multipliers: a bound, labels of the core, their cost, and their bytes above the limit
+    per moment."""
 
     prices: Prices
     bound: float
@@ -51,7 +53,7 @@ class Point:
 
 
 class Relaxation:
-    """L of a graph that no longer has moments or choices that cannot matter."""
+    """L of a graph whose irrelevant moments and choices are already removed."""
 
     def __init__(self, graph: Graph, limit: int, budget: Budget, whole: Profiles) -> None:
         self.graph = graph
@@ -78,7 +80,7 @@ class Relaxation:
 
     @property
     def reduction(self) -> tuple[Graph, Dual | None]:
-        """What elimination left at the best point, with its trail, and the dual of that."""
+        """The graph that elimination left at the best point, with its trail, and its dual."""
         assert self.best is not None
         if self.best[1] is None:  # the point was known from elsewhere
             prices, self.best = self.known.prices, None
@@ -88,12 +90,11 @@ class Relaxation:
         return self.best[1], self.best[2]
 
     def held(self, prices: Prices) -> float:
-        """What the prices ask for the room there is."""
+        """The multipliers times the available room."""
         return sum(price * float(self.room[moment]) for moment, price in prices.items())
 
     def restricted(self, labels: dict[int, tuple[int, ...]]) -> tuple[Relaxation, Prices]:
-        """The relaxation with fewer labels, or itself if these are all there are; and the best prices in its
-        numbers."""
+        """The relaxation with fewer labels, or itself if all are kept; and the best multipliers in its numbering."""
         graph = self.graph.copy()
         fewer = [node for node, rows in labels.items() if len(rows) < graph.sizes[node]]
         if not fewer:
@@ -109,17 +110,18 @@ class Relaxation:
         return twin, prices
 
     def value(self, point: Point) -> float:
-        """What a point's labels cost at the best prices."""
+        """The cost of a point's labels at the best multipliers."""
         return point.cost + sum(price * float(point.excess[moment]) for moment, price in self.known.prices.items())
 
     def fits(self, point: Point) -> tuple[bool, float]:
-        """Whether a point's labels fit in memory, and what maxima cost."""
+        """Whether a point's labels fit in memory, and the cost of the maxima."""
         excess = point.excess.copy()
         above = self.graph.scale * float(paid_above(excess, self.hinges))
         return bool(excess.max(initial=0) <= 0), above
 
     def know(self, choices: tuple[int, ...], bound: float, prices: Prices | None = None) -> None:
-        """Use an assignment of the whole problem as a plane; with `prices`, also as the point that `at` would give."""
+        """Uses an assignment of the whole problem as a cutting plane; with `prices`, also as the point that `at` would
+        give."""
         labels = self.graph.apply(choices, self.core.nodes)
         if min(labels, default=0) < 0:
             return
@@ -130,7 +132,7 @@ class Relaxation:
             self.best, self._last = (point, None, None), point
 
     def at(self, prices: Prices) -> Point:
-        """L at a price list. Keeps the best point, and how its bound came about."""
+        """L at given multipliers. Keeps the best point, and the reduced graph behind its bound."""
         point, reduced, dual = self.look(prices)
         self.points.append(point)
         self._last = point
@@ -139,7 +141,7 @@ class Relaxation:
         return point
 
     def look(self, prices: Prices) -> tuple[Point, Graph, Dual | None]:
-        """L at a price list, and how it comes about: what elimination left, with its trail, and the dual of that."""
+        """L at given multipliers, with the graph that elimination left, its trail, and its dual."""
         reduced = priced(self.graph, prices)
         for node in reduced.alive:
             reduced.uses[node] = ()
@@ -153,7 +155,7 @@ class Relaxation:
         return point, reduced, dual
 
     def propose(self) -> tuple[float, Prices]:
-        """A ceiling on L under all planes seen, and the prices to try next."""
+        """An upper bound on L by all planes, and the multipliers to try next."""
         assert self._last is not None
         for moment in peaks(self._last.excess.astype(np.float64), FRESH_MOMENTS, 1):
             if moment not in self.moments and len(self.moments) < PRICED_MOMENTS:
@@ -167,13 +169,13 @@ class Relaxation:
         return ceiling, self.capped(rounded(prices))
 
     def _steady(self, before: Prices) -> bool:
-        """Whether there are sums alone, and the best point under all planes is much where it was: then it is tried as
-        it is, as halfway points would only approach it."""
+        """Whether all constraints are sums and the maximum of the planes hardly moved: then that point itself is tried,
+        which halfway points would only approach."""
         sums, room = flat(self.hinges), MASTER_STEADY * self.graph.scale
         return self.moments == sums and all(abs(before.get(m, 0.0) - self._goal.get(m, 0.0)) <= room for m in sums)
 
     def capped(self, prices: Prices) -> Prices:
-        """Prices of which those of a maximum's sums add up to one at most, whatever rounding made of them."""
+        """Multipliers such that those of one maximum's sums add up to at most one after rounding."""
         for group in self.hinges:
             over = sum(prices.get(moment, 0.0) for moment in group) - self.graph.scale
             dearest = max(group, key=lambda moment: prices.get(moment, 0.0))
@@ -182,8 +184,8 @@ class Relaxation:
         return prices
 
     def _master(self) -> tuple[float, Prices]:
-        """Max z subject to z <= cost_k + sum_t price_t * excess_k,t; prices at most twice what was asked so far, that
-        of an only sum at most midway between that and one, those of all sums of a maximum at most one."""
+        """Max z subject to z <= cost_k + sum_t price_t * excess_k,t. Multipliers are at most twice the largest so far;
+        that of a single sum at most halfway between that and one; those of one maximum's sums add up to at most one."""
         money, space = max(min(abs(point.cost) for point in self.points), 1.0), float(max(self.limit, 1))
         soft = set(flat(self.hinges))
         asked = [price for point in self.points for moment, price in point.prices.items() if moment not in soft]
@@ -214,7 +216,8 @@ class Relaxation:
 
 
 def _settle(reduced: Graph, budget: Budget, last_dual: Dual | None) -> tuple[Dual | None, dict[int, int]]:
-    """What elimination left: bound it by sweeps, from where those at other prices ended, and choose labels for it."""
+    """Bounds the graph that elimination left by sweeps, starting from the messages at other multipliers, and decodes
+    labels."""
     if not reduced.alive:
         return None, {}
     core = core_of(reduced)
@@ -248,8 +251,8 @@ def _settle(reduced: Graph, budget: Budget, last_dual: Dual | None) -> tuple[Dua
 
 
 def _by_hubs(reduced: Graph, core: Core, dual: Dual, fixed: list[int]) -> list[tuple[float, dict[int, int]]]:
-    """Where greedy decoding met forbidden pairs on every road: the hubs at the labels that the messages like best, one
-    of them at a time at another, until elimination finds labels for the rest."""
+    """For a dead end of greedy decoding: fixes the cutset at the labels that the messages prefer, then one node at a
+    time at another label, until elimination finds labels for the rest."""
     if len(fixed) > CUTSET_NODES:
         return []
     place = {node: position for position, node in enumerate(core.nodes)}

@@ -1,11 +1,10 @@
-"""How much dearer the best assignment gets when a choice, or a pair of choices, is forced: for every node, in one
-pass back.
+"""Min-marginals: the extra cost of forcing a choice, or a pair of choices, for every node, in one backward pass.
 
-Elimination minimised node v out of `A(a, v) + c(v) + B(v, b)` and left `J(a, b)` behind. Walking back, the least cost
-with (a, b) fixed is known; less J it is what the rest of the graph costs, and with A, c and B added again it gives
-the least cost for every choice of v and every pair of it with a neighbour (min-marginals). Where a pair of neighbours
-is not known the larger of the two known parts is taken: a lower bound, all that pruning needs. What exceeds `room` is
-cut off at once, so that the pass handles only what can still be part of an assignment that good.
+Elimination minimised node v out of `A(a, v) + c(v) + B(v, b)` and left `J(a, b)` behind. In the backward pass, the
+least cost with (a, b) fixed is known; less J it is the cost of the rest of the graph, and with A, c and B added again
+it gives the least cost for every choice of v and for every pair of v with a neighbour. If a pair of neighbours is not
+known, the larger of the two known parts is taken: a lower bound, which is enough for pruning. Entries above `room` are
+dropped at once, so that the pass handles only what can be part of an assignment that good.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ class Marginals:
         self.pair.setdefault(v, {})[u] = kept.T
 
     def _take(self, step: Take) -> None:
-        """Choices that were dropped cost infinity."""
+        """Dropped choices cost infinity."""
         rows, size = np.array(step.rows), step.size
         self.node[step.node] = _spread(self.node[step.node], rows, size)
         for other, table in self.pair.get(step.node, {}).items():

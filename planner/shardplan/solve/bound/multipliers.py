@@ -1,4 +1,4 @@
-"""Prices of bytes at moments, and graphs whose choices pay them."""
+"""Multipliers of memory at moments, and graphs whose costs include them."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import numpy as np
 from shardplan.solve.reduce.graph import Graph
 
 Prices = dict[int, float]
-"""Cost per byte at moments."""
+"""Multiplier (cost per byte) of each moment."""
 
 
 def rounded(prices: Prices) -> Prices:
-    """Prices with few digits, so that sums of them are exact and equal sums are equal numbers."""
+    """Multipliers with few digits, so that sums of them are exact and equal sums are equal numbers."""
     largest = max(prices.values(), default=0.0)
     if largest <= 0:
         return {}
@@ -21,7 +21,7 @@ def rounded(prices: Prices) -> Prices:
 
 
 def priced(graph: Graph, prices: Prices) -> Graph:
-    """A copy without a trail, in which choices cost what they use at the prices of the moments, rounded down."""
+    """A copy without a trail in which choices cost their bytes times the multipliers of the moments, rounded down."""
     twin = graph.copy()
     twin.trail = []
     total = np.zeros(len(graph.base_steps))

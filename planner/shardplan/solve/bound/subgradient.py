@@ -1,11 +1,10 @@
-"""Large cores: prices of bytes and messages of edges raised together, a step of one after a sweep of the other.
+"""Large cores: subgradient steps on memory multipliers, each after one sweep of message passing.
 
-Prices exist only at moments that were short of memory. A step follows the excess at those moments of the assignment
-that the
-messages decode to, averaged over the last steps and scaled by its own history (AdaGrad). When the bound stops rising it
-goes back to the best state and becomes shorter. Before a sweep the messages go on as they went in the last one
-(momentum), which brings them to where they tend several times faster. Priced amounts are rounded
-down, so all costs stay integers and the bound is exact but for the last sum.
+Only moments that were short of memory have multipliers. A step follows the excess at those moments of the decoded
+assignment, averaged over the last steps and scaled by its own history (AdaGrad). When the bound stops rising, the
+search returns to the best state and shortens the step. Before a sweep, the messages continue in the direction of the
+last one (momentum), which makes them converge several times faster. Priced amounts are rounded down, so all costs stay
+integers and the bound is exact up to the last sum.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ class _State:
 
 
 class Multipliers:
-    """Messages and prices of a core, the bound they prove, and the best of both so far."""
+    """Messages and multipliers of a core, the bound that they prove, and the best of both so far."""
 
     def __init__(self, core: Core, profiles: Profiles, limit: int) -> None:
         self.core = core
@@ -72,7 +71,7 @@ class Multipliers:
         return self.dual.bound() - held - BOUND_SAFETY * abs(held)
 
     def set_prices(self, prices: Costs) -> None:
-        """Let choices pay for what they use."""
+        """Adds the multipliers times the bytes to the choices' costs."""
         total = np.concatenate([[0.0], np.cumsum(prices)])
         per_use = np.maximum(total[self.profiles.end] - total[self.profiles.start], 0.0)
         owed = np.floor(per_use[self._use] * self.profiles.amounts)
@@ -81,7 +80,7 @@ class Multipliers:
         self.paid, self.prices = paid, prices
 
     def improve(self) -> float:
-        """One sweep and one step of the prices; the bound after the sweep."""
+        """One sweep and one subgradient step; returns the bound after the sweep."""
         before, self._before = self._before, self.dual.messages.copy()
         self.dual.push(before, MESSAGE_MOMENTUM)
         self.dual.sweep()
@@ -110,7 +109,7 @@ class Multipliers:
         self.set_prices(np.maximum(self.prices + change, 0.0))
 
     def back(self) -> None:
-        """Return to the best state."""
+        """Returns to the best state."""
         self.dual.messages[:] = self._before = self.best.messages
         self.dual.theta[:] = self.best.theta
         self.paid, self.prices = self.best.paid.copy(), self.best.prices.copy()

@@ -1,1 +1,1 @@
-"""HiGHS: the integer program of a core, and calls that do not listen."""
+"""HiGHS: the integer program of a core, and calls to HiGHS that a deadline can abandon."""

@@ -1,9 +1,9 @@
-"""Calls that may take long and cannot be stopped: HiGHS looks up neither while it reads a model nor while it presolves.
+"""Deadlines for long calls that cannot be stopped: HiGHS does not check limits while it reads a model or presolves.
 
-Such a call runs in a thread of its own, so that Ctrl-C and the time limit are heard in the meantime. Where it does not
-end soon after, it is left to itself: nothing that it has may be touched any more. At its end Python waits for it, as
-a thread that comes back from HiGHS to a Python that is no more aborts the process; the command line does not wait, and
-leaves without that end.
+Such a call runs in its own thread, so that Ctrl-C and the time limit take effect in the meantime. If it does not end
+soon after, it is abandoned, and nothing that it uses may be touched any more. Python waits for the thread at exit,
+since a thread that returns from HiGHS into a finalised interpreter aborts the process; the command line exits without
+that finalisation and does not wait.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class AbandonedError(Exception):
 
 
 def within_deadline(call: Callable[[], Result], budget: Budget, seconds: float = float("inf")) -> Result:
-    """What `call` returns or raises. Raises `AbandonedError` when it does not end soon after the budget, or after so
-    many seconds."""
+    """Returns what `call` returns and raises what it raises. Raises `AbandonedError` if it does not end soon after the
+    budget, or after `seconds`."""
     results: list[Result] = []
     failures: list[BaseException] = []
 

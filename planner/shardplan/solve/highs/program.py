@@ -1,9 +1,9 @@
-"""The rest as an integer linear program, solved by HiGHS.
+"""The integer linear program of a core, solved by HiGHS.
 
-Binary x for each label; continuous y >= 0 for each finite pair of an edge, whose row and column sums equal the x of
-its ends: integral x make y integral, and the LP is as tight as a pairwise LP can be. Pairs that cost infinity are not
-created. Memory rows are added when a solution breaks them. Costs are those above the dual's bound, so that no digits
-are lost on what is settled.
+Binary x for each label; continuous y >= 0 for each finite pair of an edge, whose row and column sums equal the x of its
+ends: integral x makes y integral, and the LP is as tight as a pairwise LP can be. Pairs that cost infinity have no
+variable. Memory rows are added when a solution violates them (lazy constraints). Costs are those above the dual's
+bound, so that no digits are lost on the settled part.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _VERDICTS: dict[Any, Verdict] = {
 
 
 class HighsError(RuntimeError):
-    """HiGHS refused a model or lost its way: our bug or its."""
+    """HiGHS refused a model or failed: a bug here or there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +72,10 @@ class Answer:
 class Program:
     """The integer program of a core above a dual's bound.
 
-    `profiles` and `limit` bring memory; `prices` are multipliers per moment that are part of the dual's costs. A priced
-    moment has a slack column, which gives back what the price took where memory is left over. The moments `hinges`
-    stand for sums: what is above the limit at the worst of a group costs `over`. `effort` in units of work and `gap` as
-    a share of the range (target less bound) end the search early, and so does a gap of `small_gap` after `enough`.
+    `profiles` and `limit` give the memory rows; `prices` are multipliers per moment that the dual's costs include. A
+    moment with a multiplier has a slack column, which refunds the multiplier times the unused memory. The moments
+    `hinges` stand for sums: the largest excess of a group costs `over`. `effort` in units of work and `gap` as a share
+    of the range (target less bound) end the search early, and so does a gap of `small_gap` after `enough`.
     """
 
     dual: Dual
@@ -103,12 +103,12 @@ class Program:
 
     @property
     def floor(self) -> float:
-        """What a solution costs apart from the program's objective."""
+        """The part of a solution's cost outside of the program's objective."""
         return self.dual.bound() - sum(price * self._row(moment)[2] for moment, price in self.prices.items())
 
     def solve(self) -> Answer:
-        """LP with lazy memory rows, then the integer program with lazy memory rows. Where HiGHS loses its way, nothing
-        is proven but what the dual proves."""
+        """Solves the LP with lazy memory rows, then the integer program with lazy memory rows. If HiGHS fails, only the
+        dual's bound is proven."""
         if self.floor > self.target:
             return Answer("optimal", None, self.floor)
         if np.isfinite(self.target) and PROGRAM_COLUMN * self.dual.core.pairs > self.budget.effort_left:
@@ -131,7 +131,7 @@ class Program:
         return self._integral(bound)
 
     def _integral(self, bound: float) -> Answer:
-        """The integer program, with the memory rows that its answers break added until none is."""
+        """Solves the integer program, adding the memory rows that its answers violate until none is violated."""
         core = self.dual.core
         while True:
             self.highs.clearSolver()  # it would try to round its relaxation, by a program of its own without an end
@@ -162,7 +162,7 @@ class Program:
         return 0.0 if values is None else float(self.highs.getInfo().objective_function_value) / self.scale
 
     def _cost(self, choices: Indices) -> tuple[float, float]:
-        """What labels cost, prices not included, and the part of it that maxima are."""
+        """The cost of labels without multipliers, and the part of it that the maxima are."""
         core = self.dual.core
         if self.profiles is None:
             return core.cost(choices), 0.0
@@ -222,19 +222,19 @@ class Program:
             event.interrupt()
 
     def _settled(self, state: Any) -> bool:
-        """Whether nothing can cost as little as the target any more, or the rest is not worth the work."""
+        """Whether nothing can reach the target any more, or the rest is not worth the work."""
         bound = self._reach(float(state.mip_dual_bound))  # an interrupted run forgets it
         found = self.floor + float(state.mip_primal_bound) / self.scale
         return bound > self.target or (self.work > self.enough and min(found, self.target) - bound <= self.small_gap)
 
     def _reach(self, objective: float) -> float:
-        """The bound that a dual objective of HiGHS is; the best so far is kept."""
+        """The bound that HiGHS's dual objective proves; the best so far is kept."""
         bound = self.floor + objective / self.scale
         self.reached = max(self.reached, bound) if np.isfinite(bound) else self.reached
         return bound
 
     def _add_moments(self, values: Costs) -> bool:
-        """Add rows that a fractional point breaks; whether there were any."""
+        """Adds memory rows that a fractional solution violates; returns whether there were any."""
         if self.profiles is None:
             return False
         used = self.profiles.of_weights(values[: len(self.dual.core.costs)])
@@ -245,7 +245,7 @@ class Program:
         return bool(fresh)
 
     def _add_rows(self, choices: Indices) -> bool:
-        """Forbid what whole choices break; whether they broke anything."""
+        """Adds memory rows, or cuts, that an integral solution violates; returns whether there were any."""
         if self.profiles is None:
             return False
         excess, _ = self.profiles.excess(choices, self.limit, self.hinges)
@@ -258,11 +258,11 @@ class Program:
         return bool(broken)
 
     def _add_row(self, moment: int) -> None:
-        """Usage at a moment, in units of what is free there: at most 1.
+        """The memory row of a moment, in units of the room there: usage at most 1.
 
-        At the moment of a sum k of maximum g: s_k(x) <= e_g, where e_g >= 0 costs one. A price p of a moment is in the
-        costs of x already: what it took of the room that is left is given back by a slack column at that price, and
-        what it took of e_g is deducted from the price of that.
+        At the moment of sum k of maximum g: s_k(x) <= e_g, where e_g >= 0 costs one. The costs of x already include the
+        multiplier p of a moment: the share of the unused room is refunded by a slack column with cost p, and the share
+        of e_g is deducted from the cost of e_g.
         """
         self.moments.add(moment)
         labels, amounts, room = self._row(moment)
@@ -299,7 +299,7 @@ class Program:
         return labels, amounts, float((self.limit - int(self.profiles.base[moment])) // step * step)
 
     def _forbid(self, moment: int, choices: Indices) -> None:
-        """At least one of the chosen labels that use memory at a moment must change."""
+        """A cut: at least one of the chosen labels that use memory at a moment must change."""
         assert self.profiles is not None
         labels, amounts = self.profiles.row(moment)
         chosen = self.dual.core.offsets[:-1] + choices
@@ -317,7 +317,7 @@ class _Silent(highspy.Highs):  # type: ignore[misc]
 
 
 def quiet_highs() -> Any:
-    """A solver with the options that make runs equal: one thread, a fixed seed, no gap."""
+    """A solver with options that make runs reproducible: one thread, a fixed seed, no gap."""
     highs = _Silent()
     options = {"output_flag": False, "threads": 1, "random_seed": 0, "mip_rel_gap": 0.0, "mip_abs_gap": 1e-6}
     for name, value in options.items():
@@ -370,7 +370,7 @@ def _pass(highs: Any, core: Core, costs: Costs, closed: NDArray[np.bool_], table
 
 
 def _largest(core: Core, values: Costs) -> Indices:
-    """The label of greatest weight at every position."""
+    """The label of largest weight at every position."""
     return np.array(
         [np.argmax(values[a:b]) for a, b in zip(core.offsets, core.offsets[1:], strict=False)], dtype=np.int64
     )

@@ -1,1 +1,1 @@
-"""Proofs on small cores: cutsets, parts, Pareto-front elimination, and integer programs on what bounds leave."""
+"""Proofs on small cores: cutsets, branch and bound over parts, Pareto-front elimination, and integer programs."""

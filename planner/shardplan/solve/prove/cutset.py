@@ -1,4 +1,5 @@
-"""What prices leave to decide: ways to fix the nodes that elimination leaves, and what no good assignment takes."""
+"""What the bounds leave open: assignments of the cutset that may be better, and choices that no better assignment
+takes."""
 
 from __future__ import annotations
 
@@ -25,11 +26,10 @@ Way = tuple[float, dict[int, tuple[int, ...]]]
 
 
 def cutset_branches(relaxation: Relaxation, best: Incumbent, most: int = CUTSET_BRANCHES) -> list[Way]:
-    """Choices to keep for the nodes that elimination leaves; together the ways hold everything better than the
-    incumbent.
+    """Choices to keep for the nodes of the cutset; together, the branches contain everything better than the incumbent.
 
-    One way per surviving assignment of the hubs when these are at most so many, else a single way with the choices that
-    survive.
+    One branch per surviving assignment of the cutset if there are at most `CUTSET_BRANCHES`, else a single branch with
+    all surviving choices.
     """
     reduced, dual = relaxation.reduction
     bound = relaxation.known.bound
@@ -60,8 +60,8 @@ def cutset_branches(relaxation: Relaxation, best: Incumbent, most: int = CUTSET_
 def forbid(
     graph: Graph, views: Sequence[tuple[Marginals, float]], kept: Mapping[int, NDArray[np.bool_]] = MappingProxyType({})
 ) -> None:
-    """Take from a graph the choices and pairs that exceed the room in any of the views of it, and the choices of nodes
-    that are not `kept`. Raises `Contradiction` where that leaves nothing."""
+    """Removes from a graph the choices and pairs whose excess is above the room in any of its views, and the choices of
+    nodes that are not `kept`. Raises `Contradiction` if nothing is left."""
     tables = graph.tables
     for u in graph.alive:
         for v in [v for v in graph.neighbours[u] if u < v]:

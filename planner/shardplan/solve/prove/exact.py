@@ -1,4 +1,4 @@
-"""Small cores: raise the bound, forbid what it excludes, reduce again, and let HiGHS prove the rest."""
+"""Small cores without memory: raise the bound, remove what it excludes, reduce again, and let HiGHS prove the rest."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from shardplan.solve.reduce.memory import Profiles
 
 
 def close(graph: Graph, best: Incumbent, budget: Budget) -> None:
-    """Solve a graph without memory to optimality unless the budget ends."""
+    """Solves a graph without memory to optimality unless the budget ends."""
     try:
         eliminate(graph)
         core = core_of(graph)
@@ -59,12 +59,12 @@ def close(graph: Graph, best: Incumbent, budget: Budget) -> None:
 
 
 def combinations(graph: Graph) -> int:
-    """How many ways there are to fix the hubs, without which elimination removes everything."""
+    """The number of ways to fix the cutset, without which elimination removes everything."""
     return math.prod(graph.sizes[node] for node in cutset(graph))
 
 
 def enumerate_cutset(graph: Graph, best: Incumbent, budget: Budget) -> None:
-    """The optimum: the best of all ways to fix the hubs, everything else minimised out."""
+    """The optimum: the best over all assignments of the cutset, with everything else minimised out."""
     fixed = cutset(graph)
     least = np.inf
     for labels in itertools.product(*(range(graph.sizes[node]) for node in fixed)):
@@ -78,7 +78,7 @@ def enumerate_cutset(graph: Graph, best: Incumbent, budget: Budget) -> None:
 
 
 def raise_bound(graph: Graph, core: Core, best: Incumbent, budget: Budget) -> Dual:
-    """Sweep while the bound rises, and decode what the messages suggest."""
+    """Sweeps while the bound rises, and decodes assignments from the messages."""
     dual = Dual(core)
     last = -np.inf
     for sweep in range(1, EXACT_SWEEPS + 1):
@@ -97,7 +97,7 @@ def raise_bound(graph: Graph, core: Core, best: Incumbent, budget: Budget) -> Du
 
 
 def decode(graph: Graph, core: Core, dual: Dual, best: Incumbent, *, refine: bool) -> None:
-    """Offer the greedy assignments of both directions, and the best for their hubs."""
+    """Offers the greedy assignments of both directions, and the best completion of their cutsets."""
     position = {node: p for p, node in enumerate(core.nodes)}
     fixed = cutset(graph) if refine else []
     for backward in (False, True):
@@ -116,7 +116,7 @@ def _offer_all(graph: Graph, cost: float, choices: tuple[int, ...], best: Incumb
 
 
 def prove(graph: Graph, core: Core, best: Incumbent, budget: Budget, limit: int | None = None) -> None:
-    """HiGHS on the core: its answer is optimal, or the incumbent is."""
+    """Solves the core by HiGHS: its answer is optimal, or the incumbent is."""
     dual = Dual(core)
     for _ in range(EXACT_PROOF_SWEEPS):
         dual.sweep()

@@ -1,4 +1,5 @@
-"""What is left under a memory limit as an integer program, looking first only at moments that are known to be short."""
+"""The integer program of what is left under a memory limit, at first with only the moments that are known to
+be short."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ Effort = tuple[float, float, float]
 
 @dataclass(frozen=True, slots=True)
 class Pressure:
-    """Where memory is short. `numbers[i]`: the problem's number of moment i; `moments` and `prices` count as i does."""
+    """The moments at which memory is short. `numbers[i]`: the problem's number of moment i; `moments` and `prices` have
+    the same order."""
 
     numbers: Indices
     limit: int
@@ -36,7 +38,7 @@ class Pressure:
     hinges: Groups = ()
 
     def excess(self, choices: tuple[int, ...]) -> tuple[Bytes, int]:
-        """Bytes above the limit, per moment, of an assignment of the whole problem, and what maxima are above zero."""
+        """Bytes above the limit per moment of an assignment of the whole problem, and the value of the maxima."""
         over = np.asarray(self.whole.of(np.array(choices, dtype=np.int64))[self.numbers] - self.limit)
         return over, paid_above(over, self.hinges)
 
@@ -44,11 +46,11 @@ class Pressure:
 def integer(
     graph: Graph, pressure: Pressure, best: Incumbent, ceiling: float | None, effort: Effort | None = None
 ) -> None:
-    """HiGHS on what is left of a restricted graph, whose moments are those of `pressure`.
+    """Solves what is left of a restricted graph by HiGHS; its moments are those of `pressure`.
 
-    With a `ceiling`, whatever costs less is still in the graph, and the answer is a proof, by default of as much effort
-    as the budget allows; without, it is a heuristic of limited `effort`. Moments that are not known to be short free
-    many nodes for elimination; what the answer breaks is added.
+    With a `ceiling`, the graph still contains everything that costs less, and the answer is a proof, by default with as
+    much effort as the budget allows; without one, it is a heuristic of limited `effort`. Leaving out moments that are
+    not known to be short lets elimination remove many nodes; moments that the answer violates are added.
     """
     moments = {*pressure.moments, *flat(pressure.hinges)}
     place = {int(number): index for index, number in enumerate(pressure.numbers)}

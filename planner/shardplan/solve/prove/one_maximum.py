@@ -1,12 +1,13 @@
-"""Several maxima: all but one replaced by their averages at the best multipliers, the proofs of one sum on the rest.
+"""Several maxima: all but one are replaced by their averages at the best multipliers; the remaining one is solved
+exactly.
 
-For multipliers w_g of every maximum g but h,
+For multipliers w_g of every maximum g except h,
 
     min over x of  cost(x) + sum over g, k of w_gk s_gk(x) + max(0, max_k s_hk(x))
 
-is a lower bound too, and greater than the Lagrangian one, whose maximum h is averaged as well. It is a problem of one
-maximum: where that has one sum, parts and Pareto fronts (`parts.py`) solve it. Often only one maximum has multipliers
-that are neither 0 nor 1; then nothing is lost as long as the others keep their signs.
+is a lower bound too, at least the Lagrangian one, in which maximum h is averaged as well. It is a problem with one
+maximum: if that has one sum, branch and bound with Pareto fronts (`parts.py`) solves it. Often only one maximum has
+multipliers that are neither 0 nor 1; then nothing is lost as long as the sums of the others keep their signs.
 """
 
 from __future__ import annotations
@@ -22,11 +23,13 @@ from shardplan.solve.reduce.graph import Graph
 from shardplan.solve.reduce.memory import flat, keep_moments, paid_above
 
 Prove = Callable[[Relaxation, Incumbent, float], None]
-"""Raises the bound of a problem of one maximum, and offers what it finds, from the best price of all averages on."""
+"""Raises the bound of a problem with one maximum and offers what it finds, from the best multiplier of all
+averages on."""
 
 
 def one_by_one(relaxation: Relaxation, best: Incumbent, enough: float, prove: Prove) -> None:
-    """Bounds and assignments of the problems in which one maximum alone is left, the most undecided first."""
+    """Bounds and assignments of the problems in which one maximum alone is left, starting with the most fractional
+    multipliers."""
     known = relaxation.known.prices
     for group in sorted(relaxation.hinges, key=lambda group: -_undecided(relaxation, group)):
         if best.within(enough) or relaxation.budget.expired() or _undecided(relaxation, group) <= 0:
@@ -42,13 +45,13 @@ def one_by_one(relaxation: Relaxation, best: Incumbent, enough: float, prove: Pr
 
 
 def _undecided(relaxation: Relaxation, group: tuple[int, ...]) -> float:
-    """How far the multipliers of a maximum are from 0 and 1 in all."""
+    """The total distance of a maximum's multipliers from 0 and 1."""
     prices = [relaxation.known.prices.get(moment, 0.0) / relaxation.graph.scale for moment in group]
     return max(min(price, 1.0 - price) for price in prices)
 
 
 def _averaged(relaxation: Relaxation, group: tuple[int, ...], others: Prices) -> Graph:
-    """The graph whose choices pay the averages of all other maxima."""
+    """The graph whose costs include the averages of all other maxima."""
     graph = priced(relaxation.graph, others)
     graph.trail = relaxation.graph.trail.copy()
     graph.const -= relaxation.held(others)
@@ -58,14 +61,14 @@ def _averaged(relaxation: Relaxation, group: tuple[int, ...], others: Prices) ->
 
 
 class _Judge(Pool):
-    """Prices assignments of a problem with averages by the maxima themselves, and offers them."""
+    """Computes the cost with true maxima for assignments of a problem with averages, and offers them."""
 
     def __init__(self, relaxation: Relaxation, best: Incumbent) -> None:
         super().__init__()
         self.relaxation, self.best = relaxation, best
 
     def add(self, cost: float, choices: tuple[int, ...]) -> None:
-        """Offer an assignment; `cost` is that of the averages."""
+        """Offers an assignment; `cost` is that with averages."""
         del cost
         core = self.relaxation.core
         labels = np.array(self.relaxation.graph.apply(choices, core.nodes), dtype=np.int64)

@@ -1,9 +1,10 @@
-"""Small graphs whose one moment is that of the sum: elimination that keeps every pair of cost and sum of use.
+"""Pareto-front elimination on small graphs with one sum: it keeps every non-dominated pair of cost and value of the
+sum.
 
-Where elimination minimises a node out, here all ways to label it are kept that none beats in cost and sum at once,
-for every pair of labels of its two neighbours. Prices of the sum say what the rest of the graph costs at least:
-what exceeds the target at any of the prices is dropped. Equal layers give equal sums, so that which of them changes
-does not multiply the ways, as it does the nodes of an integer program.
+Where elimination minimises a node out, this keeps all ways to label it that no other way beats in both cost and sum,
+for every pair of labels of its two neighbours. Multipliers of the sum bound the cost of the rest of the graph: a way
+that exceeds the target at any of the multipliers is dropped. Equal layers give equal sums, so the number of ways does
+not multiply with the layers, as the nodes of an integer program do.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ from shardplan.solve.reduce.tables import NONE
 
 
 class TooManyError(Exception):
-    """There are too many pairs of labels, let alone ways to settle what is between them."""
+    """The number of label pairs, or of ways, is too large for this method."""
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A graph at one price of the sum, times its scale: the bound, what labels and pairs cost above it, and the
-    order in which elimination removes all nodes (empty where it does not)."""
+    """A graph at one multiplier of the sum, times its scale: the bound, the excess of labels and pairs above it, and
+    the order in which elimination removes all nodes (empty if it does not)."""
 
     price: float
     bound: float
@@ -38,8 +39,9 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class _Front:
-    """Ways to label what has been removed between `nodes`, for labels of these: one per entry of the arrays. `origins`:
-    fronts that it was made from, and every way's place there; `settled`: nodes that were removed, with their labels."""
+    """Ways to label what has been removed between `nodes`, for given labels of these nodes: one way per array entry.
+    `origins`: the fronts that it was joined from, and each way's index there; `settled`: removed nodes, with their
+    labels."""
 
     nodes: tuple[int, ...]
     labels: tuple[Indices, ...]
@@ -62,7 +64,7 @@ class _Front:
         )
 
     def halved(self, sizes: Sequence[int]) -> _Front:
-        """Every other way of those that settle the same labels, by cost."""
+        """Every second way among those with the same labels of `nodes`, by cost."""
         kind = self.keys(self.nodes, sizes)
         order = np.lexsort((self.costs, kind))
         first = np.searchsorted(kind[order], kind[order])
@@ -72,14 +74,14 @@ class _Front:
         return replace(self.some(kept), exact=False)
 
     def without(self, node: int) -> _Front:
-        """The same ways, the label of a node no more told apart."""
+        """The same ways, without distinguishing the label of a node."""
         rows = dict(zip(self.nodes, self.labels, strict=True))
         settled = ((node, rows.pop(node)),)
         nodes = tuple(sorted(rows))
         return replace(self, nodes=nodes, labels=tuple(rows[other] for other in nodes), settled=settled)
 
     def keys(self, nodes: Sequence[int], sizes: Sequence[int]) -> Indices:
-        """The labels of some nodes as one number per way."""
+        """The labels of some nodes, encoded as one number per way."""
         keys = np.zeros(len(self.costs), dtype=np.int64)
         for node in nodes:
             keys = keys * sizes[node] + self.labels[self.nodes.index(node)]
@@ -88,7 +90,7 @@ class _Front:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The least cost found, maximum included, and labels of all nodes; `exact`: no way was dropped for want of room."""
+    """The least cost found, with its maximum, and labels of all nodes; `exact`: no way was dropped to save space."""
 
     cost: float
     labels: dict[int, int]
@@ -96,10 +98,10 @@ class Found:
 
 
 def cheapest(graph: Graph, limit: int, views: Sequence[View], target: float) -> Found:
-    """The cheapest labels of a graph. What costs more than `target` may be missed.
+    """The cheapest labels of a graph. Labels that cost more than `target` may be missed.
 
-    `views` are of this graph; the order is that of the first, and has all nodes. Raises `Contradiction` where nothing
-    costs `target` or less, `TooManyError` where this is not the way.
+    `views` belong to this graph; the order is that of the first and has all nodes. Raises `Contradiction` if nothing
+    costs `target` or less, and `TooManyError` if there are too many ways.
     """
     soft = graph.soft
     assert soft is not None
@@ -125,7 +127,7 @@ def cheapest(graph: Graph, limit: int, views: Sequence[View], target: float) -> 
 
 
 def _fronts(graph: Graph) -> dict[int, dict[tuple[int, ...], _Front]]:
-    """A front per node, of its costs and surplus, and one per edge; all by node, and by the nodes that they are of."""
+    """One front per node, of its costs and sums, and one per edge; indexed by node, and by the nodes that they join."""
     arrays = graph.tables.arrays
     fronts: dict[int, dict[tuple[int, ...], _Front]] = {node: {} for node in graph.alive}
     for node in graph.alive:
@@ -142,7 +144,7 @@ def _fronts(graph: Graph) -> dict[int, dict[tuple[int, ...], _Front]]:
 
 
 def _joined(one: _Front, other: _Front, sizes: Sequence[int]) -> _Front:
-    """Every way of one with every way of the other that gives the nodes they share the same labels."""
+    """All combinations of a way of each front that agree on the labels of the shared nodes."""
     shared = [node for node in one.nodes if node in other.nodes]
     ours, theirs = one.keys(shared, sizes), other.keys(shared, sizes)
     order = np.argsort(theirs, kind="stable")
@@ -168,7 +170,7 @@ def _joined(one: _Front, other: _Front, sizes: Sequence[int]) -> _Front:
 
 
 def _thinned(front: _Front, sizes: Sequence[int], views: Sequence[View], target: float) -> _Front:
-    """Without ways that exceed the target at some price, and without those that another one beats."""
+    """The front without ways that exceed the target at some multiplier, and without dominated ways."""
     kinds, kind = np.unique(front.keys(front.nodes, sizes), return_inverse=True)
     good = np.ones(len(kind), dtype=bool)
     for view in views:
@@ -188,7 +190,7 @@ def _thinned(front: _Front, sizes: Sequence[int], views: Sequence[View], target:
 
 
 def _elsewhere(front: _Front, known: Marginals) -> Costs | float:
-    """How much dearer than the bound the labels of a front's nodes are at least."""
+    """A lower bound on the excess of the rest of the graph, given the labels of a front's nodes."""
     rows = dict(zip(front.nodes, front.labels, strict=True))
     dearer: Costs | float = 0.0
     for at, a in enumerate(front.nodes):
@@ -200,7 +202,7 @@ def _elsewhere(front: _Front, known: Marginals) -> Costs | float:
 
 
 def _least(whole: _Front, scale: float) -> Found:
-    """The cheapest way, followed back to labels of all nodes."""
+    """The cheapest way, traced back to labels of all nodes."""
     paid = whole.costs + scale * np.maximum(0.0, whole.amounts)
     at = int(np.argmin(paid))
     labels: dict[int, int] = {}

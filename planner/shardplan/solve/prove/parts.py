@@ -1,9 +1,9 @@
-"""The larger of two sums where memory is roomy: parts of the graph, the most promising first, until one is proven best.
+"""One maximum with ample memory: branch and bound over parts of the graph, the most promising first.
 
-A price of the sum gives a bound, but at the best price two assignments that have little in common are often
-equally good, and what lies between them pays for every seam. So a part is split at the node whose labels tell these two
-apart best, each half finds a price of its own, and what exceeds the incumbent at one of three prices is forbidden.
-That soon leaves so little that elimination can keep every pair of cost and sum of use (`pareto.py`).
+A multiplier of the sum gives a bound, but at the best multiplier two very different assignments are often equally good,
+and mixtures of them pay at every seam. So a part is split at the node whose labels distinguish these two best, each
+half gets its own multiplier, and what exceeds the incumbent at one of three multipliers is forbidden. That soon leaves
+few enough choices for Pareto-front elimination (`pareto.py`).
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ from shardplan.solve.reduce.presolve import presolve
 
 @dataclass(frozen=True, slots=True, order=True)
 class _Part:
-    """What costs less than the incumbent is in one of the parts; `price`: of the sum, to start from."""
+    """A part of the search space; everything cheaper than the incumbent is in one of the parts. `price`: the multiplier
+    of the sum to start from."""
 
     bound: float
     number: int
@@ -54,7 +55,7 @@ class _Part:
 
 @dataclass(frozen=True, slots=True)
 class _Split:
-    """The labels of `node` that go to one half, and the bounds of that and of the other."""
+    """The labels of `node` that go to one half, and the bounds of this half and of the other."""
 
     node: int
     ours: NDArray[np.bool_]
@@ -62,9 +63,10 @@ class _Split:
 
 
 def prove_by_parts(relaxation: Relaxation, best: Incumbent, enough: float, most: float = PARTS_WORK) -> None:
-    """Prove the incumbent or better it, for a graph with no moment but that of the sum, whose prices are known.
+    """Proves the incumbent optimal or improves it, for a graph whose only moment is that of the sum and whose
+    multipliers are known.
 
-    Ends early with the budget, and where some gap is good `enough` after so much work at `most`.
+    Ends early with the budget; if a positive gap is good `enough`, also after the work `most`.
     """
     budget = relaxation.budget
     free = budget.free and enough > 0
@@ -86,7 +88,7 @@ def _work(graph: Graph) -> float:
 
 
 class _Search:
-    """The parts that are left. `left`: the least bound of those that were given up."""
+    """The open parts. `left`: the lowest bound of the parts that were given up."""
 
     def __init__(self, relaxation: Relaxation, best: Incumbent) -> None:
         self.whole, self.best = relaxation, best
@@ -106,7 +108,7 @@ class _Search:
         heappush(self.parts, _Part(bound, self.number, graph, price))
 
     def step(self, part: _Part) -> None:
-        """Solve a part, or replace it by two halves."""
+        """Solves a part, or replaces it by two halves."""
         self.whole.budget.spend(PART_PRICING * _work(part.graph))
         try:
             self._step(part)
@@ -151,7 +153,8 @@ class _Search:
         return None
 
     def _below(self, graph: Graph, views: list[View], ceiling: float, price: float) -> tuple[Graph, float]:
-        """What is left of a graph up to a ceiling, a cost, and what is proven of all of it: at most the next cost."""
+        """What is left of a graph below a ceiling, its cost, and the bound proven for the whole graph: at most the next
+        cost."""
         less = graph.copy()
         try:
             forbid(less, [(view.known, ceiling - view.bound) for view in views])
@@ -170,7 +173,7 @@ class _Search:
     def _halve(
         self, graph: Graph, views: list[View], kept: dict[int, NDArray[np.bool_]], bound: float, price: float
     ) -> None:
-        """Add the part in which a node has the labels `kept`."""
+        """Adds the part in which a node has the labels `kept`."""
         if bound > self.best.target:
             return
         half = graph.copy()
@@ -185,8 +188,8 @@ class _Search:
         return Relaxation(graph, self.whole.limit, self.whole.budget, self.whole.whole)
 
     def _views(self, relaxation: Relaxation, price: float, gap: float) -> list[View]:
-        """The graph at the best price, and at one on either side, at which the best assignment of the other side is
-        a share of the gap above the bound."""
+        """The graph at the best multiplier, and at one on either side, at which the best assignment of the other side
+        is a share of the gap above the bound."""
         soft = relaxation.soft
         assert soft is not None
         views = []
@@ -200,8 +203,8 @@ class _Search:
         return views
 
     def _fronts(self, graph: Graph, ceiling: float, price: float) -> float:
-        """What is proven of the cost of a small graph, at most the one after the ceiling; its best assignment is
-        offered. Raises `Contradiction` where nothing costs so little."""
+        """The bound proven for a small graph, at most the next cost after the ceiling; its best assignment is offered.
+        Raises `Contradiction` if nothing costs so little."""
         relaxation = self._relaxation(graph)
         soft = graph.soft
         assert soft is not None
@@ -219,13 +222,13 @@ class _Search:
         return min(found.cost, ceiling + self.best.scale) if found.exact else -np.inf
 
     def _closed(self, graph: Graph, bound: float) -> None:
-        """A part without a maximum."""
+        """The bound of a part without a maximum."""
         trial = Incumbent(self.best.scale, cost=self.best.cost, choices=self.best.choices)
         close(graph, trial, self.whole.budget)
         self._end(trial, bound)
 
     def _whole(self, graph: Graph, bound: float, price: float) -> None:
-        """A part that cannot be split, or of which nothing is known, as an integer program."""
+        """Solves a part that cannot be split, or without any known assignment, as an integer program."""
         soft, limit, budget, whole = graph.soft, self.whole.limit, self.whole.budget, self.whole.whole
         prices = {soft: price} if soft is not None and price else {}
         trial = Incumbent(self.best.scale, cost=self.best.cost, choices=self.best.choices)
@@ -243,7 +246,8 @@ class _Search:
 
 
 def _aside(relaxation: Relaxation, price: float, above: float) -> Iterator[float]:
-    """Prices on either side of the best; where no assignment is known that loses there, as far as on the other."""
+    """Multipliers on either side of the best one; if no assignment on one side is known, at the same distance as on the
+    other."""
     soft = relaxation.soft
     assert soft is not None
     points = sorted(relaxation.points, key=relaxation.value)
@@ -257,8 +261,8 @@ def _aside(relaxation: Relaxation, price: float, above: float) -> Iterator[float
 
 
 def _split(graph: Graph, views: list[View], room: float) -> _Split | None:
-    """The node whose labels are told apart best by the prices on either side of the best: those that are dear at the
-    lower one, and the others."""
+    """The node whose labels the multipliers on either side of the best distinguish most: the labels that are expensive
+    at the lower multiplier, and the others."""
     if len(views) < 3:
         return None
     _, low, high = views

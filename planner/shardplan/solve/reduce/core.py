@@ -1,4 +1,5 @@
-"""What the reductions leave, in flat arrays: labels of all nodes side by side, edges in a sweep order."""
+"""The core: what the reductions leave, in flat arrays; labels of all nodes in one array, edges in the order of
+sweeps."""
 
 from __future__ import annotations
 
@@ -56,7 +57,7 @@ class Core:
         return tuple(map(tuple, found))
 
     def row(self, edge: int, end: int, label: int) -> Costs:
-        """What the other end's labels pay when end `end` of an edge takes `label`."""
+        """The costs of the other end's labels if end `end` of an edge takes `label`."""
         table = self.tables[edge]
         return table[label] if end == 0 else table[:, label]
 
@@ -112,7 +113,8 @@ def core_of(graph: Graph) -> Core:
 
 
 def depths(rows: Sequence[Sequence[int]]) -> Indices:
-    """Levels that follow the order of positions: one more than the highest of earlier neighbours."""
+    """Levels that follow the order of positions: the level of a position is one more than the highest of its earlier
+    neighbours."""
     levels = [0] * len(rows)
     for position, row in enumerate(rows):
         levels[position] = 1 + max((levels[other] for other in row if other < position), default=-1)
@@ -120,7 +122,7 @@ def depths(rows: Sequence[Sequence[int]]) -> Indices:
 
 
 def colours(rows: Sequence[Sequence[int]]) -> Indices:
-    """Few levels: greedy colours, positions of many neighbours first."""
+    """Few levels, by greedy colouring of positions with many neighbours first."""
     levels = [-1] * len(rows)
     for position in sorted(range(len(rows)), key=lambda position: (-len(rows[position]), position)):
         taken = {levels[other] for other in rows[position]}

@@ -1,9 +1,11 @@
-"""Choices that another choice of the same node beats everywhere, whatever the rest of the graph does.
+"""Dominated choices: choices that another choice of the same node beats for all choices of the rest of the graph.
 
 Choice b makes a superfluous when it never uses more memory and
+
     c(b) - c(a) + sum over neighbours w of max_j [M_w(b, j) - M_w(a, j)]  <=  0.
-Of choices that beat each other the first is kept. Nodes that look alike are judged once, those
-of one size together.
+
+Among choices that beat each other, the first is kept. Nodes with equal costs and tables are tested once, and nodes of
+one size together.
 """
 
 from __future__ import annotations
@@ -24,9 +26,10 @@ Look = tuple[str, int, int, tuple[int, ...], tuple[int, ...]]
 
 
 def dominate(graph: Graph) -> bool:
-    """Remove dominated choices of every node; whether there were any. Uses must be disjoint in time (`flatten`).
+    """Removes dominated choices of every node; returns whether there were any. Uses must be disjoint in time
+    (`flatten`).
 
-    All nodes are judged before any changes: what beats a choice does so whatever its neighbours take.
+    All nodes are tested before any changes, since a choice is dominated for all choices of its neighbours.
     """
     tables, left = graph.tables, float(DOMINATE_ENTRIES)
     looks: dict[int, Look] = {}
@@ -56,14 +59,14 @@ def dominate(graph: Graph) -> bool:
 
 
 def batched(items: Iterable[Look], size: int) -> Iterator[tuple[Look, ...]]:
-    """Groups of so many; the last one may have fewer."""
+    """Groups of `size` items; the last group may be smaller."""
     rest = iter(items)
     while group := tuple(islice(rest, size)):
         yield group
 
 
 def _kept(tables: Tables, size: int, looks: tuple[Look, ...]) -> list[tuple[int, ...]]:
-    """The choices to keep for each look, all of one size."""
+    """The choices to keep for each distinct node, all of one size."""
     arrays = tables.arrays
     own = np.stack([np.zeros(size) if look[2] == NONE else arrays[look[2]] for look in looks])
     loss = own[:, :, None] - own[:, None, :]  # [look, b, a]
@@ -84,7 +87,7 @@ def _kept(tables: Tables, size: int, looks: tuple[Look, ...]) -> list[tuple[int,
 
 
 def excess(tables: Tables, matrix: int) -> NDArray[np.float64]:
-    """`[b, a]`: how much dearer row b is than row a at most; a column that forbids a counts for nothing."""
+    """`[b, a]`: the largest excess of row b over row a; columns that forbid a do not count."""
     return tables.memo(("excess", matrix), lambda: _excess(tables.arrays[matrix]))
 
 

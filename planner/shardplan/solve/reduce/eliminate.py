@@ -1,9 +1,9 @@
-"""Removal of nodes with at most two neighbours, in rounds of independent, equal-looking nodes.
+"""Elimination of nodes with at most two neighbours, in rounds of independent nodes, equal nodes together.
 
-One node at a time from left to right would make a chain of 80 equal layers 80 different products. A round takes nodes
-that are no neighbours of each other, cheapest products first and equal ones together, so that equal layers stay
-equal, every product is computed once (`Tables`), and the chain halves with each round. A node with one choice needs
-no step of its own: the normal form of its tables is zero, so it has no neighbours.
+Eliminating one node at a time from left to right would make a chain of 80 equal layers 80 different products. A round
+takes nodes that are not neighbours, cheapest products first and equal ones together, so that equal layers stay equal,
+every product is computed once (`Tables`), and the chain halves with each round. A node with one choice needs no special
+step: the normal form of its tables is zero, so it has no neighbours.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from shardplan.solve.reduce.graph import Graph
 
 
 def eliminate(graph: Graph) -> None:
-    """Remove nodes without memory and with at most two neighbours, and drop infinite choices, until there are none."""
+    """Removes nodes without memory and with at most two neighbours, and drops infinite choices, until there
+    are none."""
     queue = _Queue(graph)
     graph.touched.update(graph.alive)
     while True:
@@ -37,8 +38,7 @@ Entry = tuple[int, int, list[int], int]
 
 
 class _Queue:
-    """The nodes that may go, by the magnitude of the work that it takes: equal-looking ones side by side, else by
-    number."""
+    """The nodes that can be eliminated, by the magnitude of the work: equal nodes side by side, else by number."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -46,7 +46,7 @@ class _Queue:
         self.classes: dict[int, list[Entry]] = {}
 
     def forget(self, node: int) -> None:
-        """Take a node off the queue."""
+        """Removes a node from the queue."""
         entry = self.entries.pop(node, None)
         if entry is not None:
             magnitude = entry[0].bit_length()
@@ -56,7 +56,7 @@ class _Queue:
                 del self.classes[magnitude]
 
     def update(self) -> None:
-        """Look again at the nodes whose surroundings changed."""
+        """Updates the nodes whose neighbourhood changed."""
         graph = self.graph
         while graph.touched:
             touched, graph.touched = graph.touched, {}
@@ -70,7 +70,7 @@ class _Queue:
                     insort(self.classes.setdefault(entry[0].bit_length(), []), entry)
 
     def cheapest(self) -> list[int]:
-        """The nodes of the least class of work."""
+        """The nodes of the lowest class of work."""
         return [entry[-1] for entry in self.classes[min(self.classes)]]
 
     def _entry(self, node: int) -> Entry:

@@ -1,8 +1,8 @@
-"""Removal of choices and pairs that no assignment at or below a target can take, by reduced cost.
+"""Reduced-cost fixing: removal of choices and pairs that no assignment with a cost up to a target can take.
 
-With a label fixed, every other node and edge still costs at least its least entry. So the bound grows by the label's
-own excess and by the least excess of its row in every edge around it; with a pair fixed, by the pair's and its labels'
-excess.
+With a label fixed, every other node and edge still costs at least its minimum. So the bound grows by the label's own
+excess and by the least excess of its row in every edge of the node; with a pair fixed, by the excess of the pair and of
+both labels.
 """
 
 from __future__ import annotations
@@ -16,11 +16,10 @@ from shardplan.solve.reduce.tables import open_rows
 
 
 def prune(graph: Graph, dual: Dual, target: float, *, adopt: bool = True) -> None:
-    """Forbid in `graph`, of which `dual.core` was taken, choices and pairs that cost more than `target`.
+    """Forbids in `graph`, of which `dual.core` was taken, choices and pairs that cost more than `target`.
 
     With `adopt`, the graph takes over the dual's messages: its costs become theta and its tables r, so that the next
-    dual
-    starts from this bound. Raises `Contradiction` when nothing is left: then no assignment costs `target` or less.
+    dual starts from this bound. Raises `Contradiction` when nothing is left: then no assignment costs `target` or less.
     """
     core = dual.core
     room = target - dual.bound()
@@ -45,7 +44,7 @@ def prune(graph: Graph, dual: Dual, target: float, *, adopt: bool = True) -> Non
 
 
 def surviving(dual: Dual, target: float) -> int:
-    """How many pairs `prune` would leave."""
+    """The number of pairs that `prune` would leave."""
     room = target - dual.bound()
     core = dual.core
     excess = dual.theta - np.repeat(dual.least(), core.sizes)
@@ -58,7 +57,7 @@ def surviving(dual: Dual, target: float) -> int:
 
 
 def label_excess(dual: Dual) -> Costs:
-    """What every label costs above the bound at least."""
+    """A lower bound on the excess of every label above the bound."""
     core = dual.core
     total = np.asarray(dual.theta - np.repeat(dual.least(), core.sizes))
     for edge in range(len(core.tables)):

@@ -1,9 +1,8 @@
-"""Nodes whose choice is decided by a neighbour's are merged into it.
+"""Merging of nodes whose choice a neighbour's choice determines.
 
-Where every row of a table has one finite entry, the node at its columns follows the node at its rows. Followers of
-followers
-form trees; a round composes their maps up to the roots and gathers every edge once, so that long chains and hubs cost
-no more than their edges.
+If every row of a table has one finite entry, the node at its columns follows the node at its rows. Followers of
+followers form trees; a round composes their maps up to the roots and updates every edge once, so that long chains and
+hubs cost no more than their edges.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ Image = tuple[int, ...]
 
 
 def follow(graph: Graph) -> bool:
-    """Merge followers into their leaders, one round; whether there were any."""
+    """Merges followers into their leaders, one round; returns whether there were any."""
     leaders = _leaders(graph)
     if not leaders:
         return False
@@ -33,7 +32,7 @@ def follow(graph: Graph) -> bool:
 
 
 def _leaders(graph: Graph) -> dict[int, tuple[int, Image]]:
-    """For every follower its leader and its choice for each of the leader's; no cycles."""
+    """For every follower, its leader and its choice for each choice of the leader; without cycles."""
     leaders: dict[int, tuple[int, Image]] = {}
     group = list(range(len(graph.sizes)))  # union-find over trees
 
@@ -73,7 +72,7 @@ def _roots(leaders: dict[int, tuple[int, Image]]) -> dict[int, tuple[int, Image]
 
 
 def _detach(graph: Graph, roots: dict[int, tuple[int, Image]]) -> list[tuple[int, int, int]]:
-    """Take off all edges of followers."""
+    """Removes all edges of followers."""
     edges = []
     for u in roots:
         for v, matrix in list(graph.neighbours[u].items()):
@@ -83,7 +82,7 @@ def _detach(graph: Graph, roots: dict[int, tuple[int, Image]]) -> list[tuple[int
 
 
 def _merge(graph: Graph, node: int, root: int, image: Image) -> list[Use]:
-    """Costs of a follower become its root's; its memory, in the root's choices."""
+    """Adds a follower's costs to its root's; its memory follows the root's choices."""
     tables = graph.tables
     graph.trail.append(Follow(node, root, image))
     del graph.alive[node]
@@ -96,7 +95,7 @@ def _merge(graph: Graph, node: int, root: int, image: Image) -> list[Use]:
 
 
 def _attach(graph: Graph, u: int, v: int, matrix: int, roots: dict[int, tuple[int, Image]]) -> None:
-    """Put an edge back between the roots of its ends; within one tree it is a cost of the root's choices."""
+    """Adds an edge between the roots of its ends; within one tree it becomes a cost of the root's choices."""
     tables = graph.tables
     root, image = roots[u]
     matrix = tables.take(matrix, image)
@@ -112,7 +111,7 @@ def _attach(graph: Graph, u: int, v: int, matrix: int, roots: dict[int, tuple[in
 
 
 def flatten(graph: Graph, node: int) -> None:
-    """Make the uses of a node disjoint in time, equal neighbours one."""
+    """Makes the uses of a node disjoint in time, and merges equal neighbouring uses."""
     uses = graph.uses[node]
     if len(uses) < 2:
         return

@@ -1,7 +1,7 @@
-"""The problem while it is being reduced: nodes, tables by number, memory, and the trail that leads back.
+"""The problem during reduction: nodes, tables by number, memory, and the trail for the inversion.
 
 Every step below keeps the least cost (`const` + what is left) and every memory profile that an assignment can have.
-`invert` walks the trail backwards and turns choices of what is left into choices of the whole problem, at the same
+`invert` follows the trail backwards and turns choices of what is left into choices of the whole problem, at the same
 cost.
 """
 
@@ -25,7 +25,7 @@ class Contradiction(Exception):  # noqa: N818 - not an error: a proof that nothi
 
 
 class Use(NamedTuple):
-    """A node's memory from `start` to `end`: table `amount` over its choices, least entry 0."""
+    """A node's memory from `start` to `end`: table `amount` over its choices, with minimum 0."""
 
     start: int
     end: int
@@ -33,7 +33,7 @@ class Use(NamedTuple):
 
 
 class Take(NamedTuple):
-    """`node` kept the choices `rows` of `size`."""
+    """The node `node` kept the choices `rows` of `size`."""
 
     node: int
     rows: tuple[int, ...]
@@ -41,7 +41,7 @@ class Take(NamedTuple):
 
 
 class Follow(NamedTuple):
-    """`node` takes choice `image[i]` when `leader` takes i."""
+    """The node `node` takes choice `image[i]` when `leader` takes i."""
 
     node: int
     leader: int
@@ -49,8 +49,8 @@ class Follow(NamedTuple):
 
 
 class Gone(NamedTuple):
-    """`node` was minimised out: its best choice depends on at most two neighbours. `tables` have its choices as
-    rows."""
+    """The node `node` was minimised out: its best choice depends on at most two neighbours. `tables` have its choices
+    as rows."""
 
     node: int
     costs: int
@@ -101,8 +101,8 @@ class Graph:
 
     @property
     def hinges(self) -> Groups:
-        """For every maximum that may be above zero: the moments that stand for its sums, as far as they may be. Of what
-        is above the limit at them, the largest is paid."""
+        """For every maximum that may be above zero, the moments that stand for its sums that may be. The largest excess
+        at them is paid."""
         if not self.groups:
             return ()
         place = {number: index for index, number in enumerate(self.moments.tolist())}
@@ -111,7 +111,7 @@ class Graph:
 
     @property
     def soft(self) -> int | None:
-        """The moment of the only sum that may be above zero; `None` where there is none, or more."""
+        """The moment of the only sum that may be above zero; `None` if there are none or several."""
         hinges = self.hinges
         return hinges[0][0] if len(hinges) == 1 and len(hinges[0]) == 1 else None
 
@@ -156,22 +156,22 @@ class Graph:
         self.neighbours[v][u] = matrix ^ 1
 
     def unlink(self, u: int, v: int) -> None:
-        """Remove the edge between two nodes."""
+        """Removes the edge between two nodes."""
         del self.neighbours[u][v]
         del self.neighbours[v][u]
 
     def replace_edge(self, u: int, v: int, table: Costs) -> None:
-        """Put another matrix in the place of an edge's."""
+        """Replaces the matrix of an edge."""
         self.unlink(u, v)
         self.add_edge(u, v, self.tables.split(self.tables.add(table)))
 
     def replace_costs(self, node: int, costs: Costs) -> None:
-        """Put other costs in the place of a node's."""
+        """Replaces the costs of a node."""
         self.costs[node] = NONE
         self.add_cost(node, *self.tables.vector(costs))
 
     def add_uses(self, node: int, uses: Iterable[Use]) -> None:
-        """Add memory to a node; what all its choices use goes to the base."""
+        """Adds memory to a node; the part that all its choices use goes to the base."""
         more = []
         for start, end, amount in uses:
             least, rest = self.tables.normal(amount)
@@ -182,14 +182,14 @@ class Graph:
         self.uses[node] = (*self.uses[node], *more)
 
     def keep(self, node: int, rows: tuple[int, ...]) -> None:
-        """Restrict a node to the choices `rows`."""
+        """Restricts a node to the choices `rows`."""
         if not rows:
             raise Contradiction
         self.trail.append(Take(node, rows, self.sizes[node]))
         self._index(node, rows)
 
     def _index(self, node: int, rows: tuple[int, ...]) -> None:
-        """Replace choice i of a node by what was choice `rows[i]`."""
+        """Makes choice i of a node what choice `rows[i]` was."""
         tables = self.tables
         self.sizes[node] = len(rows)
         costs = self.costs[node]
@@ -204,7 +204,7 @@ class Graph:
         self.touched[node] = None
 
     def drop_infinite(self, node: int) -> bool:
-        """Remove choices that cost infinity; whether there were any."""
+        """Removes choices that cost infinity; returns whether there were any."""
         costs = self.costs[node]
         if not self.tables.has_infinity(costs):
             return False
@@ -212,7 +212,7 @@ class Graph:
         return True
 
     def settle(self) -> None:
-        """Drop infinite choices until none is left anywhere."""
+        """Removes infinite choices until there are none at any node."""
         while self.touched:
             touched, self.touched = self.touched, {}
             for node in touched:
@@ -220,7 +220,8 @@ class Graph:
                     self.drop_infinite(node)
 
     def minimise(self, node: int) -> None:
-        """Remove a node that uses no memory and has at most two neighbours, taking its best choice for theirs."""
+        """Removes a node that uses no memory and has at most two neighbours, with its best choice for each of
+        theirs."""
         around = self.neighbours[node]
         costs = self.costs[node]
         others = tuple(around)
@@ -237,7 +238,8 @@ class Graph:
             self.add_edge(others[0], others[1], self.tables.join(matrices[0] ^ 1, costs, matrices[1]))
 
     def apply(self, choices: tuple[int, ...], nodes: Sequence[int]) -> list[int]:
-        """The labels of nodes that are alive in an assignment of the original problem; -1 for those taken away."""
+        """The labels of the remaining nodes in an assignment of the original problem; -1 for labels that were
+        removed."""
         left = dict(zip(nodes, (choices[node] for node in nodes), strict=True))
         for step in self.trail:
             if isinstance(step, Take) and left.get(step.node, -1) >= 0:
@@ -271,10 +273,10 @@ def build(
     problem: Problem, tables: Tables, amounts: Sequence[tuple[int, int, Costs]] = (), groups: Groups = ()
 ) -> Graph:
     """The working copy of a checked problem without maxima. `amounts`: node, sum, and what the node's choices add to
-    that; `groups`: the sums of every maximum. Sum k becomes moment `problem.moments + k`.
+    the sum; `groups`: the sums of every maximum. Sum k becomes moment `problem.moments + k`.
 
-    Its costs are those of the problem times `scale`: a power of two, so exactly, and large enough that a fraction of
-    a cost can be an integer too.
+    Its costs are those of the problem times `scale`: a power of two, so the product is exact, and large enough that a
+    fraction of a cost can be an integer too.
     """
     sums = sum(map(len, groups))
     graph = Graph(tables, [len(costs) for costs in problem.costs], problem.moments + sums)
@@ -298,7 +300,7 @@ def build(
 
 
 def _total(tables: Tables, numbers: list[int]) -> float:
-    """What all tables together cost at most."""
+    """An upper bound on the sum of all tables."""
     counts = np.bincount(np.array(numbers, dtype=np.int64), minlength=1)
     return sum(
         float(count) * float(np.abs(table[np.isfinite(table)]).max(initial=0.0))

@@ -16,14 +16,15 @@ from shardplan.solve.reduce.tables import open_rows
 
 
 def reduce(graph: Graph, limit: int) -> None:
-    """All that is exact and cheap: moments, choices that cannot fit, nodes without memory."""
+    """All cheap exact reductions: moments, choices that cannot fit, nodes without memory."""
     eliminate(graph)
     while tighten(graph, limit):
         eliminate(graph)
 
 
 def tighten(graph: Graph, limit: int) -> bool:
-    """Drop moments that cannot bind and choices that cannot fit, until nothing changes; whether anything did."""
+    """Drops moments that cannot bind and choices that cannot fit, until nothing changes; returns whether
+    anything did."""
     changed = False
     while True:
         moments = len(graph.base_steps)
@@ -35,7 +36,7 @@ def tighten(graph: Graph, limit: int) -> bool:
 
 
 def drop_moments(graph: Graph, limit: int) -> None:
-    """Keep only moments at which a maximal set of nodes is live and at which some assignment exceeds the limit."""
+    """Keeps only moments at which a maximal set of nodes is live and at which some assignment exceeds the limit."""
     _, starts, ends, largest = _flat(graph)
     base = graph.base
     if (base > limit)[_hard(graph)].any():
@@ -68,7 +69,7 @@ def drop_moments(graph: Graph, limit: int) -> None:
 
 
 def _hard(graph: Graph) -> NDArray[np.bool_]:
-    """Which moments may not exceed the limit at any price."""
+    """Which moments have a hard limit."""
     hard = np.ones(len(graph.moments), dtype=bool)
     hard[flat(graph.hinges)] = False
     return hard
@@ -80,14 +81,14 @@ def flat(groups: Groups) -> list[int]:
 
 
 def paid_above(excess: Bytes, groups: Groups) -> int:
-    """What maxima are above zero: of each group the largest excess. They are set to zero."""
+    """The value of the maxima: the largest excess of each group. The groups' excesses are set to zero."""
     above = sum(max(0, int(excess[list(group)].max())) for group in groups)
     excess[flat(groups)] = 0
     return above
 
 
 def _flat(graph: Graph) -> tuple[Indices, Indices, Indices, Bytes]:
-    """Node, start, end and largest amount of every use, those of a node side by side."""
+    """Node, start, end and largest amount of every use; those of one node are adjacent."""
     arrays = graph.tables.arrays
     rows = [(node, *use) for node in graph.alive for use in graph.uses[node]]
     flat = np.array(rows, dtype=np.int64).reshape(-1, 4)
@@ -104,7 +105,7 @@ def _steps(starts: Indices, ends: Indices, amounts: Bytes, moments: int) -> Byte
 
 
 def keep_moments(graph: Graph, kept: Indices) -> None:
-    """Renumber moments so that only `kept` remain; uses that cover none of them vanish."""
+    """Renumbers moments so that only `kept` remain; uses that cover none of them vanish."""
     base = graph.base
     new = np.searchsorted(kept, np.arange(len(base) + 1)).tolist()
     for node in graph.alive:
@@ -118,7 +119,7 @@ def keep_moments(graph: Graph, kept: Indices) -> None:
 
 
 def _merged(uses: list[Use]) -> tuple[Use, ...]:
-    """Uses of one amount that follow each other as one."""
+    """Adjacent uses of one amount, merged."""
     merged: list[Use] = []
     for use in sorted(uses):
         before = merged[-1] if merged else None
@@ -130,7 +131,8 @@ def _merged(uses: list[Use]) -> tuple[Use, ...]:
 
 
 def _drop_choices(graph: Graph, limit: int) -> bool:
-    """Remove choices that exceed the limit even where every other node uses its least; whether there were any."""
+    """Removes choices that exceed the limit even if every other node uses its minimum; returns whether there
+    were any."""
     left = np.where(_hard(graph), limit - graph.base, np.iinfo(np.int64).max)
     room = RangeMinimum(left)
     arrays = graph.tables.arrays
@@ -149,7 +151,7 @@ def _drop_choices(graph: Graph, limit: int) -> bool:
 
 
 def _suspects(graph: Graph, room: RangeMinimum) -> list[int]:
-    """Nodes whose largest amounts, all at once, exceed the least room of all the time that they cover."""
+    """Nodes whose largest amounts together exceed the least room over the time that they cover."""
     owners, starts, ends, largest = _flat(graph)
     if not len(owners):
         return []
@@ -162,7 +164,7 @@ def _suspects(graph: Graph, room: RangeMinimum) -> list[int]:
 def _joint_fits(
     uses: Sequence[Use], arrays: Sequence[Costs], room: Bytes, fits: NDArray[np.bool_]
 ) -> NDArray[np.bool_]:
-    """Choices whose uses fit together, where several uses of one node overlap."""
+    """Choices whose uses fit together, for nodes with overlapping uses."""
     if all(a.end <= b.start for a, b in pairwise(uses)):
         return fits
     marks, levels = stacked(uses, arrays)
@@ -171,8 +173,7 @@ def _joint_fits(
 
 
 def stacked(uses: Sequence[Use], arrays: Sequence[Costs]) -> tuple[Indices, Costs]:
-    """Moments at which a node's memory changes, and its memory from there on: a row per moment, a column per
-    choice."""
+    """Moments at which a node's memory changes, and its memory from there on: a row per moment, a column per choice."""
     marks = np.unique(np.array([(use.start, use.end) for use in uses], dtype=np.int64))
     place = {mark: index for index, mark in enumerate(marks.tolist())}
     steps = np.zeros((len(marks), len(arrays[uses[0].amount])))
@@ -210,7 +211,8 @@ class RangeMinimum:
 
 
 class Profiles:
-    """Uses of a core in flat arrays: profiles of assignments, whole or fractional, and rows of moments."""
+    """Uses of a core in flat arrays: for profiles of assignments, whole or fractional, and for memory rows of
+    moments."""
 
     def __init__(self, uses: Sequence[Sequence[Use]], offsets: Indices, arrays: Sequence[Costs], base: Bytes) -> None:
         flat = [(p, use) for p, row in enumerate(uses) for use in row]
@@ -224,7 +226,7 @@ class Profiles:
         self.labels = offsets[self.owner]  # flat number of the owner's first label
 
     def excess(self, choices: Indices, limit: int, hinges: Groups) -> tuple[Bytes, int]:
-        """Bytes above the limit per moment, none at those that stand for sums, and what maxima are above zero."""
+        """Bytes above the limit per moment, zero at those that stand for sums, and the value of the maxima."""
         over = self.of(choices) - limit
         return over, paid_above(over, hinges)
 

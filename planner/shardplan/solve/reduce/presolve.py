@@ -11,8 +11,8 @@ from shardplan.solve.reduce.memory import tighten
 
 
 def presolve(graph: Graph, limit: int) -> None:
-    """Forbidden choices, moments and choices that memory decides, followers, free nodes of small degree, dominated
-    choices."""
+    """Repeats all reductions: forbidden choices, moments and choices that memory decides, followers, elimination,
+    dominated choices."""
     graph.settle()
     tighten(graph, limit)
     graph.settle()

@@ -1,16 +1,16 @@
-"""Maxima of sums: the tables of the sums as nodes, so that every sum looks like one more moment of memory.
+"""Maxima of sums: the tables of the sums become nodes, so that every sum looks like one more moment of memory.
 
     minimise    cost(x) + sum_g max(0, max_k s_gk(x))
 
-Of a table whose entries do not separate, the pair that is taken becomes a node of its own between the two ends, with a
-choice for every row and every column that differs from the others. Each sum is then one over nodes, and can be treated
-as the memory of one more moment, which may be exceeded at a price of one; of the moments of one maximum, the one that
-is exceeded most is paid. For multipliers w_gk >= 0 with sum_k w_gk <= 1,
+If a table's entries are not separable, the pair that is taken becomes a node of its own between the two ends, with a
+choice for every distinct row and column. Each sum is then a sum over nodes and can be treated as the memory of one more
+moment, whose excess costs one per unit; of the moments of one maximum, the largest excess is paid. For multipliers w_gk
+>= 0 with sum_k w_gk <= 1,
 
     min over x of  cost(x) + sum_gk w_gk s_gk(x)    <=    min over x of  cost(x) + sum_g max(0, max_k s_gk(x))
 
-as every maximum is at least any such average of its sums and zero. So multipliers give a lower bound and an assignment,
-as prices of memory do; what dominates in cost and in every sum dominates.
+as every maximum is at least any such average of its sums and zero. So these multipliers give a lower bound and an
+assignment, as those of memory do; a choice that dominates in cost and in every sum dominates.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ Amounts = list[tuple[int, int, Costs]]
 @dataclass(frozen=True, slots=True)
 class SumsOnNodes:
     """`problem` has more nodes and no maxima; `amounts`: a node, a sum, and what the node's choices add to it;
-    `groups`: the sums of every maximum. Node v has become node `places[v]`. `pairs`: a node that was added, its ends as
-    they were numbered, its choice for every pair of theirs."""
+    `groups`: the sums of every maximum. Node v has become node `places[v]`. `pairs`: an added node, its ends by their
+    old numbers, and its choice for every pair of theirs."""
 
     problem: Problem
     amounts: Amounts
@@ -39,7 +39,7 @@ class SumsOnNodes:
     pairs: tuple[tuple[int, int, int, Costs], ...]
 
     def apply(self, choices: Sequence[int]) -> tuple[int, ...]:
-        """An assignment of the problem as it was given as one of `problem`."""
+        """An assignment of the original problem, as an assignment of `problem`."""
         wide = [0] * (len(choices) + len(self.pairs))
         for place, choice in zip(self.places, choices, strict=True):
             wide[place] = choice
@@ -48,12 +48,12 @@ class SumsOnNodes:
         return tuple(wide)
 
     def invert(self, choices: Sequence[int]) -> tuple[int, ...]:
-        """And back."""
+        """An assignment of `problem`, as an assignment of the original problem."""
         return tuple(choices[place] for place in self.places)
 
 
 def sums_to_nodes(problem: Problem) -> SumsOnNodes:
-    """A problem whose sums are sums over nodes. A node that is added comes right before the later one of its ends."""
+    """A problem whose sums are sums over nodes. An added node comes right before the later one of its ends."""
     sums = [one for maximum in problem.maxima for one in maximum.sums]
     if not sums:
         return SumsOnNodes(problem, [], (), tuple(range(len(problem.costs))), ())
@@ -86,13 +86,13 @@ def sums_to_nodes(problem: Problem) -> SumsOnNodes:
 
 
 def _numbered(problem: Problem) -> Groups:
-    """The numbers of the sums of every maximum, counted through."""
+    """The numbers of the sums of every maximum, counted from the first maximum on."""
     ends = np.cumsum([len(maximum.sums) for maximum in problem.maxima]).tolist()
     return tuple(tuple(range(end - len(maximum.sums), end)) for end, maximum in zip(ends, problem.maxima, strict=True))
 
 
 def breadth(problem: Problem) -> int:
-    """Entries of the tables that `sums_to_nodes` adds, at most: a choice of its own for every pair that is allowed."""
+    """An upper bound on the table entries that `sums_to_nodes` adds: as if every allowed pair needed its own choice."""
     known: dict[tuple[int, ...], int] = {}
     total = 0
     sums = [one for maximum in problem.maxima for one in maximum.sums]
@@ -107,12 +107,12 @@ def breadth(problem: Problem) -> int:
 
 
 def _distinct(tables: list[Costs]) -> int:
-    """How many columns differ in any of the tables."""
+    """The number of columns that differ in any of the tables."""
     return len(np.unique(np.concatenate(tables), axis=1).T)
 
 
 def _parts(problem: Problem, sums: list[LinearSum]) -> list[_Pair | None]:
-    """The table of every edge as a node, where it adds to a sum."""
+    """The table of every edge as a node, if it adds to a sum."""
     known: dict[tuple[int, ...], _Pair | None] = {}
     parts = []
     for number, edge in enumerate(problem.edges):
@@ -137,7 +137,7 @@ class _Pair:
 
 
 def _pair(table: Costs, amounts: list[Costs]) -> _Pair:
-    """A choice for every row and every column that differs from the others, as far as the pair is allowed."""
+    """A choice for every distinct row and column, as far as the pair is allowed."""
     row_of, rows = _classes(table, amounts)
     column_of, columns = _classes(table.T, [added.T for added in amounts])
     cells = [(r, c) for r in range(len(rows)) for c in range(len(columns)) if np.isfinite(table[rows[r], columns[c]])]

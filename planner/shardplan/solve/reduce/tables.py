@@ -1,12 +1,12 @@
 """Cost tables by number: equal tables have one number, and an operation on numbers is computed once.
 
-Models repeat: 80 identical layers bring 80 times the same tables. Here a table is interned by object, then by
-content, and every operation is looked up by the numbers of its operands, so that the work grows with the *distinct*
+Models repeat: 80 identical layers have 80 times the same tables. A table is interned by object, then by content, and
+results of operations are stored by the numbers of their operands, so that the work grows with the number of *distinct*
 tables and not with the graph.
 
 Matrices come in pairs: `m ^ 1` is the transpose of `m`. Vectors are tables too, and are their own transpose. A matrix
-is kept in a normal form: what depends on its row or its column alone is taken out as two vectors, and the constants
-as a number, so that separable tables vanish and equal parts of different tables meet.
+is kept in a normal form: the parts that depend on its row or its column alone are taken out as two vectors, and the
+constant as a number, so that separable tables vanish and equal parts of different tables become equal.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class Split(NamedTuple):
-    """`const + row[i] + column[j] + rest[i, j]`; a part is `NONE` where it is zero everywhere."""
+    """`const + row[i] + column[j] + rest[i, j]`; a part is `NONE` if it is zero everywhere."""
 
     const: float
     row: int
@@ -54,7 +54,7 @@ class Tables:
         return number
 
     def add(self, array: Costs) -> int:
-        """The number of an array made here: found by content, or new."""
+        """The number of a new array: that of an equal one, or a new number."""
         alike = self._by_content.setdefault((array.shape, hash(array.tobytes())), [])
         for number in alike:
             if np.array_equal(self.arrays[number], array):
@@ -64,11 +64,11 @@ class Tables:
         return alike[-1]
 
     def known(self, key: Any) -> Any:
-        """What `memo` holds, or `None`."""
+        """What `memo` stores, or `None`."""
         return self._memo.get(key)
 
     def memo(self, key: Any, compute: Callable[[], T]) -> T:
-        """What `compute` gave the first time `key` was asked."""
+        """What `compute` gave the first time that `key` was requested."""
         value: T | None = self._memo.get(key)
         if value is None:
             value = self._memo[key] = compute()
@@ -93,7 +93,7 @@ class Tables:
         return self.memo(("scaled", table, factor), lambda: self.add(self.arrays[table] * factor))
 
     def at_price(self, amounts: int, price: float) -> tuple[float, int]:
-        """Vector `price * amounts`, rounded down, in normal form."""
+        """The vector `price * amounts`, rounded down, in normal form."""
         key = ("price", amounts, price)
         return self.memo(key, lambda: self.vector(np.floor(self.arrays[amounts] * price)))
 
@@ -130,11 +130,13 @@ class Tables:
         return _seen(self.memo(("sum", low, high), lambda: self._split(self.arrays[low] + self.arrays[high])), flip)
 
     def project(self, costs: int, matrix: int) -> tuple[float, int]:
-        """Vector `min over k of costs[k] + matrix[k, j]`: what a leaf leaves on its neighbour."""
+        """The vector `min over k of costs[k] + matrix[k, j]`: the costs that an eliminated leaf adds to its
+        neighbour."""
         return self.memo(("project", costs, matrix), lambda: self.vector(self._priced(costs, matrix).min(axis=0)))
 
     def join(self, left: int, costs: int, right: int) -> Split:
-        """Matrix `min over k of left[i, k] + costs[k] + right[k, j]`: what a node between two leaves behind."""
+        """The matrix `min over k of left[i, k] + costs[k] + right[k, j]` that an eliminated node leaves between its two
+        neighbours."""
         flip = (right ^ 1) < left
         if flip:
             left, right = right ^ 1, left ^ 1

@@ -1,4 +1,4 @@
-"""An assignment of a core that is being improved: its memory over time, the price of a change, whether it fits."""
+"""An assignment of a core under improvement: its memory over time, the cost of changes, and whether it fits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ OPEN = -1
 
 
 class Space:
-    """What does not change during a search: costs, tables from either side, uses, limit."""
+    """The constants of a search: costs, tables from either side, uses, limit."""
 
     def __init__(self, core: Core, profiles: Profiles, limit: int) -> None:
         self.core = core
@@ -43,7 +43,7 @@ class Space:
 
 
 class Assignment:
-    """One label per position, or `OPEN`; `level[t]` is the memory of all that are set."""
+    """One label per position, or `OPEN`; `level[t]` is the memory of all labels that are set."""
 
     def __init__(self, space: Space, labels: Sequence[int] | None = None) -> None:
         self.space = space
@@ -59,14 +59,14 @@ class Assignment:
         return twin
 
     def set(self, position: int, label: int) -> None:
-        """Give an open position a label."""
+        """Gives an open position a label."""
         self.labels[position] = label
         for start, end, amount in self.space.uses[position]:
             if amount[label]:
                 self.level[start:end] += amount[label]
 
     def clear(self, position: int) -> None:
-        """Take a position's label away."""
+        """Removes a position's label."""
         label = self.labels[position]
         for start, end, amount in self.space.uses[position]:
             if amount[label]:
@@ -74,7 +74,7 @@ class Assignment:
         self.labels[position] = OPEN
 
     def fits(self, position: int) -> NDArray[np.bool_]:
-        """Which labels an open position may take without exceeding the limit."""
+        """The mask of labels that an open position may take within the limit."""
         space = self.space
         fits = np.ones(len(space.costs[position]), dtype=bool)
         for start, end, amount in space.uses[position]:
@@ -83,7 +83,7 @@ class Assignment:
         return fits
 
     def score(self, position: int) -> Costs:
-        """What each label costs with all neighbours that are set."""
+        """The cost of each label with all neighbours that are set."""
         space = self.space
         score = space.costs[position].copy()
         for other, edge, end in space.around[position]:
@@ -97,7 +97,7 @@ class Assignment:
         return np.array(self.labels, dtype=np.int64)
 
     def cost(self) -> float:
-        """Cost of the labels, all set."""
+        """The cost of the labels; all are set."""
         return self.space.core.cost(self.choices())
 
     def feasible(self) -> bool:
@@ -107,7 +107,7 @@ class Assignment:
 
 
 def completed(space: Space, labels: Sequence[int]) -> Assignment | None:
-    """The assignment of some labels, the open ones chosen to be the cheapest that fit; `None` if that does not work."""
+    """The partial assignment completed with the cheapest labels that fit; `None` if that fails."""
     assignment = Assignment(space)
     for position, label in enumerate(labels):
         if label >= 0:
@@ -120,7 +120,7 @@ def completed(space: Space, labels: Sequence[int]) -> Assignment | None:
 
 
 def polish(assignment: Assignment, rounds: int = 3) -> None:
-    """Change single labels while it pays and fits."""
+    """Changes single labels while that lowers the cost and fits."""
     for _ in range(rounds):
         changed = False
         for position in assignment.space.order:

@@ -1,7 +1,7 @@
-"""Crossing two assignments: one before some node of the graph's order, the other from there on.
+"""Crossover of two assignments: one up to a node of the graph's order, the other from there on.
 
-At the best price of memory two assignments often cost the same, one too large and one with room to spare, and identical
-layers all change at once between them. Crossed at the right layer they fit, and cost more than the bound by one seam
+At the best multiplier of memory, two assignments often cost the same, one too large and one with room to spare, and
+identical layers all differ between them. A crossover at the right layer fits, and costs more than the bound by one seam
 only.
 """
 
@@ -14,8 +14,8 @@ from shardplan.solve.reduce.core import Core, Indices
 
 
 def crossover_costs(core: Core, head: Indices, tail: Indices) -> Costs:
-    """Cost of every crossing: entry t has the labels `head` on the first t nodes of the graph's order, `tail` on the
-    rest."""
+    """The cost of every crossover: entry t has the labels `head` on the first t nodes of the graph's order, `tail` on
+    the rest."""
     rank, count = ranks(core), len(core.nodes)
     start = core.offsets[:-1]
     steps = np.zeros(count + 1)
@@ -38,7 +38,7 @@ def crossover_costs(core: Core, head: Indices, tail: Indices) -> Costs:
 
 
 def ranks(core: Core) -> Indices:
-    """Place of every position in the graph's order."""
+    """The index of every position in the graph's order."""
     rank = np.empty(len(core.nodes), dtype=np.int64)
     rank[np.argsort(core.nodes)] = np.arange(len(core.nodes))
     return rank
@@ -50,7 +50,7 @@ def crossover(core: Core, head: Indices, tail: Indices, at: int) -> Indices:
 
 
 def crossover_bytes(core: Core, labels: Indices, amounts: Costs, head: Indices, tail: Indices) -> Costs:
-    """Bytes of every crossing at one moment, whose row is `labels` and `amounts`, above the base."""
+    """Bytes of every crossover at one moment, whose row is `labels` and `amounts`, above the base."""
     row = np.zeros(len(core.costs))
     row[labels] = amounts
     start, order = core.offsets[:-1], np.argsort(core.nodes)

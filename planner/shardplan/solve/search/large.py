@@ -1,4 +1,4 @@
-"""Large cores: a bound by multipliers, primal rounding, trees and fusion, and a proof when what is left is small."""
+"""Large cores: a bound by multipliers, primal rounding, tree moves and fusion, and a proof when little is left."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ def search_large(
     enough: float,
     prices: Mapping[int, float],
 ) -> None:
-    """Improve assignment and bound of a presolved graph until a share `enough` of the cost is between them, or the
-    budget ends. `prices`: of a byte at moments to begin with, by their numbers."""
+    """Improves assignment and bound of a presolved graph until the gap is at most the share `enough` of the cost, or
+    the budget ends. `prices`: multipliers of memory to start with, by the numbers of moments."""
     search = _Search(graph, limit, best, budget, whole, seed, enough)
     search.scene.begin(prices, best.scale)
     try:
@@ -76,7 +76,7 @@ def search_large(
 
 
 class _Search:
-    """A scene, and the assignment that is being improved in it."""
+    """A scene, and the assignment under improvement."""
 
     def __init__(
         self, graph: Graph, limit: int, best: Incumbent, budget: Budget, whole: Profiles, seed: int, enough: float
@@ -92,7 +92,7 @@ class _Search:
         self.began = budget.work
 
     def spent(self) -> bool:
-        """Whether the work of a search without limits is done."""
+        """Whether the work limit of a search without explicit limits is spent."""
         free = self.budget.time_limit is None and self.budget.work_limit is None
         return free and self.budget.work - self.began > LARGE_WORK
 
@@ -102,7 +102,7 @@ class _Search:
         return self.best.cost - self.best.bound
 
     def raise_bound(self) -> None:
-        """Sweeps and price steps, with assignments placed on the way."""
+        """Sweeps and subgradient steps, with primal rounding on the way."""
         budget, duals = self.budget, self.scene.duals
         bounds = [-np.inf]
         end = budget.part(LARGE_BOUND_SHARE, LARGE_BOUND_WORK)
@@ -118,7 +118,7 @@ class _Search:
         self._round()
 
     def _slow(self, bounds: list[float]) -> bool:
-        """Whether other ways promise more than raising the bound further, given the bounds so far."""
+        """Whether other methods are more promising than raising the bound further, given the bounds so far."""
         if not np.isfinite(self.gap):
             return False
         small = self.scene.core.pairs <= LARGE_PROVABLE_PAIRS
@@ -131,8 +131,8 @@ class _Search:
         self.budget.spend(3 * core.pairs + 20 * len(core.costs))
 
     def _round(self) -> Assignment | None:
-        """An assignment read off the messages, after sweeps in the order in which it is read; these are undone, as
-        they would take the bound off its way."""
+        """Primal rounding from the messages, after sweeps in its own order; these are undone, as they would disturb the
+        dual ascent."""
         scene = self.scene
         messages, theta = scene.wave.messages.copy(), scene.wave.theta.copy()
         for _ in range(ROUNDING_SWEEPS):
@@ -152,7 +152,7 @@ class _Search:
             self.current = found.copy()
 
     def climb(self, assignment: Assignment, heat: float = 0.0, trees: int = 10**9) -> None:
-        """Tree moves while they pay; with heat, a number of moves of which bad ones may stay."""
+        """Tree moves while they improve; with heat, some moves of which bad ones may stay."""
         scene, budget = self.scene, self.budget
         paid = scene.paid
         cost = mark = assignment.cost()
@@ -170,7 +170,8 @@ class _Search:
                 mark = cost
 
     def round(self) -> None:
-        """One way to come closer: a smaller core, a proof, labels that the bound likes, trees, or a fusion."""
+        """One attempt to close the gap: a smaller core, a proof, labels with low reduced costs, tree moves, or a
+        fusion."""
         self.shrink()
         if self.best.closed or self.budget.expired():
             return
@@ -189,7 +190,7 @@ class _Search:
             self._mixed(self.current)
 
     def _mixed(self, current: Assignment) -> None:
-        """Make another good assignment by other prices or by heat, and mix the two."""
+        """Makes another good assignment from other multipliers or by heat, and crosses it with the current one."""
         other = (self._raised, self._raised, self._shaken, self._kicked)[self.rounds % 4]()
         if other is None or other.cost() > CROSSOVER_WORST * current.cost() or self.budget.expired():
             return
@@ -200,7 +201,7 @@ class _Search:
             self._restricted([tuple(sorted({a, b})) for a, b in pairs], CROSSOVER_EFFORT)
 
     def _raised(self) -> Assignment | None:
-        """An assignment from a bound that was raised some more."""
+        """An assignment from a bound that was raised further."""
         self.scene.duals.back()
         for _ in range(LARGE_RAISES):
             self._raise_once()
@@ -218,7 +219,7 @@ class _Search:
         return other
 
     def _shaken(self) -> Assignment | None:
-        """An assignment from other prices."""
+        """An assignment from other multipliers."""
         duals = self.scene.duals
         duals.back()
         duals.set_prices(duals.prices * np.exp(self.noise.normal(0.0, LARGE_SHAKE, len(duals.prices))))
@@ -228,7 +229,7 @@ class _Search:
         return self._round()
 
     def _near(self, assignment: Assignment) -> None:
-        """The best assignment of labels that the bound finds least objectionable, as many as a program can take."""
+        """The best assignment of the labels with the lowest reduced costs, as many as an integer program can take."""
         labels = self.scene.likeliest(assignment.choices(), self.width)
         before, spent = self.best.cost, self.budget.work
         self._restricted(labels, NEAR_EFFORT)
@@ -236,7 +237,7 @@ class _Search:
             self.width *= NEAR_WIDER
 
     def _restricted(self, labels: list[tuple[int, ...]], effort: Effort) -> None:
-        """The best assignment of some of the labels of every position, as far as `effort` goes."""
+        """The best assignment of some of the labels of every position, within `effort`."""
         trial = self.scene.graph.copy()
         before = self.best.cost
         try:
@@ -250,7 +251,7 @@ class _Search:
             self._adopt()
 
     def _adopt(self) -> None:
-        """Go on from the incumbent; labels that reductions took away give way to those that made them superfluous."""
+        """Continues from the incumbent; labels that reductions removed are replaced by those that dominated them."""
         assert self.best.choices is not None
         labels = self.scene.graph.apply(self.best.choices, self.scene.core.nodes)
         found = completed(self.scene.space, labels)
@@ -264,8 +265,8 @@ class _Search:
         return Pressure(scene.graph.moments, self.limit, self.budget, self.whole, moments, scene.prices)
 
     def shrink(self) -> None:
-        """Move to the core of what may still be as good as the incumbent, where that is much smaller, and raise the
-        bound there."""
+        """Moves to the core of what may be as good as the incumbent, if that is much smaller, and raises the bound
+        there."""
         while np.isfinite(self.gap) and not (self.best.closed or self.budget.expired()):
             smaller = self.scene.smaller(self.best.cost)
             self.budget.spend(10 * self.scene.core.pairs)
@@ -279,8 +280,8 @@ class _Search:
             self.raise_bound()
 
     def prove(self) -> None:
-        """Forbid what costs more than targets that grow up to the incumbent, and let HiGHS decide what is left if it
-        is little."""
+        """Forbids what costs more than targets that grow up to the incumbent, and lets HiGHS solve what is left if it
+        is small."""
         scene, best = self.scene, self.best
         self.proof_rounds -= 1
         if not np.isfinite(self.gap) or (self.gap > self.tried / 2 and self.proof_rounds > 0):

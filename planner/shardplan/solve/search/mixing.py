@@ -1,8 +1,8 @@
-"""Mixing the assignments that plain problems gave: one before some node of the problem's order, another from there on.
+"""Crossovers of assignments of plain problems: one up to a node of the problem's order, the other from there on.
 
-Identical layers make an average of maxima (`bound/averages.py`) change from one extreme to the other at once: every
-layer computes more, or every layer sends more. In between are the assignments in which some layers do this and some
-that; their sums, which are linear, run from those of the one to those of the other, and cost one seam more.
+Identical layers make an average of maxima (`bound/averages.py`) jump from one extreme to the other: every layer
+computes more, or every layer sends more. Between the extremes are the assignments in which some layers do one and some
+the other; their sums, which are linear, run from those of one extreme to those of the other, plus the cost of one seam.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from shardplan.solve.linear_functions import Choices, Functions, Indices, Linear
 
 
 def mixed(functions: Functions, assignments: Sequence[Choices], most: int) -> list[Choices]:
-    """The cheapest crossing of every ordered pair of assignments, those with the lowest costs, at most so many; memory
-    is not looked at."""
+    """The cheapest crossover of every ordered pair of assignments, limited to those with the lowest costs; memory is
+    ignored."""
     every = np.arange(len(assignments))
     return _cheapest(functions, assignments, [(np.full_like(every, first), every) for first in every], most)
 
@@ -24,8 +24,8 @@ def mixed(functions: Functions, assignments: Sequence[Choices], most: int) -> li
 def mixed_with(
     functions: Functions, parents: int, assignments: Sequence[Choices], most: int, below: float = np.inf
 ) -> list[Choices]:
-    """The same of each of the first `parents` of some assignments and all others, in both orders, as far as they cost
-    less than `below`."""
+    """Crossovers of each of the first `parents` of some assignments with all others, in both orders, if they cost less
+    than `below`."""
     every = np.arange(len(assignments))
     firsts = [np.full_like(every, first) for first in every[:parents]]
     pairs = [pair for first in firsts for pair in ((first, every), (every, first))]
@@ -39,7 +39,7 @@ def _cheapest(
     most: int,
     below: float = np.inf,
 ) -> list[Choices]:
-    """So many new assignments at most, the cheapest crossing of every pair among them."""
+    """At most `count` new assignments: the cheapest crossover of every pair."""
     crossing = _Crossing(functions, assignments)
     found: dict[Choices, float] = {}
     for heads, tails in pairs:
@@ -54,17 +54,17 @@ def _cheapest(
 
 
 def crossing_costs(functions: Functions, head: Indices, tail: Indices) -> Values:
-    """The cost of every crossing of two assignments: entry t has `head` on the first t nodes, `tail` on the rest."""
+    """The cost of every crossover of two assignments: entry t has `head` on the first t nodes, `tail` on the rest."""
     crossing = _Crossing(functions, [tuple(head.tolist()), tuple(tail.tolist())])
     return np.asarray(crossing.costs(np.array([0]), np.array([1]))[0])
 
 
 class _Crossing:
-    """The cost of every crossing of some assignments.
+    """The costs of all crossovers of some assignments.
 
-    Where the first t nodes are of one and the rest of the other, an edge is the other's until the first of its ends is
-    reached, then a seam, then the one's. Every linear function is a difference of running sums in the order of the
-    nodes; what is not allowed is one of them, which counts.
+    With the first t nodes from one assignment and the rest from the other, an edge has the other's cost until the first
+    of its ends is reached, then that of the seam, then that of the one. Every linear function is thus a difference of
+    running sums in the order of the nodes; forbidden pairs are counted in the same way.
     """
 
     def __init__(self, functions: Functions, assignments: Sequence[Choices]) -> None:
@@ -80,7 +80,7 @@ class _Crossing:
         self.sums = [self._alone(one) for one in functions.sums]
 
     def _alone(self, function: LinearFunction) -> tuple[LinearFunction, Values, Values]:
-        """And by assignment and t, what the first t nodes pay alone, and what the others do."""
+        """By assignment and t, the costs of the first t nodes alone, and those of the other nodes."""
         edges = function.of_edges(self.whole[:, self.u], self.whole[:, self.v])
         nodes = np.pad(function.of_nodes(self.whole).cumsum(axis=1), ((0, 0), (1, 0)))
         reached = self.reached.sums(edges)
@@ -110,6 +110,6 @@ class _Running:
         self.counts = np.searchsorted(keys[self.order], np.arange(last + 1), side="right")
 
     def sums(self, values: Values) -> Values:
-        """By assignment and t, of values by assignment and edge."""
+        """By assignment and t, the sums of values by assignment and edge."""
         running = np.pad(values[:, self.order].cumsum(axis=1), ((0, 0), (1, 0)))
         return np.asarray(running[:, self.counts])

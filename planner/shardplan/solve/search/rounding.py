@@ -1,4 +1,4 @@
-"""An assignment that fits, read off the messages and prices of a dual: position by position, never over the limit."""
+"""Primal rounding of a dual solution: a feasible assignment from messages and multipliers, position by position."""
 
 from __future__ import annotations
 
@@ -13,13 +13,11 @@ from shardplan.solve.search.tree import grow, improve
 
 
 def round_primal(space: Space, duals: Multipliers, rng: random.Random) -> Assignment | None:
-    """Labels in the graph's order, each the cheapest that fits; `None` at dead ends that cannot be
-    mended.
+    """Labels in the graph's order, each the cheapest that fits; `None` at dead ends that cannot be repaired.
 
-    A label is scored by its priced cost, its pairs with labels already set, and the messages of edges to open
-    positions; it must
-    leave every open neighbour a label. Memory that open positions need in any case is in the base, so what fits now
-    still fits at the end.
+    The score of a label is its cost with multipliers, its pairs with labels already set, and the messages of edges to
+    open positions; it must leave every open neighbour a label. Memory that open positions need in any case is in the
+    base, so what fits now still fits at the end.
     """
     assignment = Assignment(space)
     dual, offsets = duals.dual, space.core.offsets
@@ -46,7 +44,7 @@ def round_primal(space: Space, duals: Multipliers, rng: random.Random) -> Assign
 
 
 def _least_harm(assignment: Assignment, position: int) -> int:
-    """At a dead end: a label that fits if there is one, with the fewest forbidden pairs."""
+    """For a dead end: a label with the fewest forbidden pairs, one that fits if there is any."""
     space = assignment.space
     blocked = np.isinf(space.costs[position]).astype(np.float64)
     for other, edge, end in space.around[position]:
@@ -56,7 +54,7 @@ def _least_harm(assignment: Assignment, position: int) -> int:
 
 
 def _mend(assignment: Assignment, rng: random.Random) -> None:
-    """Solve trees around forbidden pairs until there are none."""
+    """Re-solves trees around forbidden pairs until there are none."""
     space = assignment.space
     broken = [p for p in space.order if not np.isfinite(assignment.score(p)[assignment.labels[p]])]
     for _ in range(ROUNDING_REPAIRS):

@@ -1,4 +1,4 @@
-"""A large core with all that a search on it needs, and the smaller one that is left when an answer is known."""
+"""The state of a search on a large core, and the smaller core that remains when an answer is known."""
 
 from __future__ import annotations
 
@@ -35,36 +35,37 @@ class Scene:
 
     @property
     def paid(self) -> list[Costs]:
-        """What every label pays for memory at present, per position."""
+        """The cost of memory at the current multipliers for every label, per position."""
         return [self.duals.paid[a:b] for a, b in pairwise(self.core.offsets.tolist())]
 
     @property
     def prices(self) -> Prices:
-        """The best prices, by moment."""
+        """The best multipliers, by moment."""
         best = self.duals.best.prices
         return {int(moment): float(best[moment]) for moment in np.flatnonzero(best)}
 
     def begin(self, known: Mapping[int, float], scale: float) -> None:
-        """Take prices by numbers of moments, in costs of the problem, of which the graph's are `scale` times."""
+        """Starts from multipliers by numbers of moments, in costs of the problem; the graph's costs are `scale` times
+        those."""
         prices = np.array([scale * known.get(int(number), 0.0) for number in self.graph.moments])
         if prices.any():
             self.duals.set_prices(prices)
             self.duals.active |= prices > 0
 
     def numbered(self, scale: float) -> Prices:
-        """The best prices, as `begin` takes them."""
+        """The best multipliers in the form that `begin` takes."""
         return {int(self.graph.moments[moment]): price / scale for moment, price in self.prices.items()}
 
     def settle(self) -> float:
-        """Go back to the best state, ready for pruning; what its prices ask for the room there is."""
+        """Returns to the best state, ready for pruning; returns the multipliers times the available room."""
         self.duals.back()
         self.duals.dual.sweep()
         return self.duals.dual.bound() - self.duals.bound()
 
     def smaller(self, ceiling: float) -> Scene | None:
-        """The scene without what costs more than `ceiling`, if that is much; all that costs less is still there.
+        """The scene without what costs more than `ceiling`, if that is much; everything that costs less is still in it.
 
-        Raises `Contradiction` when nothing is.
+        Raises `Contradiction` when nothing is left.
         """
         target = ceiling + self.settle()
         if surviving(self.duals.dual, target) >= SCENE_SHRINKS * self.core.pairs:
@@ -84,12 +85,12 @@ class Scene:
         return graph
 
     def _inherit(self, other: Scene) -> None:
-        """Take over the prices of a scene with more moments."""
+        """Takes over the multipliers of a scene with more moments."""
         self.begin(other.numbered(1.0), 1.0)
         self.duals.length = other.duals.length
 
     def likeliest(self, choices: Indices, width: float) -> list[tuple[int, ...]]:
-        """Labels that the bound finds least objectionable, those of an assignment among them, as many as make `width`
+        """The labels with the lowest reduced costs, those of an assignment among them, as many as make `width`
         pairs."""
         self.settle()
         excess = label_excess(self.duals.dual)

@@ -1,8 +1,7 @@
-"""The workhorse of large cores: the best change of a random induced tree, by dynamic programming, kept within the
-limit.
+"""Tree moves: the best change of the labels of a random induced tree, by dynamic programming within the memory limit.
 
-A tree is grown by neighbours that touch it in exactly one node, so that everything around it is fixed. The program is
-exact where memory is slack; on the way back from the root each node takes the best label that still fits.
+A tree grows by neighbours that touch it in exactly one node, so that everything around it is fixed. The dynamic program
+is exact if memory is slack; on the way back from the root each node takes the best label that still fits.
 """
 
 from __future__ import annotations
@@ -46,9 +45,9 @@ def grow(space: Space, rng: random.Random, size: int, root: int | None = None) -
 
 
 def improve(assignment: Assignment, tree: list[Branch], price: float, paid: list[Costs], slack: float = 0.0) -> float:
-    """Replace the labels of a tree by better ones; the change of cost, 0 where it was undone.
+    """Replaces the labels of a tree by better ones; returns the change of cost, 0 if it was undone.
 
-    `price` weighs the memory prices `paid` in the choice; a change that costs more than `slack` is undone.
+    `price` weighs the memory costs `paid` in the choice; a change that costs more than `slack` is undone.
     """
     space = assignment.space
     inside = {branch[0] for branch in tree}
@@ -79,7 +78,7 @@ def improve(assignment: Assignment, tree: list[Branch], price: float, paid: list
 
 
 def _own(assignment: Assignment, position: int, inside: set[int]) -> Costs:
-    """Costs of a position's labels with its neighbours outside the tree."""
+    """Costs of a position's labels with its neighbours outside of the tree."""
     space = assignment.space
     costs = space.costs[position].copy()
     for other, edge, end in space.around[position]:
@@ -99,5 +98,5 @@ def _tree_cost(space: Space, tree: list[Branch], own: dict[int, Costs], labels: 
 
 
 def random_size(rng: random.Random) -> int:
-    """Log-uniform between the smallest and the largest tree."""
+    """A tree size, log-uniform between the smallest and the largest."""
     return round(math.exp(rng.uniform(math.log(TREE_SMALLEST), math.log(TREE_LARGEST))))

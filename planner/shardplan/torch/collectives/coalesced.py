@@ -18,8 +18,8 @@ from shardplan.torch.process_groups import ProcessGroups
 
 
 def run_coalesced(locals_: Sequence[Tensor], tensors: Sequence[TensorSteps], groups: ProcessGroups) -> list[Tensor]:
-    """What this process holds after the steps of all `tensors`, which have the same collectives one by one; those of
-    one dtype share a collective."""
+    """The local tensors after the steps of all `tensors`, which have the same collectives one by one; those of one
+    dtype share a collective."""
     made = list(locals_)
     for place in range(len(tensors[0].steps) if tensors else 0):
         made = run_coalesced_step(made, tensors, place, groups)
@@ -29,7 +29,7 @@ def run_coalesced(locals_: Sequence[Tensor], tensors: Sequence[TensorSteps], gro
 def run_coalesced_step(
     locals_: Sequence[Tensor], tensors: Sequence[TensorSteps], place: int, groups: ProcessGroups
 ) -> list[Tensor]:
-    """The same after the step at `place` of the tensors, of what it holds before."""
+    """The local tensors after the step at `place`, from those before it."""
     found: dict[int, Tensor] = {}
     for dtype in dict.fromkeys(local.dtype for local in locals_):
         numbers = [number for number, local in enumerate(locals_) if local.dtype == dtype]

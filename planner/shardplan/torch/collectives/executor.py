@@ -1,8 +1,8 @@
-"""Execution of moves: the collectives of one tensor, or of a bucket of tensors, on what this process holds.
+"""Execution of moves: the collectives of one tensor, or of a bucket of tensors, on the local tensors of this process.
 
-Every collective that the adapter sends for a plan, but for inter-stage send/receive, is issued by `MoveExecutor`. What
-is issued beside compute runs on the lane of its link level (`shardplan.torch.collectives.lanes`): gathered weights on
-one, gradients on another, since a gradient may wait and who reads a weight waits for it.
+`MoveExecutor` issues every collective of a plan except inter-stage send/receive. Collectives beside compute run on the
+lane of their link level (`shardplan.torch.collectives.lanes`): gathered weights on one, gradients on another, since
+gradients may wait and the reader of a weight may not.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ Way = Literal["gather", "reduce"]
 
 @dataclass(frozen=True)
 class Flight:
-    """Tensors on their way. `pending`: what this process then holds; `times`: where it is noted when they arrive;
-    `numbers`: of the plan's moves."""
+    """Tensors in flight. `pending`: the local tensors after the moves; `times`: records their arrival; `numbers`: of
+    the plan's moves."""
 
     pending: Pending
     numbers: tuple[int, ...] = ()
     times: Times | None = None
 
     def wait(self) -> list[Tensor]:
-        """What this process holds when all has been sent."""
+        """The local tensors when everything has been sent."""
         begin = self.times.now() if self.times else None
         made = self.pending.wait()
         if self.times:
@@ -46,7 +46,7 @@ class Flight:
 
 class MoveExecutor:
     """Runs the collectives of moves over the process groups of a plan. `links`: level of every mesh axis; `order`:
-    compares moves with those of other processes; `times`: where it is noted when moves run, if anywhere."""
+    compares moves with those of other processes; `times`: records when moves run, if given."""
 
     def __init__(self, groups: ProcessGroups, links: Sequence[str] = ()) -> None:
         self.groups, self.links, self.order = groups, links, OrderCheck(groups)
@@ -63,8 +63,8 @@ class MoveExecutor:
     ) -> list[Tensor]:
         """Local tensors after their moves; several moves have the same collectives and are sent as one bucket.
 
-        `purpose`: of what is sent outside of the forward and backward pass. Raises `ShardplanError` (`another-order`),
-        where in the first steps another process is about to make another move.
+        `purpose`: of communication outside of the forward and backward pass. Raises `ShardplanError` (`another-order`)
+        if, in the first steps, another process is about to make another move.
         """
         self.order.compare(label, moves, is_backward=is_backward)
         with self.groups.sending(purpose):
@@ -84,7 +84,7 @@ class MoveExecutor:
         way: Way,
         is_backward: bool = False,
     ) -> Flight:
-        """The same beside compute, of tensors or of what a flight brings; waited for later. Raises as `run`."""
+        """The same asynchronously, for tensors or for the results of a flight. Raises as `run`."""
         self.order.compare(label, moves, is_backward=is_backward)
         given = locals_.pending if isinstance(locals_, Flight) else _Given(list(locals_))
         uses = () if isinstance(locals_, Flight) else locals_
@@ -99,8 +99,8 @@ class MoveExecutor:
         self, given: Pending, moves: Sequence[TensorSteps], places: Sequence[int], lane: str,
         sending: Purpose | None, issued: object, uses: Sequence[Tensor],
     ) -> Pending:  # fmt: skip
-        """Let a lane take the steps at `places`. Groups are made here, in the order in which every process comes
-        here."""
+        """Gives the steps at `places` to a lane. Groups are created here, in an order that is the same on all
+        processes."""
         with self.groups.on_lane(lane), self.groups.sending(sending):
             for place in places:
                 axes = moves[0].steps[place].collective.axes
@@ -120,7 +120,7 @@ class MoveExecutor:
             return lanes_of(self.groups.device_mesh, self.groups.device).run(lane, work, uses)
 
     def _lanes(self, move: TensorSteps, way: Way) -> list[tuple[str, list[int]]]:
-        """Lane by lane the steps of a move; one that sends nothing goes with the next that does."""
+        """The steps of a move by lane; a step that sends nothing belongs to the lane of the next one that does."""
         names: list[str] = []
         for step in reversed(move.steps):
             axes, last = step.collective.axes, names[-1] if names else ""
@@ -132,8 +132,8 @@ class MoveExecutor:
 
 @dataclass
 class _Given:
-    """Tensors that are there. They are not kept once they have been taken, so that they are freed as soon as they have
-    been sent."""
+    """Tensors that are already available. They are dropped once taken, so that they are freed as soon as they have been
+    sent."""
 
     tensors: list[Tensor]
 

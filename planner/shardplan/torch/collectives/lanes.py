@@ -1,7 +1,7 @@
-"""Communication lanes: what runs beside the thread, or the stream, that computes.
+"""Communication lanes: streams or threads that run collectives beside compute.
 
-A lane is a stream of its own on accelerators and a thread on the CPU, and has process groups of its own. What is given
-to a lane runs in the order in which it is given. Processes that give lanes the same in one order wait for each other
+A lane is a stream on accelerators and a thread on the CPU, with its own process groups. Work on a lane runs in the
+order in which it was given. If all processes give their lanes the same work in the same order, they wait for each other
 only in that order, however long each of them takes.
 """
 
@@ -25,15 +25,15 @@ Work = Callable[[], list[Tensor]]
 
 
 class Pending(Protocol):
-    """Tensors that a lane makes."""
+    """Tensors that a lane computes."""
 
     def wait(self) -> list[Tensor]:
-        """The tensors, for whoever computes next on this thread or stream. Raises what the work has raised."""
+        """The tensors, for the next compute on this thread or stream. Raises what the work has raised."""
 
 
 class Lanes:
-    """The lanes of one mesh by name, made when they are first used. `groups`: process groups by lane (`""`: of whoever
-    computes) and ranks."""
+    """The lanes of one mesh by name, created on first use. `groups`: process groups by lane (`""`: of the computing
+    thread) and ranks."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -45,15 +45,15 @@ class Lanes:
         return self
 
     def run(self, lane: str, work: Work, uses: Sequence[Tensor]) -> Pending:
-        """Let `lane` do `work` on the tensors `uses`, which are as they are now. `work` may wait for what other lanes
-        were given earlier."""
+        """Runs `work` on `lane` with the current values of the tensors `uses`. `work` may wait for earlier work of
+        other lanes."""
         if lane not in self._lanes:
             self._lanes[lane] = _Thread(lane) if self.device.type == "cpu" else _Stream(self.device)
         return self._lanes[lane].run(work, uses)
 
 
 def lanes_of(mesh: DeviceMesh, device: torch.device) -> Lanes:
-    """The lanes of a mesh, which all models on it share: in each of its groups one order holds for all of them."""
+    """The lanes of a mesh, shared by all models on it: each process group has one order of collectives."""
     found = mesh.__dict__.setdefault("_shardplan_lanes", Lanes(device))
     assert isinstance(found, Lanes)
     return found
@@ -70,7 +70,7 @@ class _Done:
 
 
 class _Thread:
-    """A thread that ends with its lane, and that no process waits for when it ends."""
+    """A daemon thread that ends with its lane."""
 
     def __init__(self, name: str) -> None:
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -78,7 +78,7 @@ class _Thread:
         weakref.finalize(self, self._jobs.put, None)
 
     def run(self, work: Work, uses: Sequence[Tensor]) -> Pending:
-        """As `Lanes.run`. Who counts what this thread's caller sends counts what `work` sends."""
+        """As `Lanes.run`. Collectives of `work` count for the counters of this thread's caller."""
         del uses
         done, context = _Done(), contextvars.copy_context()
         modes = _get_current_dispatch_mode_stack()

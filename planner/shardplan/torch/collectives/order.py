@@ -1,8 +1,8 @@
-"""The order of collectives: what every process is about to send, compared over the mesh in the first steps.
+"""The order of collectives: in the first steps, processes compare what they are about to send over the whole mesh.
 
-Processes that run one program in different orders (it iterates over a `set` of strings, say) issue collectives of one
-shape for different tensors, and each gets the other's numbers. So in the first pass of each kind every process tells,
-before each move, which tensor it moves and how. Where they do not agree, all of them raise.
+Processes that run one program in different orders (for instance because it iterates over a `set` of strings) issue
+collectives of one shape for different tensors, and each gets the other's numbers. So in the first pass of each kind
+every process announces, before each move, which tensor it moves and how. If they disagree, all of them raise an error.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ _PATIENCE = 8
 
 
 class Label(NamedTuple):
-    """Which tensor a move is of, alike on all processes. `name`: for people; `digest`: of the operations that it is a
-    result of; `content`: a sum over the constants in it (see `content_of`)."""
+    """The identity of a moved tensor, equal on all processes. `name`: for people; `digest`: of the operations that it
+    is a result of; `content`: a sum over the constants in it (see `content_of`)."""
 
     name: str = ""
     digest: str = ""
     content: float = 0.0
 
     def of(self, direction: str) -> Label:
-        """The label of another move of the same tensor: its gradient's, say."""
+        """The label of another move of the same tensor, such as its gradient's."""
         return self._replace(name=f"{direction} {self.name}")
 
 
@@ -48,7 +48,8 @@ def digest_of(*parts: object) -> str:
 
 
 def content_of(tensor: Tensor) -> float:
-    """A number that tells a constant from others of its shape: a mean of its elements, each with its own factor."""
+    """A number that distinguishes a constant from others of its shape: a mean of its elements with different
+    weights."""
     if tensor.is_meta or not tensor.numel():
         return 0.0
     flat = torch.nan_to_num(tensor.detach().reshape(-1).to(torch.float64))
@@ -67,7 +68,7 @@ class _Kind:
 
 class OrderCheck:
     """Compares moves over the mesh of `groups` while `is_active`: in the first forward pass of each kind, and in what
-    follows it until the next one begins."""
+    follows until the next one begins."""
 
     def __init__(self, groups: ProcessGroups) -> None:
         self.groups, self.is_active = groups, False
@@ -112,15 +113,15 @@ class OrderCheck:
         raise ShardplanError(_apart(texts))
 
     def _chain(self) -> list[ProcessGroup]:
-        """Groups that there are, and by which something comes from every process of the mesh to every other: the job's,
-        or those along each axis."""
+        """Existing groups that together connect every process of the mesh with every other: the job's, or those along
+        each axis."""
         mesh = self.groups.mesh
         if mesh.size == dist.get_world_size():
             return [dist.group.WORLD]
         return [self.groups.along((axis,))[0] for axis, size in enumerate(mesh.shape) if size > 1]
 
     def _gathered(self, mine: tuple[str, str, float]) -> dict[int, tuple[str, str, float]]:
-        """What every process of the mesh tells, by rank."""
+        """The announcements of all processes of the mesh, by rank."""
         found = {self.groups.rank: mine}
         for group in self._chain():
             parts: list[Any] = [None] * dist.get_world_size(group)
@@ -130,7 +131,7 @@ class OrderCheck:
 
 
 def _text(move: TensorSteps, mesh: Mesh) -> str:
-    """What is sent, in words; empty for nothing."""
+    """The move in words; empty for nothing."""
     found = [
         f"{step.collective.kind} along {' and '.join(mesh.names[axis] for axis in step.collective.axes)}"
         for step in move.steps

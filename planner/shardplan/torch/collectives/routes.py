@@ -31,8 +31,8 @@ class TensorSteps(NamedTuple):
 
 
 class Found(NamedTuple):
-    """The steps between two layouts. `planned`: they are those of the plan, and nothing where nothing has to be sent;
-    `number`: as in `TensorSteps`."""
+    """The steps between two layouts. `planned`: they are the plan's, or nothing has to be sent; `number`: as in
+    `TensorSteps`."""
 
     steps: tuple[Step, ...]
     planned: bool
@@ -90,7 +90,7 @@ class Route:
 
 
 class Router:
-    """Finds the routes of moves; each one is computed once."""
+    """Finds the routes of moves and caches them."""
 
     def __init__(self, plan: Plan) -> None:
         self.mesh: Mesh = plan.mesh
@@ -168,9 +168,9 @@ class Router:
     def gradient_route(
         self, source: Layout, target: Layout, shape: tuple[int, ...], planned: Move, ends: tuple[Layout, Layout]
     ) -> Route:
-        """A weight that stays where it is, or of which a device takes a part, and its gradient back as the plan's move
-        `planned` says, from that of the pair `target` to that of `source`. `ends`: the plain layouts of the value in
-        the dims of the plan."""
+        """The route of a weight that stays, or of which a device takes a part, and of its gradient: back as the plan's
+        move `planned` says, from the gradient of the pair `target` to that of `source`. `ends`: the plain layouts of
+        the value in the dims of the plan."""
         key = ("home", source, target, shape, planned.tensor)
         if key not in self._routes:
             name, reader = planned.tensor, planned.reader
@@ -187,7 +187,7 @@ class Router:
         return self._routes[key]
 
     def _accumulates(self, tensor: str, reader: str, start: Layout, goal: Layout) -> bool:
-        """Whether the plan moves this gradient, a weight's, once for all microbatches."""
+        """Whether the plan moves this weight's gradient once for all microbatches."""
         found = self._moves.get((tensor, reader, "backward", False, start.gradient, goal.gradient))
         return found is not None and found[1].count < self._micro
 
@@ -198,7 +198,7 @@ class Router:
     def _retraced(
         self, start: Layout, goal: Layout, shape: tuple[int, ...], of: tuple[str, str, str, bool, Layout, Layout]
     ) -> Found:
-        """As the plan's move `of` takes them, which may be written in other dims."""
+        """The steps of the plan's move `of`, whose layouts may be written in other dims."""
         if start == goal:
             return Found((), planned=True)
         number, move = self._moves.get(of, (-1, None))
@@ -214,7 +214,7 @@ class Router:
 def _planned_steps(
     mesh: Mesh, shape: tuple[int, ...], start: Layout, goal: Layout, collectives: tuple[Collective, ...]
 ) -> tuple[Step, ...] | None:
-    """The steps by which exactly these collectives lead from `start` to `goal`. All layers of a kind have the same."""
+    """The steps by which exactly these collectives lead from `start` to `goal`; shared by all layers of a kind."""
     return retrace(mesh, shape, start, goal, collectives, [S(dim) for dim in range(len(shape))])
 
 

@@ -1,8 +1,8 @@
-"""One collective of a move on local tensors, from the layouts before and after it.
+"""One collective of a move on local tensors, given the layouts before and after it.
 
-Which parts go where follows from the layouts before and after alone (`shardplan.runtime.shards.runs_of`): every member
-of a group works out what each other member holds and wants. So every order of axes, fused dim and group of several axes
-is carried out by the same few functions. Nothing here takes part in autograd: see `shardplan.torch.gradients.moves`.
+What goes where follows from the layouts before and after alone (`shardplan.runtime.shards.runs_of`): every member of a
+group computes what each other member holds and wants. So a few functions handle every order of axes, fused dim and
+group of several axes. Nothing here takes part in autograd: see `shardplan.torch.gradients.moves`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _COMBINE = {
 def run_steps(
     local: Tensor, source: Layout, steps: Sequence[Step], shape: tuple[int, ...], groups: ProcessGroups
 ) -> Tensor:
-    """What this process holds after all `steps` of a move of a tensor of global `shape` from the layout `source`."""
+    """The local tensor after all `steps` of a move of a tensor of global `shape` from the layout `source`."""
     layout = source.forward
     for step in steps:
         local = run_step(local, layout, step, shape, groups)
@@ -54,7 +54,7 @@ def shard_of_whole(tensor: Tensor, layout: Layout, groups: ProcessGroups) -> Ten
 
 
 def run_step(local: Tensor, source: Layout, step: Step, shape: tuple[int, ...], groups: ProcessGroups) -> Tensor:
-    """What this process holds after one step."""
+    """The local tensor after one step."""
     collective, target = step.collective, step.target
     if groups.mesh.ways(collective.axes) == 1:
         return local
@@ -101,11 +101,11 @@ class Exchange:
         return _COMBINE[next((p.reduction for p in self.source.placements if p.kind == "P"), "sum")]
 
     def slice(self, local: Tensor) -> Tensor:
-        """Keep of what is there what is wanted."""
+        """Keeps the wanted part of the local tensor."""
         return self._part(local, self.held(self.groups.rank), self.wanted(self.groups.rank))
 
     def mask(self, local: Tensor) -> Tensor:
-        """What is there among zeros; of several processes that hold the same the first keeps it."""
+        """The local tensor among zeros; of several processes that hold the same, the first keeps it."""
         made = local.new_zeros(self.wanted_shape)
         axes, places = self.collective.axes, self.groups.coordinates
         if not any(places[axis] for axis in axes if not self.source.placements[axis].is_shard):
@@ -126,7 +126,7 @@ class Exchange:
         return self.joined(flat.view(len(ranks), *local.shape))
 
     def joined(self, parts: Tensor) -> Tensor:
-        """What is wanted, of what all members hold, one after the other along a dim before the others."""
+        """The wanted tensor, from those of all members, concatenated along a dim in front of the others."""
         _, ranks = self.groups.along(self.collective.axes)
         dim = self._joined_dim(ranks)
         if dim is not None:
@@ -145,13 +145,13 @@ class Exchange:
         return made.view(self.wanted_shape)
 
     def apart(self, local: Tensor) -> Tensor:
-        """What every member wants of a local tensor, flat, in rows."""
+        """The part of a local tensor that every member wants, flattened, in rows."""
         _, ranks = self.groups.along(self.collective.axes)
         held = self.held(self.groups.rank)
         return torch.stack([self._part(local, held, self.wanted(rank)).view(-1) for rank in ranks])
 
     def send(self, local: Tensor, *, whole: bool) -> Tensor:
-        """Everyone sends everyone what it wants (`all_to_all`), or each one its whole part to one other (`permute`)."""
+        """Every member sends every other what it wants (`all_to_all`), or its whole part to one other (`permute`)."""
         group, ranks = self.groups.along(self.collective.axes)
         senders = self._senders(ranks) if whole else None
         sent, received = self._plan_sending(ranks, senders)
@@ -172,7 +172,8 @@ class Exchange:
     def _plan_sending(
         self, ranks: tuple[int, ...], senders: dict[int, int] | None
     ) -> tuple[list[list[tuple[Box, Box]]], list[list[tuple[Box, Box]]]]:
-        """For every member, (place in its tensor, place in mine) of what it gets, and the reverse of what it sends."""
+        """For every member, (place in its tensor, place in mine) of what this process receives, and the reverse of what
+        it sends."""
         me = self.groups.rank
         sent = [
             list(shared_boxes(self.wanted(rank), self.held(me))) if senders is None or senders[rank] == me else []
@@ -197,7 +198,7 @@ class Exchange:
         return self.groups.mesh.number(sorted(axes), places)
 
     def _part(self, local: Tensor, held: Runs, wanted: Runs) -> Tensor:
-        """What `wanted` says of a local tensor that is `held`; a copy, so that the rest can be freed."""
+        """The part `wanted` of a local tensor that is `held`; a copy, so that the rest can be freed."""
         for dim, (have, want) in enumerate(zip(held, wanted, strict=True)):
             if have != want:
                 runs = [(mine.start, mine.stop) for _, mine in _overlaps(want, have)]
@@ -206,7 +207,7 @@ class Exchange:
         return local.clone(memory_format=torch.contiguous_format)
 
     def _joined_dim(self, ranks: tuple[int, ...]) -> int | None:
-        """The dim along which the parts lie one after the other in the group's order, if it is so simple."""
+        """The dim along which the parts are concatenated in the group's order, if there is one."""
         mine = self.wanted(self.groups.rank)
         changed = [dim for dim, runs in enumerate(self.held(self.groups.rank)) if runs != mine[dim]]
         if len(changed) != 1:

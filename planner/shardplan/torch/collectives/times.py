@@ -1,4 +1,4 @@
-"""When moves are issued, run and are waited for: noted while a step runs, read afterwards."""
+"""Times at which moves are issued, run and awaited: recorded during a step, read afterwards."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Sent(NamedTuple):
 
 
 class Awaited(NamedTuple):
-    """Who computes waited for the plan's moves `numbers` from `start` to `end`."""
+    """The computing thread waited for the plan's moves `numbers` from `start` to `end`."""
 
     numbers: tuple[int, ...]
     start: float
@@ -29,8 +29,8 @@ class Awaited(NamedTuple):
 
 @dataclass
 class Times:
-    """Notes of one process. A moment is the wall clock on the CPU, and on an accelerator an event of the stream that is
-    current; moments are seconds since the first one."""
+    """Recorded times of one process. A moment is the wall clock on the CPU, and on an accelerator an event of the
+    current stream; moments are seconds since the first one."""
 
     device: torch.device
     _sent: list[tuple[tuple[int, ...], Any, Any, Any, bool]] = field(default_factory=list)

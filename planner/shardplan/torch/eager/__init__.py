@@ -1,1 +1,1 @@
-"""Plans on modules as they are: planned tensors flow through the module's own code."""
+"""Eager execution of plans: planned tensors flow through the module's own code."""

@@ -1,7 +1,8 @@
-"""Views of planned tensors: a view that is changed in place changes what it is a view of, and the other way round.
+"""Views of planned tensors: in-place changes of a view change its base, and the other way round.
 
-The local tensors of a value and of its view need not share memory: there may be a move between them. So a view knows
-how it was made. It is made again when what it views has changed, and written into that when it is changed itself.
+The local tensors of a value and of its view need not share memory, as there may be a move between them. So a view
+records how it was made: it is made again after its base has changed, and written into the base when it is changed
+itself.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ SELVES = frozenset(("to", "float", "half", "bfloat16", "double", "type", "type_a
 
 @dataclass
 class View:
-    """How a planned tensor was made: by `func` of `base` (the result `number`, of several), when that had been changed
-    `seen` times."""
+    """How a planned tensor was made: by `func` of `base` (result `number`, if there are several), after `seen` changes
+    of the base."""
 
     base: Any
     func: Callable[..., Any]
@@ -41,7 +42,7 @@ class View:
 
 
 def note_views(made: Any, base: Any, func: Callable[..., Any], rest: Sequence[Any], named: Mapping[str, Any]) -> None:
-    """Let the planned tensors among `made` know that they are views of `base`."""
+    """Records in the planned tensors among `made` that they are views of `base`."""
     like = LIKE.get(name_of(func))
     if like is not None:
         func, rest, named = like, (tuple(made.shape),), {}
@@ -57,14 +58,15 @@ def is_contiguous(planned: Any) -> bool:
 
 
 def shares(view: View) -> bool:
-    """Whether a view is one in the program, where it may have had to be a copy (`reshape`, of what is transposed)."""
+    """Whether a view shares memory with its base in the program; it may have had to be a copy (`reshape` of a
+    transposed tensor)."""
     base = in_memory(view.base)
     return bool(view.of(base).untyped_storage()._cdata == base.untyped_storage()._cdata)  # noqa: SLF001 - no public name
 
 
 def in_memory(planned: Any) -> Tensor:
-    """A tensor without entries that lies in memory as the program's does; what is not planned as it is. What is no view
-    is taken to be contiguous."""
+    """An empty tensor with the program's memory layout; other arguments are returned as they are. Tensors that are not
+    views are assumed to be contiguous."""
     if not hasattr(planned, "view_of"):
         plain: Tensor = planned
         return plain
@@ -77,7 +79,7 @@ def in_memory(planned: Any) -> Tensor:
 
 
 def written_through(view: View, value: Value, made: Value, engine: Engine) -> Value:
-    """What the base of a view is, whose value is `value`, when the view has become `made`. Both are gathered for it."""
+    """The value of a view's base, after the view became `made`. Both are gathered for it."""
     whole = engine.convert(value, engine.constant(value.local, value.shape).layout)
     local = torch.empty_strided(
         value.shape, in_memory(view.base).stride(), dtype=value.dtype, device=value.local.device
@@ -94,7 +96,7 @@ def written_through(view: View, value: Value, made: Value, engine: Engine) -> Va
 
 
 def with_gradient_of(before: Value, made: Value, engine: Engine) -> Value:
-    """What has been changed in place, which is now `made`. With gradients off, its gradient stays as it was."""
+    """The value `made` of a tensor that was changed in place. With gradients off, its gradient stays as it was."""
     if made.grad or not before.grad or torch.is_grad_enabled():
         return made
     kept = engine.convert(made, before.layout, inner=True)

@@ -29,9 +29,9 @@ Wrap = Callable[[Value, Engine], Any]
 
 @dataclass(frozen=True)
 class _Applied:
-    """A function that has run: `node` is its context; `inputs`: those that take a gradient, by position; `output`: what
-    it has returned, its result `number`, in the layout in which its gradient comes back. Each of several results is
-    another of these: `backward` is linear, and gradients of all add up."""
+    """A function that has run: `node` is its context; `inputs`: those that take a gradient, by position; `output`: its
+    result `number`, in the layout in which its gradient comes back. Each of several results has its own object:
+    `backward` is linear, and the gradients of all add up."""
 
     node: Any
     engine: Engine
@@ -41,7 +41,7 @@ class _Applied:
     wrap: Wrap
 
     def gradients(self, local: Tensor) -> list[Tensor | None]:
-        """Of the inputs, as each takes it, for the gradient of the output, as it comes back."""
+        """The gradients of the inputs in their layouts, given the gradient of the output in its layout."""
         output, engine = self.output, self.engine
         key = Key(engine.graph.signatures.leaf("gradient"), output.shape)
         told = output.lineage.then("gradient") if output.lineage else None
@@ -57,7 +57,7 @@ class _Applied:
             return [self._local(found[position], value) for position, value in self.inputs]
 
     def _nothing(self, of: Any) -> Any:
-        """The gradient of a result that this one is not of: zeros."""
+        """The gradient of another result: zeros."""
         zeros = torch.zeros(tuple(of.shape), dtype=of.dtype, device=self.output.local.device)
         return self.wrap(self.engine.constant(zeros, zeros.shape), self.engine)
 
@@ -93,11 +93,11 @@ class _Run(torch.autograd.Function):  # type: ignore[misc]
 
 
 def with_gradient(value: Value, node: Any, number: int, engine: Engine, wrap: Wrap) -> Value:
-    """What a function of the program has returned, `value`, with its gradient. `node`: what torch says it was made by,
-    as the result `number`.
+    """The result `value` of a function of the program, connected to its gradient. `node`: torch's record of the
+    function, of which it is result `number`.
 
-    Raises `ShardplanError` (`lost-gradient`) for reentrant checkpoints, what another function has returned and this one
-    has not read, and arguments that have been changed since.
+    Raises `ShardplanError` (`lost-gradient`) for reentrant checkpoints, results of another function that this one has
+    not read, and arguments that have been changed since.
     """
     inputs = _inputs(node, engine)
     layout = _layout(value.layout, [of.layout for _, of in inputs])
@@ -156,7 +156,7 @@ def _lost(node: Any, why: str) -> Diagnostic:
 
 
 def _layout(forward: Layout, inputs: Sequence[Layout]) -> Layout:
-    """Where all inputs take partial gradients of whole values, so does a result that is whole."""
+    """If all inputs take partial gradients of whole values, so does a whole result."""
     placements = [
         RP if p == R and all(layout.placements[axis] == RP for layout in inputs) else p
         for axis, p in enumerate(forward.placements)

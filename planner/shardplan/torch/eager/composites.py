@@ -1,4 +1,4 @@
-"""Functions of torch that are made of others: on planned tensors these run, operation by operation.
+"""Composite functions of torch: planned tensors run them operation by operation.
 
 Some are written in Python, others in C++ (`cosine_similarity`, `unflatten`), which torch takes apart by itself.
 """
@@ -21,7 +21,8 @@ _ASKED = ("has_torch_function", "has_torch_function_unary", "has_torch_function_
 
 @functools.cache
 def body_of(func: Callable[..., Any]) -> Callable[..., Any] | None:
-    """A function of `torch.nn.functional` that does not ask its operands and runs its own code; None for others."""
+    """A function of `torch.nn.functional` that does not dispatch on its operands and runs its own code; None for
+    others."""
     if not isinstance(func, FunctionType) or func.__code__.co_filename != functional.__file__:
         return None
     names = {**functional.__dict__, **dict.fromkeys(_ASKED, _nobody)}

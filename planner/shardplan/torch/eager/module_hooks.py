@@ -33,8 +33,8 @@ Owners = Mapping[nn.Module, Sequence[tuple[str, str]]]
 
 
 class _Replaced(NamedTuple):
-    """A parameter or buffer that is a planned tensor while its module runs. `store`: where the module has it; `given`:
-    the local tensor that the program was given, of a buffer."""
+    """A parameter or buffer that is a planned tensor while its module runs. `store`: where the module keeps it;
+    `given`: for a buffer, the local tensor that the program got."""
 
     module: nn.Module
     store: dict[str, Any]
@@ -57,9 +57,9 @@ class _FusedBuffer(NamedTuple):
 
 @dataclass
 class ModuleHooks:
-    """The hooks of all modules of a model. `_running`: the outermost module that runs, and `_entered`, how often it has
-    been entered; `_replaced`, `_fused`: what stands for its parameters; `_uncompiled`: `_restore`, kept out of what
-    is compiled. Asking torch for that imports its compiler, so it is asked when there is a model, not at import."""
+    """The hooks of all modules of a model. `_running`: the outermost module that runs, and `_entered`, its nesting
+    depth; `_replaced`, `_fused`: the replacements of its parameters; `_uncompiled`: `_restore` without compilation.
+    That wrapper imports torch's compiler, so it is made with the first model and not at import."""
 
     applied: AppliedPlan
     owners: Owners
@@ -102,8 +102,8 @@ class ModuleHooks:
             self._uncompiled(self, module)
 
     def _restore(self, module: nn.Module) -> None:
-        """Give the modules their parameters back, and buffers what the program has made of them. A compiler has nothing
-        to gain here, and loses track of modules that are kept in records."""
+        """Gives the modules their parameters back, and buffers their new values. It is not compiled: there is nothing
+        to gain, and a compiler loses track of modules that are kept in records."""
         replaced, self._running = self._replaced, None
         self._replaced = []
         while self._fused:
@@ -156,7 +156,7 @@ class ModuleHooks:
         return planned
 
     def weight_of(self, stored: Any) -> Planned | None:
-        """What stands for a parameter that is stored in one tensor, `stored`, while the model runs; else None."""
+        """The replacement of a parameter that is stored in one tensor, `stored`, while the model runs; else None."""
         for owner, pairs in self.owners.items():
             for attribute, name in pairs:
                 if owner._parameters.get(attribute) is stored:  # noqa: SLF001 - there is no public name
@@ -164,7 +164,7 @@ class ModuleHooks:
         return None
 
     def _write_back(self, replaced: _Replaced, now: Tensor) -> None:
-        """Let a buffer be what the program has made of it, `now`, in the layout in which it is stored."""
+        """Sets a buffer to the program's value `now`, in the layout in which it is stored."""
         engine = self.applied.engine
         value = value_of(now) if isinstance(now, Planned) else engine.constant(now, now.shape)
         if value.local is replaced.given:
@@ -185,8 +185,8 @@ class ModuleHooks:
 
 
 def _refuse_selection() -> None:
-    """Selective checkpoints count operators to find what they have saved, and a block under a plan need not run as many
-    again. Raises `ShardplanError` (`selective-checkpoint`)."""
+    """Refuses selective checkpoints: they count operators to find what they saved, and a block under a plan need not
+    run as many again. Raises `ShardplanError` (`selective-checkpoint`)."""
     modes = _python_dispatch._get_current_dispatch_mode_stack()  # noqa: SLF001 - as above
     if any(isinstance(mode, checkpoint._CachingTorchDispatchMode) for mode in modes):  # noqa: SLF001 - as above
         summary = "a block under a plan is run by a checkpoint that saves some of its results and recomputes others"
@@ -201,7 +201,7 @@ def _renew_flat_weights(module: nn.Module) -> None:
 
 
 def release_buffers(model: nn.Module, applied: AppliedPlan) -> None:
-    """Make buffers of the program, to which it has assigned planned tensors, whole again."""
+    """Makes buffers of the program to which it assigned planned tensors whole again."""
     engine = applied.engine
     for module in model.modules():
         for name, buffer in module._buffers.items():  # noqa: SLF001 - as above

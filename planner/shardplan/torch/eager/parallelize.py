@@ -30,14 +30,14 @@ def parallelize(
     ignore: Iterable[str] = (),
     strict: bool = True,
 ) -> nn.Module:
-    """Apply `plan` to `model` in place and return it. Parameters become DTensors; the model is called as before.
+    """Applies `plan` to `model` in place and returns it. Parameters become DTensors; the model is called as before.
 
-    Parameters are expected with equal values on all processes (each keeps its part; nothing is sent), or on the meta
-    device, to be filled by `load_`. `rename`, `ignore`: as in `shardplan.runtime.names.match_names`. `strict`: refuse a
-    model or a first forward pass that is not the plan's; without it the result is still right, but more may be
-    sent than the plan says.
+    Parameters must have equal values on all processes (each keeps its part; nothing is sent), or be on the meta device,
+    to be filled by `load_`. `rename`, `ignore`: as in `shardplan.runtime.names.match_names`. `strict`: refuse a model
+    or a first forward pass that differs from the plan's; without it the result is still right, but more may be sent
+    than the plan says.
 
-    What the model returns are DTensors in the layouts of the plan's outputs.
+    The model returns DTensors in the layouts of the plan's outputs.
 
     Raises `ShardplanError` as `match_names` and `ProcessGroups`, and `no-placement`, `not-tied`, `already-parallel`.
     """
@@ -105,7 +105,8 @@ def _leave(applied: AppliedPlan) -> Callable[..., Any]:
 def _inputs_among(
     model: nn.Module, applied: AppliedPlan, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> dict[str, tuple[TensorDecision, Tensor]]:
-    """By their names the tensors among the arguments, with the plan's inputs that `match_inputs` finds for them."""
+    """The tensors among the arguments by their names, with the inputs of the plan that `match_inputs` assigns
+    to them."""
     given = {name: value for name, value in _named(model, args, kwargs) if isinstance(value, Tensor)}
     return {name: (decision, given[name]) for name, decision in match_inputs([*given], applied.inputs).items()}
 

@@ -44,10 +44,10 @@ _SET = (Tensor.requires_grad, Tensor.data)
 
 
 class Planned(Tensor):  # type: ignore[misc]
-    """The global tensor by shape, dtype and device; holds the part of this process. Made by the adapter: programs meet
-    them only inside a model. `seen`: the value that was last read with gradients off, and its version then;
-    `has_gradient_node`: it is the result of a program's `autograd.Function`, and its backward is in the graph;
-    `view_of`: how it was made, if it is a view; `changes`: how often it has been changed."""
+    """The global tensor by shape, dtype and device; holds the part of this process. The adapter makes them: programs
+    meet them only inside of a model. `seen`: the value that was last read with gradients off, and its version then;
+    `has_gradient_node`: it is the result of a program's `autograd.Function` whose backward is in the graph; `view_of`:
+    how it was made, if it is a view; `changes`: the number of in-place changes."""
 
     engine: Engine
     seen: tuple[Value, int] | None
@@ -69,8 +69,8 @@ class Planned(Tensor):  # type: ignore[misc]
 
     @staticmethod
     def weight(local: Tensor, shape: tuple[int, ...], engine: Engine, make: Callable[[], Value]) -> Planned:
-        """A planned tensor of global `shape` whose value is made when it is first read. Autograd turns to what sends
-        the gradient of a weight before it turns to what was computed earlier than this."""
+        """A planned tensor of global `shape` whose value is made on first read. So autograd runs the backward that
+        sends the weight's gradient before the backward of earlier computations."""
         made: Planned = Tensor._make_wrapper_subclass(  # noqa: SLF001 - torch documents no other way
             Planned, shape, dtype=local.dtype, device=local.device, requires_grad=local.requires_grad
         )
@@ -122,7 +122,8 @@ class Planned(Tensor):  # type: ignore[misc]
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Functions are taken at `__torch_function__`; what comes here has bypassed it, as an operator of ATen."""
+        """Functions are handled at `__torch_function__`; operators that come here have bypassed it, as operators of
+        ATen."""
         if func is torch.ops.aten.detach.default:  # autograd gives back what it has saved, for a block to be recomputed
             return Planned.of(args[0].value, args[0].engine, is_leaf=False)
         engine = next(_planned((args, kwargs))).engine
@@ -159,7 +160,7 @@ _VIEWS = {"T": torch.t, "mT": lambda tensor: tensor.transpose(-2, -1)}
 
 
 def _run(func: Any, args: Any, kwargs: Any, engine: Engine) -> Any:
-    """A function by its rule. Where it changes its first operand, that is what it returns."""
+    """Runs a function by its rule. If it changes its first operand, that is what it returns."""
     changes = in_place(func) or bool(kwargs.get("inplace"))
     values = [_value(argument) for argument in args]
     if changes and isinstance(args[0], Planned) and args[0].view_of is not None:  # it is written into what it views
@@ -204,7 +205,7 @@ def _attribute(func: Any, args: Any) -> Any:
 
 
 def _changed(target: Any, made: Any, engine: Engine, func: Any, rest: Any, named: Any) -> Any:
-    """What a function has been told to change, which is now `made`. `rest`, `named`: what else it was given."""
+    """The operand that a function has changed in place, with the value `made`. `rest`, `named`: its other arguments."""
     if isinstance(target, Planned) and made.shape != target.shape:
         _reshape(target, made, getattr(Tensor, name_of(func)), rest, named or {})
     elif isinstance(target, Planned):
@@ -220,8 +221,8 @@ def _changed(target: Any, made: Any, engine: Engine, func: Any, rest: Any, named
 
 
 def _reshape(target: Planned, made: Value, func: Any, rest: Any, named: Any) -> None:
-    """Let a tensor have the shape that a function gives it (`unsqueeze_`), which changes nothing that is in it. If it
-    is a view, it is one of what it was."""
+    """Changes the shape of a tensor in place (`unsqueeze_`) without changing its entries. If it is a view, it remains
+    one of the same base."""
     before = Planned.of(target.value, target.engine)
     before.view_of, before.changes, target.value = target.view_of, target.changes, made
     with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 - no other way
@@ -231,7 +232,7 @@ def _reshape(target: Planned, made: Value, func: Any, rest: Any, named: Any) -> 
 
 
 def _body(func: Any, args: Any, kwargs: Mapping[str, Any]) -> Callable[..., Any] | None:
-    """What a function does on planned tensors that has no rule, but calls functions that have; else None."""
+    """The result of a function without a rule that calls functions with rules; else None."""
     if func is Tensor.register_hook:
         return _hooked
     if kwargs.get("out") is not None:
@@ -240,7 +241,7 @@ def _body(func: Any, args: Any, kwargs: Mapping[str, Any]) -> Callable[..., Any]
 
 
 def _filled(func: Any, *args: Any, out: Any, **kwargs: Any) -> Any:
-    """What a function has been given to write its results into (`out=`), with these in it."""
+    """The `out=` arguments of a function, filled with its results."""
     made = func(*args, **kwargs)
     with torch.no_grad():
         for given, each in zip(out, made, strict=True) if isinstance(out, (tuple, list)) else [(out, made)]:
@@ -249,7 +250,7 @@ def _filled(func: Any, *args: Any, out: Any, **kwargs: Any) -> Any:
 
 
 def _hooked(planned: Planned, hook: Callable[[Planned], Tensor | None]) -> Any:
-    """A hook on a value's gradient, which it is given, and may give another for, as a planned tensor."""
+    """A hook on a value's gradient: it is given the gradient as a planned tensor and may return another."""
     value, engine = value_of(planned), planned.engine
 
     def run(gradient: Tensor) -> Tensor | None:
@@ -267,7 +268,7 @@ def _hooked(planned: Planned, hook: Callable[[Planned], Tensor | None]) -> Any:
 
 
 def _write_through(planned: Planned) -> None:
-    """Write a view that has been changed into what it is a view of."""
+    """Writes a changed view into its base."""
     view = _view_of(planned)
     if view is None:
         return
@@ -279,7 +280,7 @@ def _write_through(planned: Planned) -> None:
 
 
 def _renew(planned: Planned) -> None:
-    """Make a view again, if what it is a view of has been changed."""
+    """Makes a view again if its base has changed."""
     if planned.view_of is None:
         return
     base = value_of(planned.view_of.base)
@@ -325,8 +326,8 @@ def _with_weights(argument: Any, engine: Engine) -> Any:
 
 
 def _asks_a_checkpoint() -> bool:
-    """Whether torch's checkpoints call: the outer of two keeps what the inner one needs, and autograd gives it its
-    gradient again."""
+    """Whether torch's checkpoints call: the outer of two nested checkpoints keeps what the inner one needs, and
+    autograd connects it to its gradient again."""
     return bool(sys._getframe(3).f_globals.get("__name__") == _CHECKPOINT)  # noqa: SLF001 - it has no name of its own
 
 
@@ -346,9 +347,9 @@ def _is_transformed(argument: Any) -> bool:
 
 
 def value_of(planned: Planned) -> Value:
-    """The value of a planned tensor. What an `autograd.Function` of the program has returned gets its gradient now.
+    """The value of a planned tensor. A result of the program's `autograd.Function` is connected to its gradient now.
 
-    Raises `ShardplanError` (`lost-gradient`): see `shardplan.torch.custom`.
+    Raises `ShardplanError` (`lost-gradient`): see `shardplan.torch.eager.autograd_functions`.
     """
     _renew(planned)
     with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 - as torch's own subclasses do

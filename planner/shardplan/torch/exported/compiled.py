@@ -1,4 +1,4 @@
-"""Compilation of what stands between the moves of a written graph.
+"""Compilation of the parts of a written graph between the moves.
 
 Moves stay as they are, nodes that issue and await collectives in the plan's order. Every run of operations between two
 of them becomes one module, compiled by `torch.compile`; what is read and returned are local tensors.
@@ -19,7 +19,7 @@ Compiler = str | Callable[..., Any]
 
 
 def compile_between_moves(model: fx.GraphModule, backend: Compiler) -> int:
-    """Let `backend` compile every run of operations of the graph, in place; how many there are."""
+    """Compiles every run of operations of the graph by `backend`, in place; returns their number."""
     runs = _runs(model.graph)
     for number, nodes in enumerate(runs):
         inner, given, results = _part(nodes)
@@ -37,7 +37,7 @@ class _Tensors(nn.Module):  # type: ignore[misc]
 
 
 def _runs(graph: fx.Graph) -> list[list[fx.Node]]:
-    """The operations between two moves each; where there is one alone, there is nothing to gain."""
+    """The runs of operations between two moves; single operations are left out, as nothing is gained."""
     runs: list[list[fx.Node]] = [[]]
     for node in graph.nodes:
         if node.op == "get_attr" or _is_of_a_move(node):  # it is there before what reads it
@@ -55,7 +55,7 @@ def _is_of_a_move(node: fx.Node) -> bool:
 
 
 def _part(nodes: Sequence[fx.Node]) -> tuple[fx.Graph, list[fx.Node], list[fx.Node]]:
-    """A graph of these nodes, the nodes that it is given, and those of its own that others read."""
+    """A graph of these nodes, the nodes that it reads, and those of its nodes that others read."""
     inside = set(nodes)
     given = list(dict.fromkeys(each for node in nodes for each in node.all_input_nodes if each not in inside))
     results = [node for node in nodes if any(user not in inside for user in node.users)]
@@ -70,7 +70,7 @@ def _part(nodes: Sequence[fx.Node]) -> tuple[fx.Graph, list[fx.Node], list[fx.No
 def _replace(
     graph: fx.Graph, nodes: Sequence[fx.Node], name: str, given: Sequence[fx.Node], results: Sequence[fx.Node]
 ) -> None:
-    """Call the module `name` in the place of `nodes`."""
+    """Replaces `nodes` by a call of the module `name`."""
     with graph.inserting_after(nodes[-1]):
         call = graph.call_module(name, tuple(given))
     place = call

@@ -61,8 +61,8 @@ def _having(holder: Any, name: str, made: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _telling_own_functions() -> Iterator[None]:
-    """Warns of every `autograd.Function` of the program that runs within: a graph has what its `forward` does, and the
-    gradient of that."""
+    """Context: warns about every `autograd.Function` of the program that runs, since a graph has the operations of its
+    `forward` and their gradient."""
     apply, met = vars(torch.autograd.Function)["apply"], set[str]()
 
     def told(cls: type[torch.autograd.Function], *args: Any, **kwargs: Any) -> Any:
@@ -78,7 +78,7 @@ def _telling_own_functions() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _refusing_hooks() -> Iterator[None]:
-    """Refuses programs that run within and change the gradient of a value by a hook: a graph would leave it out."""
+    """Context: refuses programs that change the gradient of a value by a hook, which a graph would leave out."""
 
     def refused(*_: Any) -> Any:
         raise RuntimeError("it hooks the gradient of a value (Tensor.register_hook), which a graph leaves out")
@@ -88,7 +88,7 @@ def _refusing_hooks() -> Iterator[None]:
 
 
 def changes_view(node: fx.Node) -> bool:
-    """Whether an operator changes a view, or what views of it are read of."""
+    """Whether an operator changes a view, or a tensor whose views are read later."""
     if node.op != "call_function" or not in_place(node.target) or not isinstance(node.args[0], fx.Node):
         return False
     changed, later = node.args[0], set(itertools.takewhile(lambda each: each.op != "output", _after(node)))
@@ -103,8 +103,8 @@ def _after(node: fx.Node) -> Iterator[fx.Node]:
 
 
 def _without_changed_views(program: ExportedProgram) -> ExportedProgram:
-    """A program that changes views in place as one that changes nothing; one that also changes buffers is left as it
-    is."""
+    """Rewrites a program that changes views in place as one without in-place changes; a program that also changes
+    buffers is left as it is."""
     if not any(map(changes_view, program.graph.nodes)):
         return program
     made = program.run_decompositions({})
@@ -114,7 +114,8 @@ def _without_changed_views(program: ExportedProgram) -> ExportedProgram:
 
 @contextlib.contextmanager
 def without_looking_into_masks() -> Iterator[None]:
-    """Torch's encoder and decoder look whether a mask is causal, to tell kernels; a graph has no values to see."""
+    """Context: torch's encoder and decoder do not check whether a mask is causal (to choose a kernel); a graph has no
+    values to check."""
 
     def told(mask: Any, is_causal: bool | None = None, size: int | None = None) -> bool:
         del mask, size
@@ -126,7 +127,7 @@ def without_looking_into_masks() -> Iterator[None]:
 
 @contextlib.contextmanager
 def with_fake_parameters(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[Any, Any]]:
-    """The arguments to export a model with, every tensor once: torch takes a tensor that is given twice for one
+    """The arguments to export a model with, every tensor once: torch treats a tensor that is given twice as one
     argument. Within the context, a model on the meta device has fake parameters on the device of its arguments, and so
     have arguments that are on the meta device themselves."""
     args, kwargs = _apart((args, kwargs))
@@ -175,7 +176,7 @@ def _fake_like(tensor: Tensor, mode: FakeTensorMode, device: torch.device) -> Te
 
 
 def parameter_tree(model: nn.Module, without: Container[str] = ()) -> nn.Module:
-    """A module with the parameters and buffers of `model` under their names, but those in `without`."""
+    """A module with the parameters and buffers of `model` under their names, except those in `without`."""
     root = nn.Module()
     for name, tensor in [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]:
         if name in without:

@@ -32,7 +32,7 @@ from shardplan.torch.rules.function_names import in_place, out_of_place
 
 
 def write_back(stored: Tensor, local: Tensor) -> Tensor:
-    """Let what a process has stored of a buffer be `local`."""
+    """Sets the stored part of a buffer to `local`."""
     return stored.detach().copy_(local.detach())
 
 
@@ -65,7 +65,7 @@ class LocalInput(nn.Module):  # type: ignore[misc]
         self.applied, self.decision = applied, decision
 
     def forward(self, tensor: Tensor) -> Tensor:
-        """The local tensor, in the layout of the plan's input. A graph is of one shape, and gives inputs no gradient.
+        """The local tensor, in the layout of the plan's input. A graph has fixed shapes, and gives inputs no gradient.
 
         Raises `ShardplanError`: `wrong-shape`, `input-gradient`.
         """
@@ -98,7 +98,7 @@ class GraphRewriter:
         self.shards = LocalShard(applied)
 
     def run(self) -> list[fx.Node]:
-        """Write everything; the nodes of the outputs."""
+        """Writes the whole graph; returns the nodes of the outputs."""
         specs = input_specs(self.program)
         partner = self.partners(argument_names(self.program))
         self.weights = self._weights(specs)
@@ -130,7 +130,7 @@ class GraphRewriter:
                     self.writer.call(write_back, (held, piece), {})
 
     def _pieces(self, name: str, named: Named, stored: Traced, local: Any) -> list[tuple[Traced, Any]]:
-        """The tensors that a buffer is stored in, and what each of them is to be."""
+        """The tensors in which a buffer is stored, with the new value of each."""
         parts = parts_of(named.layout, self.applied.groups.mesh)
         if parts is None:
             return [(stored, local)]
@@ -147,7 +147,7 @@ class GraphRewriter:
         return match_inputs(names, self.applied.inputs)
 
     def results(self) -> Sequence[Any]:
-        """What the program gives back, as nodes of the exported graph or constants."""
+        """The results of the program, as nodes of the exported graph or constants."""
         return user_outputs(self.program)
 
     def _placeholder(self, node: fx.Node, spec: InputSpec, partner: Mapping[str, TensorDecision]) -> Any:
@@ -238,7 +238,7 @@ class GraphRewriter:
         return self._constant(node, args, kwargs)
 
     def _part(self, node: fx.Node) -> Any:
-        """A part of the program that takes no gradients, or takes them again; its nodes become nodes of this graph."""
+        """A part of the program without gradients, or with gradients again; its nodes become nodes of this graph."""
         takes, part, *operands = node.args
         module = self.program.graph_module.get_submodule(part.target)
         given = iter([self._given(operand) for operand in operands])
@@ -254,7 +254,7 @@ class GraphRewriter:
         return None
 
     def _change(self, target: Any, made: Value) -> None:
-        """What an operator that works in place changes, a value or a constant, is `made` from here on."""
+        """The operand of an in-place operator, a value or a constant, is `made` from here on."""
         if not isinstance(target, Value):
             if made.local is not target:
                 self.engine.write(target, made)
@@ -278,8 +278,8 @@ class GraphRewriter:
         return fx.map_arg(argument, self.value_at)
 
     def value_at(self, node: fx.Node) -> Any:
-        """What a node stands for. A parameter is written where it is first read: autograd turns to what sends its
-        gradient before it turns to what was written earlier."""
+        """The value of a node. A parameter is written where it is first read, so that autograd runs the backward that
+        sends its gradient before the backward of earlier nodes."""
         if isinstance(self.values[node], Named):
             self.values[node] = self._parameter(self.values[node])
         return self.values[node]

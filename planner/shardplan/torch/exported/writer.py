@@ -24,7 +24,7 @@ from shardplan.torch.propagation.engine import Backend
 
 class Traced(Tensor):  # type: ignore[misc]
     """A node of the graph under construction. `meta`: a tensor of its shape and dtype on the meta device; `content`:
-    the sum of those of the constants that it is made of."""
+    the sum of the contents of the constants in it."""
 
     node: fx.Node
     meta: Tensor
@@ -94,7 +94,7 @@ class PlannedMove(nn.Module):  # type: ignore[misc]
 
 
 class WeightHold(nn.Module):  # type: ignore[misc]
-    """A node at which weights are there that are gathered beside compute."""
+    """A node at which the prefetched weights are available."""
 
     def __init__(self, backend: Backend, names: Sequence[str]) -> None:
         super().__init__()
@@ -106,7 +106,7 @@ class WeightHold(nn.Module):  # type: ignore[misc]
 
 
 class IssueMark(nn.Module):  # type: ignore[misc]
-    """A node at which weights are issued: for what is to come, and in backward for what came before."""
+    """A node at which weights are issued: in forward for later operators, in backward for earlier ones."""
 
     def __init__(self, backend: LocalExecution, mark: Mark) -> None:
         super().__init__()
@@ -130,7 +130,7 @@ class UpdateGather(nn.Module):  # type: ignore[misc]
 
 
 class GradientWait(nn.Module):  # type: ignore[misc]
-    """A node for weights whose gradients are waited for at the end of backward. `flights`: of the last run."""
+    """A node for weights whose gradients are awaited at the end of backward. `flights`: of the last run."""
 
     def __init__(self, backend: Backend) -> None:
         super().__init__()
@@ -143,8 +143,8 @@ class GradientWait(nn.Module):  # type: ignore[misc]
 
 
 class GradientBucket(nn.Module):  # type: ignore[misc]
-    """A node for weights whose gradients are sent as one bucket; given the weights, then what replaces them. `waits`:
-    the node that waits for them, if any, in a tuple: it is not a part of this one."""
+    """A node for weights whose gradients are sent as one bucket; its operands are the weights, then their replacements.
+    `waits`: the node that waits for them, if any, in a tuple, since it is not a submodule of this one."""
 
     def __init__(self, backend: Backend, routes: Sequence[Route], label: Label, *waits: GradientWait) -> None:
         super().__init__()
@@ -257,8 +257,8 @@ class Writer:
         return fx.GraphModule(self.root, self.graph, name)
 
     def call(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """A call of a function or method on traced tensors. Devices that it names are this process's, whichever the
-        program was written on."""
+        """A call of a function or method on traced tensors. Devices among its arguments become this process's device,
+        whichever device the program was written on."""
         args, kwargs = _on(self.device, self._constants(args)), _on(self.device, self._constants(kwargs))
         given = _on(_META, _map_traced((args, kwargs), lambda traced: traced.meta))
         meta = func(*given[0], **given[1])

@@ -26,7 +26,7 @@ class GradientAccumulator:
         self.is_first, self.is_last = number == 0, number == count - 1
 
     def once_per_step(self, route: Route, gather: Callable[[], Gathered]) -> Gathered:
-        """What `gather` returns for an updated weight (or for a bucket, whose first route is `route`): called for the
+        """The result of `gather` for an updated weight (or for a bucket, whose first route is `route`): called for the
         first microbatch, freed with the last."""
         found = self._weights.pop(id(route), None)
         made = gather() if found is None or self.is_first else found
@@ -35,7 +35,7 @@ class GradientAccumulator:
         return made
 
     def accumulate(self, route: Route, gradient: Tensor | None, *, is_last: bool) -> Tensor | None:
-        """The sum over microbatches for the last of them, None before, or where no microbatch had a gradient."""
+        """The sum over microbatches for the last of them; None before, or if no microbatch had a gradient."""
         before = self._sums.pop(id(route), None)
         total = before if gradient is None else gradient if before is None else before + gradient
         if is_last or total is None:
@@ -44,6 +44,6 @@ class GradientAccumulator:
         return None
 
     def reset(self) -> None:
-        """Drop all state: a step begins."""
+        """Drops all state: a step begins."""
         self._sums.clear()
         self._weights.clear()

@@ -1,13 +1,13 @@
 """Gradient bucketing: one collective for the gradients of several weights, as the plan's buckets say.
 
-A weight is read from the shard of its process: with ZeRO-1 first gathered from the shard that the optimizer updates to
-the layout that the plan keeps, then moved as its reader takes it. Where the plan moves the gradients of several weights
-in one bucket, one autograd function stands for all of them. Forward it returns the weights, each as its reader takes it
-of what a device has (whole, a slice, or masked); its backward runs when the gradients of all weights are there, and
-sends them in one collective. Readers see weights with partial gradients.
+A weight is read from the shard of its process: with ZeRO-1 it is first gathered from the optimizer's shard to the kept
+layout, then moved to the reader's layout. If the plan moves the gradients of several weights in one bucket, one
+autograd function handles all of them. Its forward returns the weights in their readers' layouts, as local parts (whole,
+a slice, or masked); its backward runs when the gradients of all weights are available, and sends them in one
+collective. Readers see weights with partial gradients.
 
-Where the plan reduces gradients beside compute, nobody waits there, but at the end of backward
-(`shardplan.torch.gradients.flights`); so it is with gradients that are sent by themselves.
+If the plan reduces gradients beside compute, they are awaited at the end of backward
+(`shardplan.torch.gradients.flights`); so are gradients that are sent alone.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ Bucket = tuple[str, ...]
 @dataclass(frozen=True)
 class Buckets:
     """The buckets of a plan, by weight. `to_optimizer`: of the gradient's move to the optimizer's shard; `updates`: of
-    the updated weight's move from there; `from_reader`: of the gradient's move `moves` from the reader, to whom the
-    weight is then given in the dual pair `read_layouts`."""
+    the updated weight's move from there; `from_reader`: of the gradient's move `moves` from the reader, which then gets
+    the weight in the dual pair `read_layouts`."""
 
     to_optimizer: Mapping[str, Bucket] = field(default_factory=dict)
     updates: Mapping[str, Bucket] = field(default_factory=dict)
@@ -80,7 +80,7 @@ class Buckets:
         )  # fmt: skip
 
     def without_bucketed_moves(self, plan: Plan) -> Plan:
-        """The plan as operations see it: the moves of `from_reader` are made before them, by the bucket."""
+        """The plan for operations: without the moves of `from_reader`, which the bucket makes."""
         changed = [
             replace(tensor, layout=self.read_layouts[tensor.name], served=self.read_layouts[tensor.name])
             if tensor.name in self.read_layouts
@@ -107,8 +107,8 @@ def _goes_to_optimizer(move: Move, decision: TensorDecision) -> bool:
 
 
 class BucketedWeights:
-    """The weights of one forward pass. `shards`: by the plan's names, the parameter and what this process holds of it
-    (a tensor, or its place in a graph)."""
+    """The weights of one forward pass. `shards`: by the plan's names, the parameter and its local part (a tensor, or
+    its place in a graph)."""
 
     def __init__(self, engine: Engine, buckets: Buckets, shards: Mapping[str, tuple[Named, Any]]) -> None:
         self.engine, self.buckets, self.shards = engine, buckets, dict(shards)
@@ -124,7 +124,7 @@ class BucketedWeights:
         self._read: dict[str, Any] = {}
 
     def value(self, name: str, shard: Value) -> Value:
-        """The weight as operations read it; `shard`: as this process holds it."""
+        """The weight as operations read it; `shard`: its local part."""
         named, _ = self.shards[name]
         if name in self.buckets.from_reader:
             local, layout = self._read_local(name), in_module_dims(self.buckets.read_layouts[name], named)
@@ -134,7 +134,7 @@ class BucketedWeights:
         return replace(shard, local=local, layout=layout if grad else layout.forward, forms={})
 
     def _await_last(self) -> None:
-        """Wait at the end of backward for the buckets that bring gradients to the shards, and for single gradients."""
+        """Waits at the end of backward for the buckets that move gradients to the shards, and for single gradients."""
         home = [(True, bucket) for bucket in self.buckets.to_optimizer.values()]
         read = [(False, bucket) for bucket in self.buckets.from_reader.values() if self._reads_shards(bucket)]
         known = {name for _, bucket in (*home, *read) for name in bucket}
@@ -264,7 +264,7 @@ class _Bucketed(torch.autograd.Function):  # type: ignore[misc]
 
 
 def _as_read(local: Tensor, route: Route, context: Context, label: Label) -> Tensor:
-    """What a reader takes of a weight: nothing is sent, nothing issued ahead, and of each weight it is its own."""
+    """The reader's part of a weight: without communication or prefetching, with separate memory for each weight."""
     return context.executor.run([local], [route.forward_steps], label)[0] if route.forward else local
 
 
@@ -276,6 +276,6 @@ def bucket_gradients(
     context: Context,
     flights: Flights | None = None,
 ) -> list[Tensor]:
-    """The local parts of weights as they are read (`updated` in their place, if given), whose gradients go back by
-    `routes` as one bucket; waited for by `flights`, or at once."""
+    """The local parts of weights as they are read (or `updated` in their place), whose gradients go back by `routes` as
+    one bucket; awaited by `flights`, or at once."""
     return list(_Bucketed.apply(routes, context, label, flights, updated, *locals_))

@@ -1,8 +1,8 @@
-"""Gradients that are reduced beside backward: sent where they are made, waited for when nothing is left to compute.
+"""Asynchronous gradient reductions: issued when the gradients are made, awaited when no compute is left.
 
-Whoever sends a gradient hands on a blank in its place. A function between the sender and the weight, older than all
-that computes, waits for what was sent: autograd runs backward functions that are ready in the reverse order of their
-making, so that this one comes last.
+The sender of a gradient returns a placeholder. A function between the sender and the weight, created before all
+computing functions, waits for what was sent: autograd runs ready backward functions in the reverse order of their
+creation, so this one comes last.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from shardplan.torch.collectives.executor import Flight
 
 
 class Flights:
-    """The gradients of some weights from when they are sent to when they are waited for. What autograd hands on
-    meanwhile in place of each is `blank`: a zero, expanded."""
+    """The gradients of some weights between sending and waiting. `blank`: the placeholder that autograd passes on
+    meanwhile, an expanded zero."""
 
     def __init__(self) -> None:
         self._flights: list[tuple[Flight, Sequence[int]]] = []
@@ -27,14 +27,15 @@ class Flights:
     def depart(
         self, flight: Flight, numbers: Sequence[int], shapes: Sequence[torch.Size], like: Tensor
     ) -> list[Tensor]:
-        """Blanks for gradients `numbers`, which are on their way to tensors of these shapes."""
+        """Placeholders for gradients `numbers`, which are in flight to tensors of these shapes."""
         if not self._flights:
             self._blank = torch.zeros((), dtype=like.dtype, device=like.device)
         self._flights.append((flight, numbers))
         return [self._blank.expand(shapes[number]) for number in numbers]
 
     def arrive(self, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """The gradients, with what was on its way, in the order in which it was sent, and what else came beside."""
+        """The gradients, with those that were in flight, in the order in which they were sent, and further ones that
+        came beside."""
         sums: dict[int, Tensor] = {}
         flights, self._flights = self._flights, []
         for flight, numbers in flights:
@@ -63,7 +64,7 @@ class _Awaited(torch.autograd.Function):  # type: ignore[misc]
 
 
 def await_gradients(locals_: Sequence[Tensor]) -> tuple[Flights, list[Tensor]]:
-    """The local parts of weights, whose gradients are waited for after all that is computed from here on, and where
-    whoever sends them is to say so."""
+    """The local parts of weights whose gradients are awaited after everything that is computed from here on, and the
+    object to which the senders report."""
     flights = Flights()
     return flights, list(_Awaited.apply(flights, *locals_))

@@ -20,8 +20,8 @@ from shardplan.torch.gradients.prefetch import Prefetcher
 
 
 class Context(NamedTuple):
-    """What moves run in: the executor of their collectives, the state of the optimizer step, and what is gathered
-    ahead."""
+    """The environment of moves: the executor of their collectives, the state of the optimizer step, and the
+    prefetcher."""
 
     executor: MoveExecutor
     accumulator: GradientAccumulator
@@ -63,7 +63,7 @@ class _Move(torch.autograd.Function):  # type: ignore[misc]
 
 
 class _Back(torch.autograd.Function):  # type: ignore[misc]
-    """The way back of a move, where a program differentiates a gradient. A move is linear, and its gradient is the move
+    """The backward of a move, when a program differentiates a gradient. A move is linear, and its gradient is the move
     of the dual layouts: so the gradient of that is the move again."""
 
     @staticmethod
@@ -84,7 +84,7 @@ class _Back(torch.autograd.Function):  # type: ignore[misc]
 
 
 class _Again(torch.autograd.Function):  # type: ignore[misc]
-    """A move in backward, of what has been differentiated twice."""
+    """A move in the backward of a double differentiation."""
 
     @staticmethod
     def forward(ctx: Any, twice: Tensor, route: Route, context: Context, label: Label) -> Tensor:
@@ -102,15 +102,15 @@ def _twice(label: Label) -> Label:
 
 
 def move(local: Tensor, route: Route, context: Context, label: Label, flights: Flights | None = None) -> Tensor:
-    """The local tensor after a move; `local` itself where the move does nothing. `flights`: what waits for its
-    gradient; None: nobody else, so it is waited for at once."""
+    """The local tensor after a move; `local` itself if the move does nothing. `flights`: waits for its gradient; None:
+    the gradient is awaited at once."""
     if route.is_identity:
         return local
     return _Move.apply(local, route, context, label, flights)
 
 
 def with_own_memory(local: Tensor) -> Tensor:
-    """`local`, cloned if it is a view: autograd forbids to change what a move has returned as it was."""
+    """`local`, cloned if it is a view: autograd forbids in-place changes of an input that a move returns unchanged."""
     with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 - of a node there is no view
         is_view = local._is_view()  # noqa: SLF001 - no public name
     return local.clone() if is_view else local

@@ -1,10 +1,10 @@
-"""Prefetching: weights are gathered where the plan issues them, and waited for where the program first reads them.
+"""Prefetching: weights are gathered where the plan issues them, and awaited where the program first reads them.
 
-A program is followed by the results of its operators (`shardplan.runtime.issue_order.Marks`). What it gathers, of which
-weight and how, is learnt in the first forward pass of each kind, in which everything is gathered where it is read; from
-the second on it is issued in the order of the plan. What the program reads before its turn is issued at once, with all
-that the plan issues before it: so every process issues the same in the same order. In backward, what autograd has not
-saved is gathered in the same way, from the first pass on.
+The results of a program's operators show its progress (`shardplan.runtime.issue_order.Marks`). In the first forward
+pass of each kind every weight is gathered where it is read, and the prefetcher records which weight and how; from the
+second pass on, gathers are issued in the order of the plan. A weight that is read before its turn is issued at once,
+with everything that the plan issues before it, so all processes issue the same gathers in the same order. In backward,
+tensors that autograd did not save are gathered in the same way, from the first pass on.
 """
 
 from __future__ import annotations
@@ -30,8 +30,7 @@ Numbers = tuple[int, ...]
 
 
 class Source(NamedTuple):
-    """Where a tensor that is gathered comes from, and how it is seen there: a weight by the plan's name, or (no name)
-    what the flight `numbers` brings."""
+    """The origin of a gathered tensor: a weight by the plan's name, or (no name) the result of the flight `numbers`."""
 
     weight: str
     size: tuple[int, ...] = ()
@@ -41,7 +40,7 @@ class Source(NamedTuple):
 
 
 class Gather(NamedTuple):
-    """What is issued for some moves of the plan."""
+    """The gather that is issued for some moves of the plan."""
 
     sources: tuple[Source, ...]
     moves: tuple[TensorSteps, ...]
@@ -85,7 +84,7 @@ class Backward:
 
 
 def _until(backward: weakref.ref[Backward], numbers: Numbers) -> None:
-    """Autograd keeps what it has saved, and that must not keep the whole pass."""
+    """Issues by a weak reference: autograd keeps what it has saved, and that must not keep the whole pass alive."""
     found = backward()
     if found is not None:
         found.until(numbers)
@@ -93,9 +92,9 @@ def _until(backward: weakref.ref[Backward], numbers: Numbers) -> None:
 
 @dataclass
 class Prefetcher:
-    """Follows one program under the plan whose moves are issued in `order`. Of the forward pass under way: `backward`,
+    """Follows one program under the plan whose moves are issued in `order`. For the current forward pass: `backward`,
     of its backward pass; `_points`, its points, and `_next`, the first that is not issued; `_held`, local parts of
-    weights; `_made`, where tensors come from, by storage; `_flights`, what is issued and not read."""
+    weights; `_made`, origins of tensors, by storage; `_flights`, gathers that are issued and not read."""
 
     executor: MoveExecutor
     order: IssueOrder
@@ -155,7 +154,7 @@ class Prefetcher:
         return made
 
     def end(self) -> None:
-        """The forward pass has ended. What nobody has read is dropped."""
+        """The forward pass has ended. Gathers that nothing has read are dropped."""
         self._flights.clear()
         self._made.clear()
         self._held, self._numbers, self.backward = {}, frozenset(), None

@@ -12,10 +12,10 @@ from shardplan.torch.collectives.executor import Flight
 
 @dataclass
 class Regathered:
-    """Stands for a moved tensor among autograd's saved tensors: its source, and the function that moves it again.
+    """Replaces a moved tensor among autograd's saved tensors: its source, and the function that moves it again.
 
-    `uses`: how often it is saved; it is gathered once for all uses that are asked for one after the other. `before`:
-    what is done before it is asked for, which may issue it.
+    `uses`: how often it is saved; it is gathered once for consecutive uses. `before`: called before each use, and may
+    issue the gather.
     """
 
     source: Tensor

@@ -71,8 +71,8 @@ def distributed(tensor: Tensor, layout: Layout, groups: ProcessGroups) -> nn.Par
 
 class FusedWeight(nn.Module):  # type: ignore[misc]
     """A parametrization of torch that joins a fused weight from its parts. While the model runs, its result is the top
-    of `running`, a planned tensor, and `stored` are its parts; else it is the whole tensor, gathered. `is_buffer`: it
-    is no parameter."""
+    of `running`, a planned tensor, and `stored` are its parts; otherwise it is the whole tensor, gathered. `is_buffer`:
+    it is not a parameter."""
 
     def __init__(self, parts: Parts, groups: ProcessGroups, *, is_buffer: bool) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ class FusedWeight(nn.Module):  # type: ignore[misc]
         self.stored: Sequence[DTensor] = ()
 
     def right_inverse(self, whole: Tensor) -> tuple[Tensor, ...]:
-        """The parts, as DTensors. What the program assigns while the model runs, `running` keeps until it has run."""
+        """The parts, as DTensors. While the model runs, `running` keeps what the program assigns."""
         if self.running:
             with self.running[-1].engine.lasting():  # torch has turned gradients off
                 self.running[-1].copy_(whole)
@@ -129,7 +129,7 @@ def local_weight(named: Named, stored: Sequence[DTensor], groups: ProcessGroups,
 
 
 def local_shard(tensor: DTensor, *, trains: bool) -> Tensor:
-    """What this process holds of a DTensor; where the plan trains, its gradient is a DTensor again."""
+    """The local part of a DTensor; if the plan trains, its gradient is a DTensor again."""
     if not trains or not tensor.requires_grad:
         return tensor.to_local().detach()  # the other way round, a DTensor cannot in inference mode
     return tensor.to_local(grad_placements=tensor.placements)

@@ -23,7 +23,7 @@ from shardplan.torch.placements import to_placements
 
 @dataclass(frozen=True)
 class Parts:
-    """The parts of a weight: sizes along `dim` of the whole; the layout of each, for all of them are sharded alike."""
+    """The parts of a weight: sizes along `dim` of the whole; the layout of each, as all of them are sharded alike."""
 
     dim: int
     sizes: tuple[int, ...]
@@ -45,9 +45,9 @@ class Parts:
 
 @functools.lru_cache(maxsize=4096)
 def parts_of(layout: Layout, mesh: Mesh) -> Parts | None:
-    """The parts to keep a weight in; None where torch has a placement for it whole.
+    """The parts in which to store a weight; None if torch has a placement for the whole weight.
 
-    Raises `ValueError`, with the reason, where it has one for neither.
+    Raises `ValueError`, with the reason, if it has a placement for neither.
     """
     try:
         to_placements(layout, mesh)
@@ -65,6 +65,6 @@ def parts_of(layout: Layout, mesh: Mesh) -> Parts | None:
 
 
 def part_name(name: str, number: int) -> str:
-    """What a model calls one part of its weight `name`."""
+    """The name of one part of the weight `name` in a model."""
     path, _, attribute = name.rpartition(".")
     return f"{path}{'.' * bool(path)}parametrizations.{attribute}.original{number}"

@@ -1,4 +1,4 @@
-"""Matching of a model's parameters with the weights of a plan, and what is refused about them."""
+"""Matching of a model's parameters with the weights of a plan, and its errors."""
 
 from __future__ import annotations
 
@@ -43,8 +43,7 @@ def name_parameters(
 
 def without_constants(model: nn.Module, named: Mapping[str, Named]) -> tuple[dict[str, Named], frozenset[str]]:
     """The parameters of `named` that every process keeps its part of, and the tensors of the plan that are constants of
-    the program instead: buffers that no checkpoint has (rotary tables, masks), which each process has whole.
-    """
+    the program instead: buffers that no checkpoint has (rotary tables, masks), which each process has whole."""
     made = {
         name
         for path, module in model.named_modules()
@@ -56,7 +55,7 @@ def without_constants(model: nn.Module, named: Mapping[str, Named]) -> tuple[dic
 
 
 def _with_planned_names(model: nn.Module, rename: Rename | None) -> Rename | None:
-    """The renaming of a model whose parameters plans call otherwise than it does."""
+    """The renaming for a model whose parameters have other names in plans."""
     if not isinstance(model, WithLoss):
         return rename
 
@@ -103,8 +102,8 @@ def _tied_names(model: nn.Module, plan: Plan, rename: Rename | None) -> dict[str
 def _check_export(
     plan: Plan, names: Iterable[tuple[str, ...]], shapes: Mapping[str, tuple[int, ...]], rename: Rename | None
 ) -> None:
-    """An exporter that optimises computes beforehand what depends on no input: lookups of positions, transposes of tied
-    weights. What it makes so is no parameter of the model."""
+    """Checks that an optimising exporter has not folded values that depend on no input (lookups of positions,
+    transposes of tied weights) into new weights, which are not parameters of the model."""
     known = parameters_by_name(plan)
     folded = [tensor for tensor in known.values() if _MADE_UP.match(tensor.checkpoint)]
     wide = [known[name] for name, shape in shapes.items() if name in known and _is_lookup(known[name], shape)]
@@ -163,7 +162,7 @@ def _check_representable(matched: Iterable[Named], names: Mapping[str, tuple[str
 
 
 def _check_tied(matched: Iterable[Named]) -> None:
-    """What is one weight to the plan must be one parameter of the model."""
+    """Checks that one weight of the plan is one parameter of the model."""
     names: dict[str, list[str]] = {}
     for named in matched:
         names.setdefault(named.decision.checkpoint, []).append(named.name)

@@ -1,9 +1,9 @@
 """An exported program cut into the stages of a pipeline.
 
 A stage runs the operations that read its weights, and those in between. The plan says which weights a stage has; so a
-cut lies after the last operation that reads a weight of an earlier stage and before the first that reads one of a later
-stage, where exactly one value that depends on weights is used later. What depends on no weight (masks, positions) is
-computed by every stage that reads it.
+cut is after the last operation that reads a weight of an earlier stage and before the first that reads one of a later
+stage, where exactly one value that depends on weights is used later. Values that depend on no weight (masks, positions)
+are computed by every stage that reads them.
 """
 
 from __future__ import annotations
@@ -115,11 +115,11 @@ class _Chain:
         return low, high
 
     def crossing(self, place: int) -> list[fx.Node]:
-        """The values that go on at a place."""
+        """The values that are used on both sides of a place."""
         return [node for node in self.order[:place] if self.last[node] >= place]
 
     def places(self, boundary: int, wanted: Boundary, after: int) -> dict[fx.Node, int]:
-        """Values of the right shape that go on alone, each with the first place where it does."""
+        """Values of the right shape that alone cross a place, each with the first such place."""
         low, high = self.bounds(boundary)
         found: dict[fx.Node, int] = {}
         for place in range(max(low, after + 1), high + 1):
@@ -157,7 +157,7 @@ class _Chain:
 
 
 def _needed(nodes: Iterable[fx.Node], stop: fx.Node | None) -> set[fx.Node]:
-    """Everything that leads to `nodes`, but not what leads to `stop`."""
+    """Everything that `nodes` depend on, except what `stop` depends on."""
     found: set[fx.Node] = set()
     waiting = list(nodes)
     while waiting:

@@ -45,23 +45,23 @@ class ShardedStage(PipelineStage):  # type: ignore[misc]
         self._gradients: dict[int, PendingReceive] = {}
 
     def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
-        """Of the activation that this stage receives."""
+        """Receives of the activation of this stage."""
         return _receives(self.before.forward if self.before else None, self._activations, fwd_chunk_id)
 
     def get_bwd_recv_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
-        """Of the gradient of the activation that this stage sends."""
+        """Receives of the gradient of the activation that this stage sends."""
         boundary = self.after if self.has_backward else None
         return _receives(boundary.backward if boundary else None, self._gradients, bwd_chunk_id)
 
     def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
-        """Of the activation that this stage sends."""
+        """Sends of the activation that this stage makes."""
         if self.after is None:
             return []
         (value,), _ = self.fwd_cache[fwd_chunk_id]
         return self.after.forward.sends(value.detach())
 
     def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
-        """Of the gradient of the activation that this stage has received."""
+        """Sends of the gradient of the activation that this stage received."""
         if self.before is None or self.before.backward is None or not self.has_backward:
             return []
         (gradient,) = self.bwd_cache.pop(bwd_chunk_id)

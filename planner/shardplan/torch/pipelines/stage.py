@@ -112,7 +112,7 @@ def matching_value(
     partners: Mapping[str, TensorDecision],
     received: tuple[str, Layout] | None,
 ) -> fx.Node:
-    """Which of `values`, that `stage` computes, is the plan's value `wanted`: the one that is the same function of the
+    """The value among `values` of `stage` that is the plan's value `wanted`: the one that is the same function of the
     same weights, else the first. Nothing is sent."""
     engine = stage.applied.engine.with_backend(writer := Writer(root, stage.applied.execution, stage.applied.groups))
     probe = _Probe(program, stage, engine, writer, partners)

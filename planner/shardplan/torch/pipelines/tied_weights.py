@@ -25,8 +25,8 @@ class WeightHolder(NamedTuple):
 
 @dataclass(frozen=True)
 class TiedWeight:
-    """A weight of several `stages`, the first of which sums its gradients. `held`: by stage, where this process has it;
-    `to_first`, `from_first`: by stage but the first, the transfers of its gradient and of the sum."""
+    """A weight of several `stages`, the first of which sums its gradients. `held`: the weight in this process, by
+    stage; `to_first`, `from_first`: by stage except the first, the transfers of its gradient and of the sum."""
 
     stages: tuple[int, ...]
     held: dict[int, WeightHolder]

@@ -1,7 +1,7 @@
-"""Programs that differentiate inside (`torch.autograd.grad`, `torch.func.grad`, `vmap`, `jvp`), for exporters.
+"""Programs that differentiate inside (`torch.autograd.grad`, `torch.func.grad`, `vmap`, `jvp`), made exportable.
 
-Torch's exporter writes what a program calls above autograd, where gradients and transforms of `torch.func` leave no
-trace, and fails. Here the program is traced as it comes below them: what they do is operators of ATen by then.
+Torch's exporter traces above autograd, where gradients and transforms of `torch.func` leave no trace, and fails. Here
+the program is traced below them, where they have become operators of ATen.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ def _owned(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _forms() -> dict[Any, Any]:
-    """Of what autograd calls in backward alone, in operators of forward passes: exporters have no forms of it."""
+    """Operators that autograd calls only in backward, in terms of operators of forward passes: exporters have no forms
+    of them."""
     of_backward = {func: form for func, form in decomposition_table.items() if "_backward" in str(func)}
     return {**of_backward, torch.ops.aten.convolution_backward.default: _convolution_backward}
 
@@ -62,7 +63,8 @@ def _convolution_backward(
     padding: Sequence[int], dilation: Sequence[int], transposed: bool, output_padding: Sequence[int], groups: int,
     wanted: Sequence[bool],
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
-    """Gradients of the value, the weight and the bias, as convolutions. Neither ONNX nor torch has a form of it."""
+    """Gradients of the value, the weight and the bias, as convolutions; neither ONNX nor torch has a form of this
+    operator."""
     del bias_sizes, output_padding
     size = zip(value.shape[2:], gradient.shape[2:], weight.shape[2:], stride, padding, dilation, strict=True)
     rest = [own - ((out - 1) * step - 2 * pad + wide * (kernel - 1) + 1) for own, out, kernel, step, pad, wide in size]
@@ -95,7 +97,7 @@ def _by_channel(value: Tensor, groups: int, *, first: bool) -> Tensor:
 
 @contextlib.contextmanager
 def ending_transforms() -> Iterator[None]:
-    """Ends transforms of `torch.func` that an exporter that failed has left under way: all that torch does later in the
+    """Ends transforms of `torch.func` that a failed exporter has left active: everything that torch does later in the
     process would be part of them."""
     begun = torch._C._functorch.get_dynamic_layer_stack_depth()  # noqa: SLF001 - there is no public name
     refused = torch._C._autograd._saved_tensors_hooks_get_disabled_error_message()  # noqa: SLF001

@@ -1,4 +1,4 @@
-"""Programs with complex numbers as ones with pairs of real numbers, for ONNX, which has no complex ones.
+"""Complex numbers as pairs of real ones, since ONNX has no complex numbers.
 
 A module is exported as a graph once and run node by node, with a pair in place of every complex tensor; so a second
 export sees real tensors alone. What has no form here (transforms of Fourier) is given complex numbers, made of pairs:

@@ -1,4 +1,4 @@
-"""Decompositions of matrices, for which ONNX has no operators, by what they cost: products of matrices of their sizes.
+"""Stand-ins for matrix decompositions, which ONNX lacks: matrix products of the same sizes and cost.
 
 Each form has the operands and the shapes of the decomposition and not its values, which no plan needs. Programs run
 torch's, on every process whole.

@@ -1,4 +1,4 @@
-"""Factories: functions of somebody's package that build a module and its inputs, named as `my_pkg.module:build`."""
+"""Factories: functions of a user's package that build a module and its inputs, named as `my_pkg.module:build`."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""Shapes that depend on data, at their largest, for plans: every entry of a mask is taken.
+"""Upper bounds on data-dependent shapes, for plans: every entry of a mask is taken.
 
-A graph that plans are made of has no shapes but fixed ones, and no branches. What a mask picks (`x[mask]`,
-`masked_select`, `nonzero`) is therefore planned as if it picked everything; programs run with what it really picks, on
-every process whole.
+The planner's graphs have fixed shapes and no branches. The result of a mask (`x[mask]`, `masked_select`, `nonzero`) is
+therefore planned as if the mask took everything; programs run with the actual result, whole on every process.
 """
 
 from __future__ import annotations
@@ -29,11 +28,11 @@ Numbers = np.ndarray
 
 
 class LargestShapes(TorchFunctionMode):  # type: ignore[misc]
-    """Within the context, what masks pick has the largest shape that it can have. Where a program looks at the places
-    of what a mask picks (a loop over experts that have tokens), it is told all places."""
+    """Context: results of masks have their largest possible shape. A program that looks at the positions in a mask's
+    result (a loop over experts that have tokens) sees all positions."""
 
     def __init__(self) -> None:
-        """`guesses`: whether a condition that depends on data is taken not to hold; `guessed`: how often it was."""
+        """`guesses`: whether a condition that depends on data is assumed to be false; `guessed`: how often it was."""
         super().__init__()
         self._known: dict[int, tuple[Tensor, Numbers]] = {}
         self._packed = PackedSequences()
@@ -68,7 +67,7 @@ class LargestShapes(TorchFunctionMode):  # type: ignore[misc]
         return made
 
     def _places(self, args: Sequence[Any], *, as_tuple: bool) -> Any:
-        """`nonzero` and `where` of one tensor: the places of all entries."""
+        """`nonzero` and `where` of one tensor: the positions of all entries."""
         if len(args) != 1 or not args[0].dim():
             return NotImplemented
         shape = args[0].shape
@@ -82,7 +81,7 @@ class LargestShapes(TorchFunctionMode):  # type: ignore[misc]
         return columns
 
     def _note(self, made: Any, numbers: Any) -> None:
-        """Let the numbers in the tensors that have been `made` be known."""
+        """Records that the numbers in the tensors `made` are known."""
         if isinstance(made, (tuple, list)) and numbers is not None:
             for each, own in zip(made, numbers, strict=True):
                 self._note(each, np.asarray(own))
@@ -167,8 +166,9 @@ def _ctc(
     reduction: Any = "mean",
     zero_infinity: bool = False,
 ) -> Tensor:
-    """A CTC loss, for which ONNX has no operator, by what it costs: chances of every label at every time, added up
-    over paths and times. It has the operands and the shape of the loss and not its value, which no plan needs."""
+    """A stand-in for a CTC loss, for which ONNX has no operator, with the same cost: the probability of every label at
+    every time, summed over paths and times. It has the operands and the shape of the loss and not its value, which no
+    plan needs."""
     del input_lengths, target_lengths, blank, zero_infinity
     many = log_probs if log_probs.dim() == 3 else log_probs.unsqueeze(1)
     times, rows = many.shape[:2]
@@ -182,7 +182,7 @@ def _ctc(
 
 
 def _counts(input: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Any:  # noqa: A002 - as torch
-    """How often numbers below `minlength` are there, which they are taken to be."""
+    """`bincount` with numbers assumed to be below `minlength`."""
     if not minlength:
         return NotImplemented
     same = input.unsqueeze(-1) == torch.arange(minlength, device=input.device)

@@ -1,4 +1,4 @@
-"""ONNX forms of operators of torch that its exporter has none for: running values, medians, diagonals that are set."""
+"""ONNX forms of torch operators that its exporter lacks: cumulative values, medians, assignment to diagonals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A module -> an ONNX graph that plans can be made of: its own names, its own tensors, no weights.
+"""From a module to an ONNX graph for planning: with its own parameter names and tensors, without weights.
 
 `torch.onnx.export` writes it, without its optimizer, which makes weights of its own. What a module returns beside
 tensors (caches of keys and values) is left out.
@@ -78,7 +78,7 @@ _GUESSED = "the model has branches that depend on data: it is planned as if thei
 
 
 def _exported(model: nn.Module, args: Any, kwargs: Any, names: list[str], shapes: LargestShapes) -> Any:
-    """Without guesses, if that can be."""
+    """The export without guesses about conditions, if possible."""
     try:
         return _in_real_numbers(model, args, kwargs, names)
     except Exception as problem:
@@ -100,7 +100,7 @@ def _in_real_numbers(model: nn.Module, args: Any, kwargs: Any, names: list[str])
 
 
 def _traced(model: nn.Module, args: Any, kwargs: Any, names: list[str]) -> Any:
-    """By torch's exporter; what it cannot trace, once more as it comes below autograd."""
+    """The program traced by torch's exporter; if that fails, traced below autograd."""
     try:
         with ending_transforms():
             return _by_torch(model, args, kwargs, names)
@@ -134,8 +134,8 @@ def _check_packages() -> None:
 
 
 def _input_names(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[str]:
-    """What the tensors among the arguments are called: as the arguments that they are, or are in; behind `input.` where
-    a tensor of the module, or another argument, is called so."""
+    """The names of the tensors among the arguments: those of the arguments that they are, or are in; with the prefix
+    `input.` if a tensor of the module, or another argument, has that name."""
     pairs = [*zip(argument_names(model, args, kwargs), args, strict=True), *kwargs.items()]
     found, taken = list[str](), set(_owned(model.model if isinstance(model, WithLoss) else model))
     for name, value in pairs:
@@ -155,8 +155,8 @@ def _step(key: Any) -> str:
 
 @contextlib.contextmanager
 def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Every module as in evaluation, and then as it was; none takes a fast path that has no gradients, nor looks into a
-    mask to find out that it is causal."""
+    """Context: every module is in evaluation mode, and restored afterwards; none takes a fast path that has no
+    gradients, nor checks whether a mask is causal."""
     trained = [module for module in model.modules() if module.training]
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
@@ -211,8 +211,9 @@ _READ = ("pkg.torch.onnx.name_scopes", "pkg.onnxscript.optimizer.folded_from")
 
 
 def _strip(program: Any, model: nn.Module) -> None:
-    """Let the tensors of the module be in another file, which nobody opens; leave out what nobody reads; and call no
-    value as a tensor of the module, which torch does for a buffer `index` and what an operator of that name makes."""
+    """Moves the tensors of the module to an external file that nobody opens; removes tensors that nothing reads; and
+    renames values with the name of a module's tensor, which torch gives to a buffer `index` and to the result of an
+    operator of that name."""
     import onnx_ir  # noqa: PLC0415 - as above
 
     graph, owned = program.model.graph, _owned(model)
@@ -253,8 +254,8 @@ def _owned(model: nn.Module) -> dict[str, Tensor]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without what torch says of packages and of its own deprecations, which no user can help, and without the graph
-    that it prints where it fails."""
+    """Context: suppresses torch's messages about packages and its own deprecations, which no user can act on, and the
+    graph that it prints if it fails."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)

@@ -47,7 +47,8 @@ def plan(
 
 
 def _placeable(found: Plan, read: Model, mesh: str | None, asked: Mapping[str, Any]) -> Plan:
-    """`found`, or the fastest plan in which weights that torch could not place as in it are cut over fewer axes."""
+    """`found`, or the fastest plan in which weights that torch cannot place as in `found` are sharded over
+    fewer axes."""
     pins = list(dict.fromkeys(_fewer_axes(found)))
     if not pins:
         return found

@@ -1,4 +1,4 @@
-"""What an export cannot do, in words, and what helps."""
+"""Errors of exports that fail, with the reason and what helps."""
 
 from __future__ import annotations
 
@@ -78,8 +78,8 @@ def is_of_data(problem: BaseException) -> bool:
 
 
 def is_of_tracing(problem: BaseException) -> bool:
-    """Whether torch could not write a module as a graph of its own, which is before ONNX has to do with it, or has
-    written operators of backward into it."""
+    """Whether torch could not trace a module as a graph of its own, before the conversion to ONNX, or has written
+    operators of backward into it."""
     found = (_OPERATOR.search(str(each)) for each in _chain(problem))
     is_backward = any(operator is not None and "_backward" in operator[1] for operator in found)
     return is_backward or any(type(each).__name__ == "TorchExportError" for each in _chain(problem))

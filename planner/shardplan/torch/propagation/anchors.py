@@ -1,8 +1,8 @@
-"""Anchors: values of a program that are known by the weight that they are made of.
+"""Anchors: values of a program that are identified by the weight from which they are made.
 
-Where plan and program write an expression in other steps, signatures of all that follows differ. A weight is the same
-in both, whatever came before. If the plan makes one value of it, and a program makes of it a value of that shape, this
-is that value; and what the program has beside the weight is what the plan has beside it.
+If plan and program write an expression in different steps, the signatures of everything after it differ. A weight is
+the same in both. If the plan makes one value from it, and the program makes a value of that shape from it, both are the
+same value; and the operand beside the weight in the program is the operand beside it in the plan.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from shardplan.torch.propagation.plan_graph import BIASED, Anchor, Key, PlanGrap
 
 
 def anchors_of(plan: Plan, graph: PlanGraph) -> dict[Key, Anchor]:
-    """By key of a weight, or of a view of one, of which the plan makes one value."""
+    """By key of a weight, or of a view of one, from which the plan makes one value."""
     parameters = (each.name for each in plan.tensors if each.role == "parameter")
     weights = {graph.keys[name].signature for name in parameters if name in graph.keys}
     made: dict[Key, set[Anchor]] = {}
@@ -26,7 +26,7 @@ def anchors_of(plan: Plan, graph: PlanGraph) -> dict[Key, Anchor]:
 
 
 def _made(graph: PlanGraph, operator: OperatorDecision) -> Iterator[tuple[Key, Anchor]]:
-    """Every operand of an operator as a program has it, and what it is an anchor of if it is a weight."""
+    """Every operand of an operator in the program's form, with its anchor if it is a weight."""
     results = [graph.keys[name] for name in operator.outputs if name in graph.keys]
     for result in results:
         operands = [name for name in operator.inputs if name in graph.keys]

@@ -11,8 +11,8 @@ from shardplan.torch.propagation.engine import Engine
 
 
 def check_conformance(engine: Engine) -> None:
-    """Refuse a forward pass that was not the plan's: operations without a rule, moves that no plan asked for, and moves
-    of the plan that nothing in the program answers to.
+    """Refuses a forward pass that differs from the plan's: operations without a rule, moves that no plan has, and moves
+    of the plan that the program has no place for.
 
     Raises `ShardplanError`: `without_rule-operation`, `unplanned-move`, `unrealised-move`.
     """
@@ -22,8 +22,8 @@ def check_conformance(engine: Engine) -> None:
 
 
 def warn_of_differences(engine: Engine) -> None:
-    """One warning for all that `check_conformance` would refuse in the first forward pass, which is right, but not the
-    plan's."""
+    """One warning with everything that `check_conformance` would refuse in the first forward pass, whose result is
+    right but not computed as planned."""
     said = "; ".join(fault.summary for fault in _faults(engine))
     if said and engine.groups.rank == 0:
         warnings.warn(f"the model does not run as planned, it sends and computes more: {said}", stacklevel=2)

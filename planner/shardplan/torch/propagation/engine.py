@@ -81,11 +81,11 @@ class Record:
 class Engine:
     """Runs calls under a plan. `constants`: tensors of the plan that the program has whole on every process.
 
-    `is_running`: whether a forward pass is under way; `takes_gradients`: whether it, or the last one, does; `weight_of`
-    gives what stands for a weight while the model runs, for the tensor in which it is stored, or None. Of the operation
-    under way: `_operation`, the lineage of its results, and `_moves`, how many moves it has made. `returned`: what
-    functions of the program have returned and others have read in this pass, and its version then, by node of autograd
-    and number of the result.
+    `is_running`: whether a forward pass is under way; `takes_gradients`: whether it, or the last one, takes gradients;
+    `weight_of` gives the replacement of a weight while the model runs, for the tensor in which it is stored, or None.
+    For the current operation: `_operation`, the lineage of its results, and `_moves`, the number of its moves.
+    `returned`: results of the program's functions that others have read in this pass, with their versions then, by
+    autograd node and number of the result.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class Engine:
 
     @contextlib.contextmanager
     def beside_plan(self) -> Iterator[None]:
-        """While operations run that the plan does not have: nothing is looked up in it or recorded."""
+        """Context: operations outside of the plan run; nothing is looked up in the plan or recorded."""
         graph, record = self.graph, self.record
         self.graph, self.record, self.is_beside_plan = PlanGraph(graph.signatures), Record(), True
         try:
@@ -116,8 +116,8 @@ class Engine:
             self.graph, self.record, self.is_beside_plan = graph, record, False
 
     def lasting(self) -> torch.set_grad_enabled:
-        """While a form of a value is made that later readers share: its gradient comes back even if the first of them
-        reads with gradients off (`torch.no_grad`, the `forward` of a function of the program)."""
+        """Context: a form of a value is made that later readers share; its gradient comes back even if the first of
+        them reads with gradients off (`torch.no_grad`, the `forward` of a function of the program)."""
         return torch.set_grad_enabled(self.takes_gradients or torch.is_grad_enabled())
 
     def with_backend(self, backend: Backend) -> Engine:
@@ -141,7 +141,7 @@ class Engine:
         return Value(tensor, layout, tuple(shape), dtype, grad, Key(CONSTANT, tuple(shape)))
 
     def run_rule(self, rule: Rule, op: Op) -> Any:
-        """The results of an operation by its rule, with their lineage, if moves are told apart by it."""
+        """The results of an operation by its rule, with their lineage, if moves are identified by it."""
         if not self.backend.tells_lineage:
             return rule(self, op)
         before = self._operation, self._moves
@@ -180,8 +180,8 @@ class Engine:
         ]
 
     def _anchored(self, call: Call) -> Sequence[Key]:
-        """The keys of a call's results; of one that the plan does not know, that of what it makes of a weight among the
-        operands, and then also what stands beside the weight gets its key from the plan."""
+        """The keys of a call's results. If the plan does not know them, and an operand is a weight, the key of what the
+        plan makes from that weight; then the operand beside the weight gets its key from the plan too."""
         graph = self.graph
         if len(call.keys) != 1 or call.keys[0] in graph.values:
             return call.keys
@@ -223,8 +223,8 @@ class Engine:
         return value if value.layout == wanted else self._move(value, wanted, "", "", inner=inner)
 
     def kept(self, value: Value) -> Value:
-        """A value in the kept layout of the end of its chain of elementwise operators, which may have more links in the
-        plan than in the program, or fewer."""
+        """A value in the kept layout of the end of its chain of elementwise operators; the chain may have more or fewer
+        links in the plan than in the program."""
         end = self.graph.ends.get(value.key[:3])
         if end is None or value.key == end:
             return value
@@ -256,7 +256,7 @@ class Engine:
         return value.forms.pop("served") if last else value.forms["served"]
 
     def read(self, value: Value, results: Sequence[Key]) -> Value:
-        """A value as the operator of the plan reads it that makes `results`."""
+        """A value in the layout in which the operator of the plan that makes `results` reads it."""
         for result in results:
             read = self.graph.reads.get((value.key, result))
             if read is None and value.key[:3] != result[:3]:
@@ -267,7 +267,7 @@ class Engine:
         return value
 
     def has_read(self, value: Value, result: Key) -> bool:
-        """Whether an operator of the plan reads a value, or the end of its chain, and makes `result`."""
+        """Whether an operator of the plan that makes `result` reads a value, or the end of its chain."""
         end = self.graph.ends.get(value.key[:3], value.key)
         return (value.key, result) in self.graph.reads or (end, result) in self.graph.reads
 
@@ -276,7 +276,7 @@ class Engine:
         return key in self.graph.values
 
     def write(self, target: Any, made: Value) -> None:
-        """Let `target`, a value or a constant, be `made`: what an operation does that changes an operand in place."""
+        """Sets `target`, a value or a constant, to `made`, after an in-place operation."""
         if not isinstance(target, Value):
             whole = self.convert(made, Layout.replicated(len(self.groups.mesh)), inner=True)
             target.copy_(whole.local.detach())
@@ -303,7 +303,7 @@ class Engine:
         return Value(local, target, value.shape, value.dtype, value.grad, value.key, lineage=value.lineage)
 
     def _label(self, value: Value, tensor: str, reader: str) -> Label:
-        """Of a move: the value, and which of the moves of the operation under way it is."""
+        """The label of a move: the value, and the number of the move within the current operation."""
         if not self.backend.tells_lineage:
             return Label(tensor)
         self._moves += 1

@@ -1,4 +1,4 @@
-"""Lineage: what a value has been computed by, told alike by all processes.
+"""Lineage: the operations that computed a value, in a form that is equal in all processes.
 
 Signatures (see `shardplan.torch.propagation.signatures`) know what plan and program share, and nothing of constants. A
 lineage tells any two values of a program apart: it is a digest of the operations, their arguments and their operands.
@@ -35,7 +35,7 @@ class Lineage(NamedTuple):
 
 
 def leaf(*parts: object) -> Lineage:
-    """The lineage of what no operation has made: a weight, an argument, a gradient."""
+    """The lineage of a value that no operation has made: a weight, an argument, a gradient."""
     return Lineage(digest_of(*parts))
 
 

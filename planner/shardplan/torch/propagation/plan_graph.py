@@ -35,8 +35,8 @@ BIASED = frozenset(("Gemm", "Conv", "ConvTranspose"))
 
 
 class Key(NamedTuple):
-    """A value as plan and program both know it: what it is, its whole shape, how its dims have been permuted since they
-    were made, and its place in a chain of elementwise operators that leave all that as it is."""
+    """A value as plan and program both know it: its signature, its whole shape, the permutation of its dims since it
+    was made, and its place in a chain of elementwise operators that change none of these."""
 
     signature: int
     shape: tuple[int, ...]
@@ -60,7 +60,7 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class Anchor:
-    """What the plan makes of a weight, and of which other value; None where there are several, or none."""
+    """The value that the plan makes from a weight, and the other operand; None if there are several, or none."""
 
     result: Key
     partner: Key | None
@@ -69,10 +69,9 @@ class Anchor:
 @dataclass
 class PlanGraph:
     """`values`: the plan's tensors by key, `keys`: the other way round; `ends`: the last key of every chain; `reads`:
-    by key of the value and of what is made of it; `readers`: how many there are of each value; `steps`: how the next
-    link of a chain reads a value, and its key; `alike`: (tensor, reader) that has the key of an earlier one and is
-    moved as that, which stands for both; `tiles`: as `_tiles`; `anchors`: see `shardplan.torch.propagation.anchors`.
-    """
+    by key of the value and of the result; `readers`: the number of readers of each value; `steps`: how the next link of
+    a chain reads a value, and its key; `alike`: (tensor, reader) with the key of an earlier one and the same moves,
+    which stands for both; `tiles`: as `_tiles`; `anchors`: see `shardplan.torch.propagation.anchors`."""
 
     signatures: Signatures
     values: dict[Key, TensorDecision] = field(default_factory=dict)
@@ -112,7 +111,7 @@ def plan_graph(plan: Plan, constants: Container[str] = frozenset()) -> PlanGraph
 
 def _tiles(plan: Plan, tensors: Mapping[str, TensorDecision]) -> dict[tuple[str, int], int]:
     """(operator, result) -> its number among the pieces of one shape that together make up a value. A program that cuts
-    two equal values so (rows of a rotary table, in every block) takes the same pieces of both."""
+    two equal values in this way (rows of a rotary table, in every block) takes the same pieces of both."""
     taken: dict[tuple[str, tuple[int, ...]], list[tuple[str, int]]] = {}
     for operator in plan.operators:
         if operator.op_type in _PIECES or operator.op_type in _LOOKUPS:
@@ -156,8 +155,8 @@ def _enter_reads(graph: PlanGraph, operator: OperatorDecision, results: Sequence
 
 
 def _made_of_factor(graph: PlanGraph, operator: OperatorDecision, position: int, results: Sequence[Key]) -> list[Key]:
-    """What a program, in which there is only a product and then a sum, makes of a factor: the product, or the factor's
-    transpose first."""
+    """The value that a program makes from a factor, where it has a product followed by a sum: the product, or the
+    factor's transpose first."""
     factor = factor_of(graph, operator, position)
     if factor is not None and factor != graph.keys[operator.inputs[position]]:
         return [factor]
@@ -165,7 +164,7 @@ def _made_of_factor(graph: PlanGraph, operator: OperatorDecision, position: int,
 
 
 def factor_of(graph: PlanGraph, operator: OperatorDecision, position: int) -> Key | None:
-    """A factor of a product to which something is added, turned as a program has it; None for a constant."""
+    """A factor of a product to which something is added, in the program's orientation; None for a constant."""
     key = graph.keys.get(operator.inputs[position])
     if key is None or operator.op_type != "Gemm":
         return key

@@ -22,9 +22,8 @@ Dims = tuple[Factors, ...]
 @dataclass(eq=False, slots=True)
 class Value:
     """A tensor of global `shape`. `local`: the part of this process (or a node of a graph under construction);
-    `layout`: dual pairs where `grad` (a gradient comes back), else plain. `forms`: other layouts it has been brought
-    to, `reads`: how often it has been read there; `lineage`: what tells it from all others, while that is asked for.
-    """
+    `layout`: dual pairs if `grad` (a gradient comes back), else plain. `forms`: other layouts to which it has been
+    moved, `reads`: how often it has been read there; `lineage`: its identity, if requested."""
 
     local: Any
     layout: Layout
@@ -43,7 +42,7 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """Where a call runs: layouts of operands and results, axes by factor, coordinates of this process."""
+    """The environment of a call: layouts of operands and results, axes by factor, coordinates of this process."""
 
     mesh: Mesh
     coordinates: tuple[int, ...]
@@ -98,7 +97,7 @@ class Call:
 
     @property
     def question(self) -> Hashable:
-        """All that its split follows from: calls with equal ones are split alike."""
+        """Everything that the split of a call follows from: calls with equal values are split alike."""
         return (
             tuple((value.layout, tuple(value.shape), value.grad) for value in self.operands), tuple(self.dims),
             tuple(self.results), tuple(map(tuple, self.shapes)), tuple(self.sizes.items()), self.whole, self.linear,
@@ -109,7 +108,7 @@ class Call:
 @dataclass(frozen=True, slots=True)
 class Pieces:
     """A dim of factor `factor` that consists of pieces of `sizes`; `joins`: the operands are the pieces and the result
-    is the whole (else the other way round). `taken`: the pieces that are there, by position."""
+    is the whole (else the other way round). `taken`: the positions of the existing pieces."""
 
     factor: str
     sizes: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""Attention: by torch's kernel where every process has whole heads, else as the product of products that it is."""
+"""Attention: torch's kernel if every process has whole heads, else the matrix products that it consists of."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Normalisations of channels: of a batch, of groups, of instances. Statistics over a split dim come from all parts."""
+"""Normalisations of channels (batch, group, instance). Statistics over a split dim combine all parts."""
 
 from __future__ import annotations
 

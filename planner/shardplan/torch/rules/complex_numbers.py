@@ -1,4 +1,4 @@
-"""Complex numbers and pairs of real ones; transforms of Fourier."""
+"""Complex numbers and pairs of real ones; Fourier transforms."""
 
 from __future__ import annotations
 

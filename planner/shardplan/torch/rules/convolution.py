@@ -1,4 +1,4 @@
-"""Convolutions: the batch, the channels in and out, and groups may be split; space is whole."""
+"""Convolutions: batch, input and output channels, and groups may be split; space is whole."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Indices: rows taken by number, elements gathered, scattered and added by number, items set.
+"""Indexing: rows by number, gather and scatter by number, assignment to items.
 
 The dim that numbers point into is whole; dims that values and numbers share, and those that are only carried along,
 stay split.

@@ -1,4 +1,4 @@
-"""Several tensors of numbers as an index, and items set by numbers or by masks.
+"""Indexing by several tensors, and assignment to items by numbers or masks.
 
 Dims that numbers point into are whole; those that are only carried along stay split, and so does one in which the
 numbers are those of the rows themselves (`x[arange(len(x))[:, None], chosen]`).

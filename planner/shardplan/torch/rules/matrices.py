@@ -1,4 +1,4 @@
-"""Functions of matrices, each of a batch by itself: rows and columns are whole, dims of the batch may be split."""
+"""Functions of batches of matrices: rows and columns are whole, batch dims may be split."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Norms and variances of dims: by torch's kernels where these are whole, else from sums over all parts."""
+"""Norms and variances over dims: torch's kernels if the dims are whole, else from sums over all parts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Softmax and normalisations: by torch's kernels where their dims are whole, else from statistics of all parts."""
+"""Softmax and normalisations: torch's kernels if their dims are whole, else from statistics of all parts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a program asks of a value as a number of Python: `item`, `bool(x)`, `float(x)`, `number in x`."""
+"""Python numbers from values: `item`, `bool(x)`, `float(x)`, `number in x`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Products that sum over dims, and lookups."""
+"""Products that sum over dims, and embedding lookups."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recurrent layers and cells, alike on every device.
+"""Recurrent layers and cells, replicated on every device.
 
 Torch's own dispatch would take `lstm` or `lstm_cell` apart into what the device, the dtype and the build of torch offer
 (cuDNN's, oneDNN's or MIOpen's layer, fused cells, a loop). Here a layer is one operation, as in a plan: sequences are

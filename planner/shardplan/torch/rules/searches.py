@@ -1,4 +1,4 @@
-"""Places of values among sorted ones: `searchsorted` and `bucketize`."""
+"""Binary search in sorted values: `searchsorted` and `bucketize`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pieces of a dim: splits, slices, indexing, and concatenation."""
+"""Splits, slices, indexing, and concatenation along a dim."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Functions of windows of space (pools, interpolation), whose space is whole, and padding, whose padded dims are."""
+"""Spatial windows (pooling, interpolation), whose space is whole, and padding, whose padded dims are whole."""
 
 from __future__ import annotations
 

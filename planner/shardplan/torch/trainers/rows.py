@@ -1,4 +1,4 @@
-"""Batches of which every process has read rows of its own, for models under plans that want them in other layouts."""
+"""Batches whose processes each read their own rows, for models under plans with other input layouts."""
 
 from __future__ import annotations
 

@@ -51,9 +51,9 @@ class RealRoPE(ComplexRoPE):  # type: ignore[misc]
 
 
 def plannable(spec: ModelSpec) -> ModelSpec:
-    """`spec` with what ONNX can write: causal scaled dot-product attention and rotary tables in real numbers.
+    """`spec` in a form that ONNX can express: causal scaled dot-product attention and rotary tables in real numbers.
 
-    Unlike FlexAttention, that attention does not see where the documents of a row end.
+    Unlike FlexAttention, this attention does not separate the documents of a row.
     """
     made = replace(spec, model=copy.deepcopy(spec.model))
     for _, found, parent, place in list(made.traverse((FlexAttention.Config, VarlenAttention.Config))):

@@ -1,4 +1,4 @@
-"""torchtitan's initialisation of a model under a plan: with the numbers that one process draws."""
+"""torchtitan's initialisation of a model under a plan, with the random numbers of a single process."""
 
 from __future__ import annotations
 
