@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import warnings
 from collections.abc import Container, Iterator
 from typing import Any
 
@@ -17,6 +16,8 @@ from torch.nn.modules import transformer
 from torch.utils import _pytree as pytree
 
 from shardplan.errors import ShardplanError, error
+from shardplan.torch.exported.own_functions import marking_own_functions, remember_calls
+from shardplan.torch.exported.untraceable import having, refusing_untraceable
 from shardplan.torch.plain_forms import in_plain_forms
 from shardplan.torch.rules.function_names import in_place
 from shardplan.torch.rules.views import is_view
@@ -26,13 +27,15 @@ def export_program(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
     """The model as a graph, by `torch.export`. Raises `ShardplanError` (`cannot-export`)."""
     try:
         with (
-            _telling_own_functions(),
-            _refusing_hooks(),
+            marking_own_functions() as calls,
+            refusing_untraceable(),
             without_looking_into_masks(),
             in_plain_forms(),
             with_fake_parameters(model, args, kwargs) as given,
         ):
             program = torch.export.export(model, *given, strict=False)
+    except ShardplanError:
+        raise
     except Exception as problem:
         text = str(problem).strip().splitlines()
         summary = f"torch.export cannot write this model as a graph: {text[0] if text else type(problem).__name__}"
@@ -45,46 +48,9 @@ def export_program(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
             summary = f"'{node.name}' has a shape that depends on data, and a graph has fixed ones"
             hint = "apply a plan without stages with parallelize, or write it with masks: torch.where, masked_fill"
             raise ShardplanError(error("cannot-export", summary, hint=hint))
-    return _without_changed_views(program)
-
-
-@contextlib.contextmanager
-def _having(holder: Any, name: str, made: Any) -> Iterator[None]:
-    """What torch calls `name` in one of its modules or classes is `made` within."""
-    kept = vars(holder)[name]
-    setattr(holder, name, made)
-    try:
-        yield
-    finally:
-        setattr(holder, name, kept)
-
-
-@contextlib.contextmanager
-def _telling_own_functions() -> Iterator[None]:
-    """Warns of every `autograd.Function` of the program that runs within: a graph has what its `forward` does, and the
-    gradient of that."""
-    apply, met = vars(torch.autograd.Function)["apply"], set[str]()
-
-    def told(cls: type[torch.autograd.Function], *args: Any, **kwargs: Any) -> Any:
-        if cls.__name__ not in met:
-            said = f"{cls.__name__} is an autograd.Function, of which a graph has the forward alone"
-            warnings.warn(f"{said}: its gradient is that of its forward; parallelize runs its backward", stacklevel=2)
-        met.add(cls.__name__)
-        return apply.__func__(cls, *args, **kwargs)
-
-    with _having(torch.autograd.Function, "apply", classmethod(told)):
-        yield
-
-
-@contextlib.contextmanager
-def _refusing_hooks() -> Iterator[None]:
-    """Refuses programs that run within and change the gradient of a value by a hook: a graph would leave it out."""
-
-    def refused(*_: Any) -> Any:
-        raise RuntimeError("it hooks the gradient of a value (Tensor.register_hook), which a graph leaves out")
-
-    with _having(torch.Tensor, "register_hook", refused):
-        yield
+    program = _without_changed_views(program)
+    remember_calls(program.graph_module, calls)
+    return program
 
 
 def changes_view(node: fx.Node) -> bool:
@@ -120,7 +86,7 @@ def without_looking_into_masks() -> Iterator[None]:
         del mask, size
         return bool(is_causal)
 
-    with _having(transformer, "_detect_is_causal_mask", told):
+    with having(transformer, "_detect_is_causal_mask", told):
         yield
 
 

@@ -20,6 +20,8 @@ from shardplan.plan.types import TensorDecision
 from shardplan.runtime.names import Named
 from shardplan.torch.applied_plan import AppliedPlan
 from shardplan.torch.arguments import input_value, match_inputs, output_tensor, refuse_shape
+from shardplan.torch.exported.own_backward import with_own_backward
+from shardplan.torch.exported.own_functions import call_of, is_marker
 from shardplan.torch.exported.program import argument_names, changes_view, input_specs, user_outputs
 from shardplan.torch.exported.writer import Traced, Writer
 from shardplan.torch.gradients.bucketing import BucketedWeights
@@ -220,10 +222,16 @@ class GraphRewriter:
         if node.target is torch.ops.higher_order.wrap_with_set_grad_enabled:
             return self._part(node)
         args, kwargs = self._given(node.args), self._given(node.kwargs)
+        if is_marker(node):
+            return with_own_backward(call_of(node), args[:3], self.applied, self.engine, self.writer)
         if node.target is operator.getitem:
             return args[0][args[1]]
         if not node.users and not in_place(node.target):
             return None  # checks of metadata
+        return self._operation(node, args, kwargs)
+
+    def _operation(self, node: fx.Node, args: Any, kwargs: Any) -> Any:
+        """An operator of torch, of values or of constants."""
         leaves = pytree.tree_leaves((args, kwargs))
         if any(isinstance(leaf, Value) for leaf in leaves):
             changes = in_place(node.target)

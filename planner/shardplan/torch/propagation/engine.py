@@ -15,6 +15,7 @@ from collections.abc import Callable, Container, Hashable, Iterator, Mapping, Se
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
+from weakref import WeakValueDictionary
 
 import torch
 
@@ -85,7 +86,8 @@ class Engine:
     gives what stands for a weight while the model runs, for the tensor in which it is stored, or None. Of the operation
     under way: `_operation`, the lineage of its results, and `_moves`, how many moves it has made. `returned`: what
     functions of the program have returned and others have read in this pass, and its version then, by node of autograd
-    and number of the result.
+    and number of the result; `functions`: those of which results have been read, by the identity of that node, which
+    they hold.
     """
 
     def __init__(
@@ -102,6 +104,7 @@ class Engine:
         self.is_running = self.takes_gradients = False
         self.weight_of: Callable[[Any], Any] = lambda _: None
         self.returned: dict[tuple[Any, int], tuple[Value, int]] = {}
+        self.functions: WeakValueDictionary[int, Any] = WeakValueDictionary()
         self._operation: Lineage | None = None
         self._moves = 0
 
