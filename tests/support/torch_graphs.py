@@ -54,11 +54,16 @@ class Changing(torch.autograd.Function):
 
 
 class Hard(nn.Module):
-    """Views changed in place, norms of a dim that may be split, elements of each row by number."""
+    """Views changed in place, norms of a dim that may be split, elements of each row by number, a module that is called
+    as a keyword of Python is."""
+
+    level: Tensor
 
     def __init__(self, kind: str = "") -> None:
         super().__init__()
         self.first, self.second, self.kind = nn.Linear(8, 16), nn.Linear(16, 8), kind
+        self.add_module("in", nn.Linear(16, 16, bias=False))
+        self.register_buffer("level", torch.ones(16))
 
     def forward(self, x: Tensor, chosen: Tensor) -> Tensor:
         h = self.first(x)
@@ -66,12 +71,39 @@ class Hard(nn.Module):
         h[:, 4] = h[:, 5] * 2
         h.transpose(0, 1)[0].add_(1.0)
         rows = h / h.norm(dim=-1, keepdim=True)
+        rows = getattr(self, "in")(rows)
         picked = self.second(rows)[torch.arange(len(x), device=x.device)[:, None], chosen]
         if self.kind == "own function":
             made, sums, largest = WEIGHED(h, self.first.bias, 0.5)
             picked = picked + made.mean() + 0.1 * sums.mean() + 0.01 * largest.to(made.dtype).mean()
         if self.kind == "checkpoint":
             picked = picked + checkpoint(self.second, h, use_reentrant=True).mean()
+        if self.kind == "buffers":
+            self.level[2:4] *= 0.5
+            with torch.no_grad():
+                self.level.mul_(0.9).add_(h.mean((0, 1)), alpha=0.1)
+            picked = picked * self.level.mean()
+        if self.kind == "no gradients":
+            with torch.no_grad():
+                weighed = self.second(h)
+                weighed[:, 1:3] *= 0.5
+            picked = picked + weighed.mean() * h.mean()
+        if self.kind == "mapped":
+            state = {name: torch.stack([each, each * 2]) for name, each in self.second.named_parameters()}
+            both = torch.func.vmap(lambda own: torch.func.functional_call(self.second, own, (h,)))(state)
+            picked = picked + both.square().mean()
+        if self.kind == "number":
+            picked = picked / (1 + h.abs().mean().item())
+        if self.kind == "number of entries":
+            picked = picked.clamp(max=h.abs().mean().item())
+        if self.kind == "changed weight":
+            with torch.no_grad():
+                self.first.bias.clamp_(-0.1, 0.1)
+        if self.kind == "changed without gradients":
+            with torch.no_grad():
+                picked.mul_(0.5)
+        if self.kind == "branch":
+            picked = picked * 2 if h.sum() > 0 else picked
         if self.kind == "dropout":
             picked = f.dropout(picked, 0.5, self.training)
         if self.kind == "changing function":

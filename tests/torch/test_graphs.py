@@ -23,7 +23,10 @@ def test_views_that_are_changed_and_norms_of_split_dims(four, model, how):
         assert gradient_error < 1e-5
 
 
-@pytest.mark.parametrize("kind", ["own function", "checkpoint", "hooked weight"])
+KINDS = ("own function", "checkpoint", "hooked weight", "buffers", "no gradients", "mapped", "number")
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_gradients_are_those_that_the_program_says(four, model, kind):
     for loss_error, gradient_error in four.run("torch_graphs", "train", forced_plan(model, "2x2", seed=1), kind):
         assert loss_error < 1e-5
@@ -51,6 +54,10 @@ SAID = {
     "gradient inside": "a graph cannot hold all of this model: it differentiates inside (torch.autograd.grad)\nhint: a",
     "frozen inside": "it says while it runs whether a weight takes a gradient (requires_grad_)\nhint: say it before",
     "added gradient": "error[hooked-parameter]: parameter 'second.weight' has a hook that is called when its gradient",
+    "number of entries": "'clamp.default' takes a number that is read of a tensor ('item')\nhint: apply a plan without",
+    "changed weight": "a graph cannot hold all of this model: it changes the weight 'first.bias' in place while it",
+    "changed without gradients": "it changes 'index' in place where gradients are off (torch.no_grad)\nhint: apply a ",
+    "branch": "write this model as a graph: a shape or a branch of it depends on the values of tensors\n  Could not ",
     "gradient of an input": "error[input-gradient]: input 'x' is to have a gradient, which this graph does not bring",
 }
 

@@ -18,6 +18,7 @@ from shardplan.runtime.issue_order import Mark, Marks
 from shardplan.torch.collectives.order import Label, content_of
 from shardplan.torch.collectives.routes import Route
 from shardplan.torch.execution import WHOLE, LocalExecution
+from shardplan.torch.exported.attribute_paths import AttributePath
 from shardplan.torch.process_groups import ProcessGroups
 from shardplan.torch.propagation.engine import Backend
 
@@ -174,7 +175,7 @@ class Writer:
         """A tensor that the root module holds."""
         tensor = attrgetter(name)(self.root)
         content = content_of(tensor) if type(tensor) in WHOLE else 0.0
-        return Traced.of(self.graph.get_attr(name), meta, self, content)
+        return Traced.of(self.graph.get_attr(AttributePath(name)), meta, self, content)
 
     @property
     def tells_lineage(self) -> bool:
