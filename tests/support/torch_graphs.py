@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.nn import functional as f
+from torch.utils.checkpoint import checkpoint
 from torch_cases import _gradient_error, mesh_of
 
 import shardplan.torch
@@ -14,13 +16,36 @@ from shardplan.errors import ShardplanError
 from shardplan.plan.types import Plan
 
 
-class Doubled(torch.autograd.Function):
-    """Whose backward is not that of its forward."""
+class Weighed(torch.autograd.Function):
+    """Of two results, whose backward is not that of its forward: it reads an argument, a weight, an attribute and what
+    forward has made."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, factor: float) -> tuple[Tensor, Tensor, Tensor]:
+        made, largest = torch.tanh(x) * weight, x.argmax(-1)
+        ctx.save_for_backward(x, weight)
+        ctx.found, ctx.factor = {"made": made}, factor
+        ctx.mark_non_differentiable(largest)
+        return made, x.sum(-1), largest
+
+    @staticmethod
+    def backward(ctx: Any, of_made: Tensor, of_sum: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        of_x = of_made * weight * ctx.factor + of_sum.unsqueeze(-1) + ctx.found["made"] * 0.1
+        return of_x, (of_made * x).sum(tuple(range(x.dim() - 1))), None
+
+
+WEIGHED = Weighed.apply
+"""As programs keep it: what is called is the function that torch had at import."""
+
+
+class Changing(torch.autograd.Function):
+    """It changes its argument."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
-        del ctx
-        return x * 1
+        ctx.mark_dirty(x)
+        return x.mul_(2)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
@@ -29,11 +54,16 @@ class Doubled(torch.autograd.Function):
 
 
 class Hard(nn.Module):
-    """Views changed in place, norms of a dim that may be split, elements of each row by number."""
+    """Views changed in place, norms of a dim that may be split, elements of each row by number, a module that is called
+    as a keyword of Python is."""
+
+    level: Tensor
 
     def __init__(self, kind: str = "") -> None:
         super().__init__()
         self.first, self.second, self.kind = nn.Linear(8, 16), nn.Linear(16, 8), kind
+        self.add_module("in", nn.Linear(16, 16, bias=False))
+        self.register_buffer("level", torch.ones(16))
 
     def forward(self, x: Tensor, chosen: Tensor) -> Tensor:
         h = self.first(x)
@@ -41,39 +71,96 @@ class Hard(nn.Module):
         h[:, 4] = h[:, 5] * 2
         h.transpose(0, 1)[0].add_(1.0)
         rows = h / h.norm(dim=-1, keepdim=True)
+        rows = getattr(self, "in")(rows)
         picked = self.second(rows)[torch.arange(len(x), device=x.device)[:, None], chosen]
         if self.kind == "own function":
-            picked = Doubled.apply(picked)
+            made, sums, largest = WEIGHED(h, self.first.bias, 0.5)
+            picked = picked + made.mean() + 0.1 * sums.mean() + 0.01 * largest.to(made.dtype).mean()
+        if self.kind == "checkpoint":
+            picked = picked + checkpoint(self.second, h, use_reentrant=True).mean()
+        if self.kind == "buffers":
+            self.level[2:4] *= 0.5
+            with torch.no_grad():
+                self.level.mul_(0.9).add_(h.mean((0, 1)), alpha=0.1)
+            picked = picked * self.level.mean()
+        if self.kind == "no gradients":
+            with torch.no_grad():
+                weighed = self.second(h)
+                weighed[:, 1:3] *= 0.5
+            picked = picked + weighed.mean() * h.mean()
+        if self.kind == "mapped":
+            state = {name: torch.stack([each, each * 2]) for name, each in self.second.named_parameters()}
+            both = torch.func.vmap(lambda own: torch.func.functional_call(self.second, own, (h,)))(state)
+            picked = picked + both.square().mean()
+        if self.kind == "number":
+            picked = picked / (1 + h.abs().mean().item())
+        if self.kind == "number of entries":
+            picked = picked.clamp(max=h.abs().mean().item())
+        if self.kind == "changed weight":
+            with torch.no_grad():
+                self.first.bias.clamp_(-0.1, 0.1)
+        if self.kind == "changed without gradients":
+            with torch.no_grad():
+                picked.mul_(0.5)
+        if self.kind == "branch":
+            picked = picked * 2 if h.sum() > 0 else picked
+        if self.kind == "dropout":
+            picked = f.dropout(picked, 0.5, self.training)
+        if self.kind == "changing function":
+            picked = Changing.apply(picked)
         if self.kind == "hook":
             picked.register_hook(lambda gradient: gradient * 2)
+        if self.kind == "gradient inside":
+            picked = torch.autograd.grad(picked.sum(), x, create_graph=True)[0]
+        if self.kind == "frozen inside":
+            self.first.weight.requires_grad_(False)
         return picked[picked > 0].sum() if self.kind == "shape of data" else picked.square().sum()
 
 
 def seeded(kind: str = "") -> tuple[nn.Module, tuple[Tensor, ...]]:
     """The model and a batch, the same in every process."""
     torch.manual_seed(0)
-    return Hard(kind), (torch.randn(4, 8, 8), torch.randint(8, (4, 2)))
+    model = Hard(kind)
+    if kind == "hooked weight":
+        model.second.weight.register_hook(lambda gradient: gradient * (gradient > gradient.mean()))
+    if kind == "added gradient":
+        model.second.weight.register_post_accumulate_grad_hook(lambda _: None)
+    if kind == "hooked module":
+        model.second.register_full_backward_hook(lambda *_: None)
+    return model, (torch.randn(4, 8, 8), torch.randint(8, (4, 2)))
 
 
-def train(plan: Plan) -> tuple[float, float]:
-    """Errors of the loss and the gradients of a graph under a plan."""
-    (model, batch), (reference, _) = seeded(), seeded()
+def train(plan: Plan, kind: str = "", against: str = "one process") -> tuple[float, float]:
+    """Errors, of the loss relative, and of the gradients, of a graph under a plan, beside one process or what
+    `parallelize` gives."""
+    (model, batch), (reference, _) = seeded(kind), seeded(kind)
     graph = shardplan.torch.parallelize_exported(model, batch, plan, mesh_of(plan), strict=False, ignore=("*",))
-    ours, theirs = graph(*batch), reference(*batch)
+    if against == "parallelize":
+        shardplan.torch.parallelize(reference, plan, mesh_of(plan), strict=False, ignore=("*",))
+    torch.manual_seed(1)
+    ours = graph(*batch)
+    torch.manual_seed(1)
+    theirs = reference(*batch)
     ours.backward()
     theirs.backward()
-    return abs(ours.full_tensor().item() - theirs.item()), _gradient_error(graph, reference)
+    loss = theirs.full_tensor() if isinstance(theirs, DTensor) else theirs
+    return abs(ours.full_tensor().item() / loss.item() - 1), _gradient_error(graph, reference)
+
+
+def dropped(plan: Plan) -> list[float]:
+    """Losses of a graph with dropout, twice with the same seed and once with another."""
+    model, batch = seeded("dropout")
+    graph = shardplan.torch.parallelize_exported(model, batch, plan, mesh_of(plan), strict=False, ignore=("*",))
+    return [(torch.manual_seed(seed), graph(*batch).full_tensor().item())[1] for seed in (1, 1, 2)]
 
 
 def told(plan: Plan, kind: str) -> str:
     """What is said of a model that a graph cannot hold, or not all of."""
     model, batch = seeded(kind)
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
-        try:
-            graph = shardplan.torch.parallelize_exported(model, batch, plan, mesh_of(plan), strict=False, ignore=("*",))
-            if kind == "gradient of an input":
-                graph(batch[0].requires_grad_(), batch[1])
-        except ShardplanError as problem:
-            return str(problem)
-    return "\n".join(str(each.message) for each in said)
+    try:
+        graph = shardplan.torch.parallelize_exported(model, batch, plan, mesh_of(plan), strict=False, ignore=("*",))
+        if kind == "gradient of an input":
+            graph(batch[0].requires_grad_(), batch[1])
+    except ShardplanError as problem:
+        return str(problem)
+    return ""

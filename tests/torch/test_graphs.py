@@ -23,10 +23,41 @@ def test_views_that_are_changed_and_norms_of_split_dims(four, model, how):
         assert gradient_error < 1e-5
 
 
+KINDS = ("own function", "checkpoint", "hooked weight", "buffers", "no gradients", "mapped", "number")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_are_those_that_the_program_says(four, model, kind):
+    for loss_error, gradient_error in four.run("torch_graphs", "train", forced_plan(model, "2x2", seed=1), kind):
+        assert loss_error < 1e-5
+        assert gradient_error < 1e-5
+
+
+@pytest.mark.parametrize("kind", ["own function", "hooked weight"])
+def test_a_graph_does_what_the_program_does_under_the_same_plan(four, model, kind):
+    plan = forced_plan(model, "2x2", recipe="ZeRO-3")
+    for loss_error, gradient_error in four.run("torch_graphs", "train", plan, kind, "parallelize"):
+        assert loss_error < 1e-6
+        assert gradient_error < 1e-6
+
+
+def test_a_graph_draws_what_it_drops(four, model):
+    for one, same, another in four.run("torch_graphs", "dropped", forced_plan(model, "2x2", recipe="ZeRO-3")):
+        assert one == same != another
+
+
 SAID = {
     "shape of data": "error[cannot-export]: 'index_1' has a shape that depends on data, and a graph has fixed ones",
-    "own function": "Doubled is an autograd.Function, of which a graph has the forward alone: its gradient is that of ",
-    "hook": "this model as a graph: it hooks the gradient of a value (Tensor.register_hook), which a graph leaves out",
+    "changing function": "Changing, an autograd.Function, changes its argument (mark_dirty)\nhint: let it return a",
+    "hook": "a graph cannot hold all of this model: it hooks the gradient of a value (Tensor.register_hook)\nhint: a",
+    "hooked module": "a module in it has full backward hooks (register_full_backward_hook)\nhint: hook the gradients",
+    "gradient inside": "a graph cannot hold all of this model: it differentiates inside (torch.autograd.grad)\nhint: a",
+    "frozen inside": "it says while it runs whether a weight takes a gradient (requires_grad_)\nhint: say it before",
+    "added gradient": "error[hooked-parameter]: parameter 'second.weight' has a hook that is called when its gradient",
+    "number of entries": "'clamp.default' takes a number that is read of a tensor ('item')\nhint: apply a plan without",
+    "changed weight": "a graph cannot hold all of this model: it changes the weight 'first.bias' in place while it",
+    "changed without gradients": "it changes 'index' in place where gradients are off (torch.no_grad)\nhint: apply a ",
+    "branch": "write this model as a graph: a shape or a branch of it depends on the values of tensors\n  Could not ",
     "gradient of an input": "error[input-gradient]: input 'x' is to have a gradient, which this graph does not bring",
 }
 

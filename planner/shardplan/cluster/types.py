@@ -17,8 +17,9 @@ class GemmEfficiency:
     """The share of the peak that a matrix product of local sizes m, n, k reaches: e * m/(m+m0) * n/(n+n0) * k/(k+k0).
     `sustained`: the share of that which a whole step keeps, as a device holds its highest clocks for a second and not
     for hours. `attention`: the efficiency of attention relative to plain products (None: 0.6), whose two products are
-    narrow and wait for the softmax; on a device with `Device.attention` a factor of that (None: 1). `narrow`: share of their peak that products of 8 bits reach, None for the measured value of most
-    devices; `grouped`: the efficiency of grouped products of many experts relative to plain products."""
+    narrow and wait for the softmax; on a device with `Device.attention` a factor of that (None: 1). `narrow`: share
+    of their peak that products of 8 bits reach, None for the measured value of most devices; `grouped`: the
+    efficiency of grouped products of many experts relative to plain products."""
 
     e: float = 0.75
     m0: float = 64.0

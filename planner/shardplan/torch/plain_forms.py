@@ -20,6 +20,7 @@ _ATTENTION = functional.scaled_dot_product_attention
 _CROSS_ENTROPY, _GAUSSIAN = functional.cross_entropy, functional.gaussian_nll_loss
 _SEARCH, _BUCKETS = torch.searchsorted, torch.bucketize
 _COVARIANCE, _CORRELATION = torch.cov, torch.corrcoef
+_EQUAL = torch.equal
 
 
 def embedding_bag(
@@ -212,6 +213,11 @@ def correlation(input: Tensor) -> Tensor:  # noqa: A002 - as torch
     return (made / spread.unsqueeze(1) / spread.unsqueeze(0)).clamp(-1, 1)
 
 
+def are_equal(input: Tensor, other: Tensor) -> bool:  # noqa: A002 - as torch
+    """`torch.equal`, which looks at numbers, as a comparison whose answer is looked at."""
+    return input.shape == other.shape and bool((input == other).all())
+
+
 def trace(input: Tensor) -> Tensor:  # noqa: A002 - as torch
     """The sum of a diagonal."""
     return input.diagonal().sum()
@@ -291,6 +297,7 @@ def in_plain_forms() -> Iterator[None]:
     """Within the context, modules call the simpler functions."""
     torch.cdist, torch.searchsorted, torch.bucketize = distances, searchsorted, bucketize
     torch.cov, torch.corrcoef = covariance, correlation
+    torch.equal = are_equal
     checks = Distribution._validate_args  # noqa: SLF001 - there is no public way to read it
     Distribution.set_default_validate_args(False)  # it looks at numbers, and a graph has none
     for name, form in _OF_FUNCTIONAL.items():
@@ -301,6 +308,7 @@ def in_plain_forms() -> Iterator[None]:
         Distribution.set_default_validate_args(checks)
         torch.cdist, torch.searchsorted, torch.bucketize = _DISTANCES, _SEARCH, _BUCKETS
         torch.cov, torch.corrcoef = _COVARIANCE, _CORRELATION
+        torch.equal = _EQUAL
         for name, own in _OWN.items():
             setattr(functional, name, own)
 

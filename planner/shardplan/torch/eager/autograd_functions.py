@@ -7,8 +7,9 @@ engine's. It is then put into the graph of local tensors as one function, whose 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -27,39 +28,61 @@ Wrap = Callable[[Value, Engine], Any]
 """Makes a planned tensor."""
 
 
-@dataclass(frozen=True)
-class _Applied:
-    """A function that has run: `node` is its context; `inputs`: those that take a gradient, by position; `output`: its
-    result `number`, in the layout in which its gradient comes back. Each of several results has its own object:
-    `backward` is linear, and the gradients of all add up."""
+@dataclass(eq=False)
+class AppliedFunction:
+    """A function that has run. `prepared` gives its backward with what it has saved, brought now, which takes the
+    gradients of all results, of these shapes and dtypes (None: of what is no tensor); `inputs`: those that take a
+    gradient, by position. `_outputs`: the results that have been read, without what this process has of them;
+    `_arrived`: their gradients in the backward pass under way."""
 
-    node: Any
+    prepared: Callable[[], Callable[..., Any]]
+    results: Sequence[tuple[tuple[int, ...], torch.dtype] | None]
     engine: Engine
     inputs: Sequence[tuple[int, Value]]
-    output: Value
-    number: int
     wrap: Wrap
+    _outputs: dict[int, Value] = field(default_factory=dict)
+    _arrived: dict[int, Tensor] = field(default_factory=dict)
 
-    def gradients(self, local: Tensor) -> list[Tensor | None]:
-        """The gradients of the inputs in their layouts, given the gradient of the output in its layout."""
-        output, engine = self.output, self.engine
-        key = Key(engine.graph.signatures.leaf("gradient"), output.shape)
-        told = output.lineage.then("gradient") if output.lineage else None
-        given = Value(local, output.layout.gradient, output.shape, local.dtype, False, key, lineage=told)
-        context = _Context(self.node)
-        with engine.beside_plan():
-            results = [
-                self.wrap(given, engine) if number == self.number else self._nothing(of)
-                for number, of in enumerate(self.node._input_metadata)  # noqa: SLF001 - there is no public name
+    def opened(self) -> OpenedFunction:
+        """The function as a node of autograd."""
+        with torch.enable_grad():
+            return OpenedFunction(self, _Joint.apply(self, *(of.local for _, of in self.inputs)))
+
+    def read(self, number: int, value: Value) -> Value:
+        """The result `number`, `value`, in the layout in which its gradient comes back."""
+        layout = _differentiable(value.layout, [of.layout for _, of in self.inputs])
+        made = replace(value, layout=layout, grad=True, forms={})
+        self._outputs[number] = replace(made, local=None)
+        return made
+
+    def arrive(self, number: int, gradient: Tensor) -> None:
+        """The gradient of a result has come back."""
+        self._arrived[number] = gradient
+
+    def gradients(self) -> list[Tensor | None]:
+        """Of the inputs, as each takes it, for the gradients of the results."""
+        arrived, self._arrived = self._arrived, {}
+        backward = self.prepared()  # what a checkpoint computes for it again has a place in the plan
+        with self.engine.beside_plan():
+            given = [
+                self._gradient(arrived[number], self._outputs[number]) if number in arrived else of and self._zeros(*of)
+                for number, of in enumerate(self.results)
             ]
-            made = self.node._forward_cls.backward(context, *results)  # noqa: SLF001 - as torch does
+            made = backward(*given)
             found = made if isinstance(made, tuple) else (made,)
             return [self._local(found[position], value) for position, value in self.inputs]
 
-    def _nothing(self, of: Any) -> Any:
-        """The gradient of another result: zeros."""
-        zeros = torch.zeros(tuple(of.shape), dtype=of.dtype, device=self.output.local.device)
-        return self.wrap(self.engine.constant(zeros, zeros.shape), self.engine)
+    def _gradient(self, local: Tensor, output: Value) -> Any:
+        """The gradient of a result, as it has come back."""
+        key = Key(self.engine.graph.signatures.leaf("gradient"), output.shape)
+        told = output.lineage.then("gradient") if output.lineage else None
+        layout = output.layout.gradient
+        return self.wrap(Value(local, layout, output.shape, local.dtype, False, key, lineage=told), self.engine)
+
+    def _zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> Any:
+        """The gradient of a result that nothing has come back for."""
+        zeros = torch.zeros(shape, dtype=dtype, device=self.engine.groups.device)
+        return self.wrap(self.engine.constant(zeros, shape), self.engine)
 
     def _local(self, gradient: Any, of: Value) -> Tensor | None:
         if gradient is None:
@@ -67,6 +90,49 @@ class _Applied:
         value = gradient.value if hasattr(gradient, "value") else self.engine.constant(gradient, gradient.shape)
         made: Tensor = self.engine.convert(value, of.layout.gradient, inner=True).local
         return made
+
+
+@dataclass(eq=False)
+class OpenedFunction:
+    """A function as a node of autograd, which comes after all of its results have their gradients: `tokens`, one for
+    each result, hold them together. Results refer to it, and it to nothing that does."""
+
+    applied: AppliedFunction
+    tokens: Sequence[Tensor]
+
+    def result(self, number: int, value: Value) -> Value:
+        """A result with its gradient."""
+        made = self.applied.read(number, value)
+        with torch.enable_grad():
+            local = _Result.apply(self, number, value.local, self.tokens[number])
+        return replace(made, local=local)
+
+
+class _Joint(torch.autograd.Function):  # type: ignore[misc]
+    """The tokens of a function's results, behind which its backward runs, once."""
+
+    @staticmethod
+    def forward(ctx: Any, applied: AppliedFunction, *inputs: Tensor) -> tuple[Tensor, ...]:
+        ctx.applied = applied
+        return tuple(torch.zeros((), device=inputs[0].device) for _ in applied.results)
+
+    @staticmethod
+    def backward(ctx: Any, *tokens: Tensor) -> tuple[Tensor | None, ...]:
+        del tokens
+        return None, *ctx.applied.gradients()
+
+
+class _Result(torch.autograd.Function):  # type: ignore[misc]
+    @staticmethod
+    def forward(ctx: Any, opened: OpenedFunction, number: int, local: Tensor, token: Tensor) -> Tensor:
+        del token
+        ctx.opened, ctx.number = opened, number
+        return local.detach()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        ctx.opened.applied.arrive(ctx.number, gradient)
+        return None, None, None, torch.zeros((), device=gradient.device)
 
 
 class _Context:
@@ -79,19 +145,6 @@ class _Context:
         return getattr(self._node, name)
 
 
-class _Run(torch.autograd.Function):  # type: ignore[misc]
-    @staticmethod
-    def forward(ctx: Any, applied: _Applied, *inputs: Tensor) -> Tensor:
-        del inputs
-        ctx.applied = applied
-        made: Tensor = applied.output.local.detach()
-        return made
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        return None, *ctx.applied.gradients(gradient)
-
-
 def with_gradient(value: Value, node: Any, number: int, engine: Engine, wrap: Wrap) -> Value:
     """The result `value` of a function of the program, connected to its gradient. `node`: torch's record of the
     function, of which it is result `number`.
@@ -99,12 +152,17 @@ def with_gradient(value: Value, node: Any, number: int, engine: Engine, wrap: Wr
     Raises `ShardplanError` (`lost-gradient`) for reentrant checkpoints, results of another function that this one has
     not read, and arguments that have been changed since.
     """
-    inputs = _inputs(node, engine)
-    layout = _layout(value.layout, [of.layout for _, of in inputs])
-    applied = _Applied(node, engine, inputs, replace(value, layout=layout), number, wrap)
-    with torch.enable_grad():
-        local = _Run.apply(applied, *(of.local for _, of in inputs))
-    return replace(value, local=local, layout=layout, grad=True, forms={})
+    opened = engine.functions.get(id(node))
+    if opened is None:
+        results = [(tuple(of.shape), of.dtype) for of in node._input_metadata]  # noqa: SLF001 - no public name
+
+        def prepared() -> Callable[..., Any]:
+            return functools.partial(backward_of(node._forward_cls), _Context(node))  # noqa: SLF001 - as torch does
+
+        opened = AppliedFunction(prepared, results, engine, _inputs(node, engine), wrap).opened()
+        engine.functions[id(node)] = opened
+    made: Value = opened.result(number, value)
+    return made
 
 
 def _inputs(node: Any, engine: Engine) -> list[tuple[int, Value]]:
@@ -155,8 +213,16 @@ def _lost(node: Any, why: str) -> Diagnostic:
     return error("lost-gradient", summary, hint=hint)
 
 
-def _layout(forward: Layout, inputs: Sequence[Layout]) -> Layout:
-    """If all inputs take partial gradients of whole values, so does a whole result."""
+def backward_of(function: Any) -> Callable[..., Any]:
+    """What a function of the program has for its backward, under one of two names."""
+    base = torch.autograd.Function
+    found: Callable[..., Any] = function.backward if function.vjp is base.vjp else function.vjp
+    return found
+
+
+def _differentiable(forward: Layout, inputs: Sequence[Layout]) -> Layout:
+    """The layout of a result and its gradient, of what is in `forward`. Where all inputs take partial gradients of
+    whole values, so does a result that is whole."""
     placements = [
         RP if p == R and all(layout.placements[axis] == RP for layout in inputs) else p
         for axis, p in enumerate(forward.placements)

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import warnings
 from collections.abc import Container, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch._functorch import predispatch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, InputSpec, OutputKind, TensorArgument
 from torch.nn.modules import transformer
 from torch.utils import _pytree as pytree
 
-from shardplan.errors import ShardplanError, error
+from shardplan.errors import Diagnostic, ShardplanError, error
+from shardplan.torch.exported.attribute_paths import writing_keywords
+from shardplan.torch.exported.grad_modes import inline_grad_modes, refuse_changed_weights
+from shardplan.torch.exported.numbers import numbers_as_tensors
+from shardplan.torch.exported.own_functions import marking_own_functions, remember_calls
+from shardplan.torch.exported.untraceable import having, refusing_untraceable
 from shardplan.torch.plain_forms import in_plain_forms
+from shardplan.torch.planning.refusals import cause_of
 from shardplan.torch.rules.function_names import in_place
 from shardplan.torch.rules.views import is_view
 
@@ -26,69 +32,45 @@ def export_program(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
     """The model as a graph, by `torch.export`. Raises `ShardplanError` (`cannot-export`)."""
     try:
         with (
-            _telling_own_functions(),
-            _refusing_hooks(),
+            marking_own_functions() as calls,
+            refusing_untraceable(),
             without_looking_into_masks(),
             in_plain_forms(),
             with_fake_parameters(model, args, kwargs) as given,
         ):
             program = torch.export.export(model, *given, strict=False)
+    except ShardplanError:
+        raise
     except Exception as problem:
-        text = str(problem).strip().splitlines()
-        summary = f"torch.export cannot write this model as a graph: {text[0] if text else type(problem).__name__}"
-        hint = "apply a plan without stages with parallelize: it needs no graph"
-        if "not a known type" in summary or "pytree" in summary:
-            hint = f"return tensors, in tuples or dicts (Hugging Face: use_cache=False), or {hint}"
-        raise ShardplanError(error("cannot-export", summary, hint=hint)) from problem
+        raise ShardplanError(_refusal(problem)) from problem
     for node in program.graph.nodes:
         if not all(isinstance(size, int) for size in getattr(node.meta.get("val"), "shape", ())):
             summary = f"'{node.name}' has a shape that depends on data, and a graph has fixed ones"
             hint = "apply a plan without stages with parallelize, or write it with masks: torch.where, masked_fill"
             raise ShardplanError(error("cannot-export", summary, hint=hint))
-    return _without_changed_views(program)
+    inline_grad_modes(program)
+    refuse_changed_weights(program)
+    program = _in_known_operators(program)
+    numbers_as_tensors(program)
+    remember_calls(program.graph_module, calls)
+    return program
 
 
-@contextlib.contextmanager
-def _having(holder: Any, name: str, made: Any) -> Iterator[None]:
-    """What torch calls `name` in one of its modules or classes is `made` within."""
-    kept = vars(holder)[name]
-    setattr(holder, name, made)
-    try:
-        yield
-    finally:
-        setattr(holder, name, kept)
+def _refusal(problem: Exception) -> Diagnostic:
+    said = (str(problem).strip().splitlines() or [type(problem).__name__])[0]
+    hint = "apply a plan without stages with parallelize: it needs no graph"
+    if "not a known type" in said or "pytree" in said:
+        hint = f"return tensors, in tuples or dicts (Hugging Face: use_cache=False), or {hint}"
+    found = cause_of(said)
+    if found is None:
+        return error("cannot-export", f"torch.export cannot write this model as a graph: {said}", hint=hint)
+    why, helps = found
+    summary = f"torch.export cannot write this model as a graph: {why}"
+    return error("cannot-export", summary, detail=said, hint=f"{hint}; or {helps}")
 
 
-@contextlib.contextmanager
-def _telling_own_functions() -> Iterator[None]:
-    """Context: warns about every `autograd.Function` of the program that runs, since a graph has the operations of its
-    `forward` and their gradient."""
-    apply, met = vars(torch.autograd.Function)["apply"], set[str]()
-
-    def told(cls: type[torch.autograd.Function], *args: Any, **kwargs: Any) -> Any:
-        if cls.__name__ not in met:
-            said = f"{cls.__name__} is an autograd.Function, of which a graph has the forward alone"
-            warnings.warn(f"{said}: its gradient is that of its forward; parallelize runs its backward", stacklevel=2)
-        met.add(cls.__name__)
-        return apply.__func__(cls, *args, **kwargs)
-
-    with _having(torch.autograd.Function, "apply", classmethod(told)):
-        yield
-
-
-@contextlib.contextmanager
-def _refusing_hooks() -> Iterator[None]:
-    """Context: refuses programs that change the gradient of a value by a hook, which a graph would leave out."""
-
-    def refused(*_: Any) -> Any:
-        raise RuntimeError("it hooks the gradient of a value (Tensor.register_hook), which a graph leaves out")
-
-    with _having(torch.Tensor, "register_hook", refused):
-        yield
-
-
-def changes_view(node: fx.Node) -> bool:
-    """Whether an operator changes a view, or a tensor whose views are read later."""
+def _changes_view(node: fx.Node) -> bool:
+    """Whether an operator changes a view, or what views of it are read of."""
     if node.op != "call_function" or not in_place(node.target) or not isinstance(node.args[0], fx.Node):
         return False
     changed, later = node.args[0], set(itertools.takewhile(lambda each: each.op != "output", _after(node)))
@@ -102,14 +84,18 @@ def _after(node: fx.Node) -> Iterator[fx.Node]:
         yield node
 
 
-def _without_changed_views(program: ExportedProgram) -> ExportedProgram:
-    """Rewrites a program that changes views in place as one without in-place changes; a program that also changes
-    buffers is left as it is."""
-    if not any(map(changes_view, program.graph.nodes)):
-        return program
-    made = program.run_decompositions({})
-    is_pure = all(spec.kind == OutputKind.USER_OUTPUT for spec in made.graph_signature.output_specs)
-    return made if is_pure else program
+def _in_known_operators(program: ExportedProgram) -> ExportedProgram:
+    """A program that changes views in place, or has transforms of `torch.func` in it (`vmap`), as one that does
+    neither, nor anything else in place: what buffers are to be is among its results."""
+    if any(_is_of_transform(node) or _changes_view(node) for node in program.graph.nodes):
+        with writing_keywords():
+            return program.run_decompositions({})
+    return program
+
+
+def _is_of_transform(node: fx.Node) -> bool:
+    module = getattr(node.target, "__module__", "")
+    return node.op == "call_function" and bool(module == predispatch.__name__)
 
 
 @contextlib.contextmanager
@@ -121,7 +107,7 @@ def without_looking_into_masks() -> Iterator[None]:
         del mask, size
         return bool(is_causal)
 
-    with _having(transformer, "_detect_is_causal_mask", told):
+    with having(transformer, "_detect_is_causal_mask", told):
         yield
 
 
@@ -207,6 +193,14 @@ def is_tensor_argument(spec: InputSpec) -> bool:
 def argument_names(program: ExportedProgram) -> list[str]:
     """The tensors that a program is called with, in order."""
     return [name for name, spec in input_specs(program).items() if is_tensor_argument(spec)]
+
+
+def changed_buffers(program: ExportedProgram) -> dict[str, fx.Node]:
+    """Nodes of what buffers are to be, by their names, of a program that changes nothing in place."""
+    node = next(node for node in program.graph.nodes if node.op == "output")
+    specs = program.graph_signature.output_specs
+    kind = OutputKind.BUFFER_MUTATION
+    return {str(spec.target): each for each, spec in zip(node.args[0], specs, strict=True) if spec.kind == kind}
 
 
 def user_outputs(program: ExportedProgram) -> list[Any]:

@@ -20,7 +20,9 @@ from shardplan.plan.types import TensorDecision
 from shardplan.runtime.names import Named
 from shardplan.torch.applied_plan import AppliedPlan
 from shardplan.torch.arguments import input_value, match_inputs, output_tensor, refuse_shape
-from shardplan.torch.exported.program import argument_names, changes_view, input_specs, user_outputs
+from shardplan.torch.exported.own_backward import with_own_backward
+from shardplan.torch.exported.own_functions import call_of, is_marker
+from shardplan.torch.exported.program import argument_names, changed_buffers, input_specs, user_outputs
 from shardplan.torch.exported.writer import Traced, Writer
 from shardplan.torch.gradients.bucketing import BucketedWeights
 from shardplan.torch.parameters.distribution import local_shard, parameter_value
@@ -28,21 +30,13 @@ from shardplan.torch.parameters.fused import part_name, parts_of
 from shardplan.torch.propagation.engine import Engine
 from shardplan.torch.propagation.values import Value
 from shardplan.torch.rules.dispatch import apply
+from shardplan.torch.rules.elementwise import as_value
 from shardplan.torch.rules.function_names import in_place, out_of_place
 
 
 def write_back(stored: Tensor, local: Tensor) -> Tensor:
     """Sets the stored part of a buffer to `local`."""
     return stored.detach().copy_(local.detach())
-
-
-def _refuse_aliases(node: fx.Node) -> None:
-    """Raises `ShardplanError` (`changed-view`) for an operator that changes a view, or what views of it are read of."""
-    if changes_view(node):
-        changed = node.args[0]
-        summary = f"'{changed}' is changed in place by '{node.name}' and shares its memory with another tensor"
-        hint = "use shardplan.torch.parallelize, which follows views, or write it without a change in place"
-        raise ShardplanError(error("changed-view", summary, hint=hint))
 
 
 class LocalShard(nn.Module):  # type: ignore[misc]
@@ -116,18 +110,26 @@ class GraphRewriter:
         return outputs
 
     def _write_buffers(self, specs: Mapping[str, InputSpec]) -> None:
-        """Nodes that write back the buffers of the plan that the program has changed."""
+        """Nodes that write back the buffers that the program has changed."""
+        changed = changed_buffers(self.program)
         for node in self.program.graph.nodes:
-            spec, value = specs.get(node.name) if node.op == "placeholder" else None, self.values.get(node)
-            if spec is None or spec.kind != InputKind.BUFFER or not isinstance(value, Value):
+            spec = specs.get(node.name) if node.op == "placeholder" else None
+            if spec is None or spec.kind != InputKind.BUFFER or node not in self.values:
                 continue
+            own, made = self.values[node], changed.get(str(spec.target))
+            value = self.values.get(made, own) if made is not None else own
             named = self._named(spec)
-            assert named is not None
-            _, stored = self.weights.shards[named.decision.name]
-            if value.local is not stored:
-                local = self.engine.convert(value, named.layout, inner=True).local
-                for held, piece in self._pieces(str(spec.target), named, stored, local):
-                    self.writer.call(write_back, (held, piece), {})
+            if named is None and value is not own:
+                self.engine.write(own, as_value(self.engine, value))
+            elif named is not None and isinstance(value, Value):
+                self._write_buffer(str(spec.target), named, value)
+
+    def _write_buffer(self, name: str, named: Named, value: Value) -> None:
+        _, stored = self.weights.shards[named.decision.name]
+        if value.local is not stored:
+            local = self.engine.convert(value, named.layout, inner=True).local
+            for held, piece in self._pieces(name, named, stored, local):
+                self.writer.call(write_back, (held, piece), {})
 
     def _pieces(self, name: str, named: Named, stored: Traced, local: Any) -> list[tuple[Traced, Any]]:
         """The tensors in which a buffer is stored, with the new value of each."""
@@ -217,18 +219,20 @@ class GraphRewriter:
         return replace(value, local=part)
 
     def _call(self, node: fx.Node) -> Any:
-        if node.target is torch.ops.higher_order.wrap_with_set_grad_enabled:
-            return self._part(node)
         args, kwargs = self._given(node.args), self._given(node.kwargs)
+        if is_marker(node):
+            return with_own_backward(call_of(node), args[:3], self.applied, self.engine, self.writer)
         if node.target is operator.getitem:
             return args[0][args[1]]
         if not node.users and not in_place(node.target):
             return None  # checks of metadata
+        return self._operation(node, args, kwargs)
+
+    def _operation(self, node: fx.Node, args: Any, kwargs: Any) -> Any:
+        """An operator of torch, of values or of constants."""
         leaves = pytree.tree_leaves((args, kwargs))
         if any(isinstance(leaf, Value) for leaf in leaves):
             changes = in_place(node.target)
-            if changes:
-                _refuse_aliases(node)
             target = out_of_place(node.target) if isinstance(args[0], Value) else node.target
             made = apply(self.engine, target, args, kwargs)
             if changes and isinstance(made, Value):
@@ -236,22 +240,6 @@ class GraphRewriter:
                 return args[0]
             return made
         return self._constant(node, args, kwargs)
-
-    def _part(self, node: fx.Node) -> Any:
-        """A part of the program without gradients, or with gradients again; its nodes become nodes of this graph."""
-        takes, part, *operands = node.args
-        module = self.program.graph_module.get_submodule(part.target)
-        given = iter([self._given(operand) for operand in operands])
-        for inner in module.graph.nodes:
-            if inner.op == "placeholder":
-                value = next(given)
-                has_gradient = isinstance(value, Value) and value.grad and not takes
-                self.values[inner] = apply(self.engine, torch.detach, [value], {}) if has_gradient else value
-            elif inner.op == "call_function":
-                self.values[inner] = self._call(inner)
-            elif inner.op == "output":
-                return self._given(inner.args[0])
-        return None
 
     def _change(self, target: Any, made: Value) -> None:
         """The operand of an in-place operator, a value or a constant, is `made` from here on."""

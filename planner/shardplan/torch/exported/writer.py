@@ -18,6 +18,7 @@ from shardplan.runtime.issue_order import Mark, Marks
 from shardplan.torch.collectives.order import Label, content_of
 from shardplan.torch.collectives.routes import Route
 from shardplan.torch.execution import WHOLE, LocalExecution
+from shardplan.torch.exported.attribute_paths import AttributePath
 from shardplan.torch.process_groups import ProcessGroups
 from shardplan.torch.propagation.engine import Backend
 
@@ -174,7 +175,7 @@ class Writer:
         """A tensor that the root module holds."""
         tensor = attrgetter(name)(self.root)
         content = content_of(tensor) if type(tensor) in WHOLE else 0.0
-        return Traced.of(self.graph.get_attr(name), meta, self, content)
+        return Traced.of(self.graph.get_attr(AttributePath(name)), meta, self, content)
 
     @property
     def tells_lineage(self) -> bool:
@@ -227,6 +228,11 @@ class Writer:
         bucket = GradientBucket(self.backend, routes, label, *([flights] if flights is not None else ()))
         return self._several(bucket, [*locals_, *updates], routes, trains=True)
 
+    def results_of(self, module: nn.Module, given: Sequence[Traced], metas: Sequence[Tensor]) -> list[Traced]:
+        """The results, like `metas`, of a module of its own."""
+        made: list[Traced] = self._results(self._call(module, given), list(metas))
+        return made
+
     def _call(self, module: nn.Module, given: Sequence[Traced]) -> fx.Node:
         self._moves += 1
         name = f"move_{self._moves}"
@@ -237,14 +243,12 @@ class Writer:
         self, module: nn.Module, given: Sequence[Traced], routes: Sequence[Route], *, trains: bool
     ) -> list[Traced]:
         """The results of a module of weights, in the layouts to which `routes` lead."""
-        node = self._call(module, given)
         shapes = [local_shape(route.target.forward, self.mesh, route.shape) for route in routes]
         metas = [
             torch.empty(shape, dtype=traced.meta.dtype, device="meta", requires_grad=trains)
             for shape, traced in zip(shapes, given, strict=False)
         ]
-        made: list[Traced] = self._results(node, metas)
-        return made
+        return self.results_of(module, given, metas)
 
     def describe(self, local: Tensor) -> tuple[torch.dtype, bool]:
         """Dtype of a tensor, and whether a gradient comes back to it."""

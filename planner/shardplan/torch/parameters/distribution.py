@@ -15,6 +15,7 @@ from shardplan.runtime.names import Named
 from shardplan.torch.collectives.steps import shard_of_whole
 from shardplan.torch.gradients.bucketing import BucketedWeights
 from shardplan.torch.parameters.fused import Parts, parts_of
+from shardplan.torch.parameters.gradient_hooks import refuse_hooks, take_over_hooks
 from shardplan.torch.parameters.orientation import in_module_dims
 from shardplan.torch.placements import wrap
 from shardplan.torch.process_groups import ProcessGroups
@@ -36,12 +37,14 @@ def distribute(model: nn.Module, named: Mapping[str, Named], groups: ProcessGrou
         done.add((owner, attribute))
         tensor = getattr(owner, attribute)
         parts = parts_of(entry.layout, groups.mesh)
+        refuse_hooks(name, tensor, in_parts=parts is not None)
         if parts is not None:
             made_of_parts = FusedWeight(parts, groups, is_buffer=attribute in owner._buffers)  # noqa: SLF001 - as below
             parametrize.register_parametrization(owner, attribute, made_of_parts, unsafe=True)
             continue
         if id(tensor) not in made:
             made[id(tensor)] = distributed(tensor, entry.layout, groups)
+            take_over_hooks(tensor, made[id(tensor)], entry.layout, groups)
         if attribute in owner._parameters:  # noqa: SLF001 - a parameter is replaced in place
             owner._parameters[attribute] = made[id(tensor)]  # noqa: SLF001
         else:

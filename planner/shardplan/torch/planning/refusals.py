@@ -47,6 +47,11 @@ _CAUSES: tuple[tuple[str, str, str], ...] = (
         "it uses an attention kernel of its own",
         "use eager or scaled dot-product attention (Hugging Face: attn_implementation='eager' or 'sdpa')",
     ),
+    (
+        r"constant's list",
+        "it makes tensors that no graph sees (tensor.data)",
+        "read and change tensors themselves, under torch.no_grad() where gradients are to leave them out",
+    ),
     (r"meta tensor|from data", "it reads values of tensors while it runs", "keep what it reads as numbers"),
     (r"[sS]parse", "it uses sparse tensors", "use dense ones"),
 )
@@ -61,10 +66,16 @@ def refusal(problem: BaseException) -> Diagnostic:
     operator = _OPERATOR.search(everything)
     last = _first_line(said[-1]) if said else type(problem).__name__
     detail = f"torch has no ONNX form of {operator[1]}" if operator else last
-    for pattern, why, hint in _CAUSES:
-        if re.search(pattern, f"{operator[0]} {last}" if operator else last):
-            return error("cannot-export", f"torch cannot export this module: {why}", detail=detail, hint=hint)
-    return error("cannot-export", "torch cannot export this module", detail=detail, hint=_ELSE)
+    found = cause_of(f"{operator[0]} {last}" if operator else last)
+    if found is None:
+        return error("cannot-export", "torch cannot export this module", detail=detail, hint=_ELSE)
+    why, hint = found
+    return error("cannot-export", f"torch cannot export this module: {why}", detail=detail, hint=hint)
+
+
+def cause_of(said: str) -> tuple[str, str] | None:
+    """What a program does that torch says `said` of, and what helps; None where that is not known."""
+    return next(((why, hint) for pattern, why, hint in _CAUSES if re.search(pattern, said)), None)
 
 
 def is_of_complex_numbers(problem: BaseException) -> bool:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Container, Hashable, Iterator, Mapping, Se
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
+from weakref import WeakValueDictionary
 
 import torch
 
@@ -85,7 +86,8 @@ class Engine:
     `weight_of` gives the replacement of a weight while the model runs, for the tensor in which it is stored, or None.
     For the current operation: `_operation`, the lineage of its results, and `_moves`, the number of its moves.
     `returned`: results of the program's functions that others have read in this pass, with their versions then, by
-    autograd node and number of the result.
+    autograd node and number of the result; `functions`: those functions of which results have been read, by the
+    identity of the node, which they hold.
     """
 
     def __init__(
@@ -102,6 +104,7 @@ class Engine:
         self.is_running = self.takes_gradients = False
         self.weight_of: Callable[[Any], Any] = lambda _: None
         self.returned: dict[tuple[Any, int], tuple[Value, int]] = {}
+        self.functions: WeakValueDictionary[int, Any] = WeakValueDictionary()
         self._operation: Lineage | None = None
         self._moves = 0
 

@@ -55,6 +55,8 @@ def drop(local: torch.Tensor, rate: float, part: int, dims: int) -> torch.Tensor
     up; processes with the same `part` draw alike."""
     if has_torch_function_unary(local):
         return handle_torch_function(drop, (local,), local, rate, part, dims)
+    if local.is_meta:  # nothing is drawn
+        return local.clone()
     generator = torch.Generator(local.device).manual_seed(drawn_seed(part))
     shape = *local.shape[:dims], *(1 for _ in local.shape[dims:])
     drawn = torch.rand(shape, generator=generator, device=local.device)

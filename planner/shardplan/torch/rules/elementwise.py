@@ -105,12 +105,13 @@ def _copied(into: Any, given: Any, non_blocking: bool = False) -> Any:
 
 
 def requires_grad(engine: Engine, op: Op) -> Value:
-    """A value that takes a gradient from here on, as all do that have one."""
-    del engine
+    """A value that takes a gradient from here on, or none."""
     value: Value = op.args[0]
     wanted = op.kwargs.get("requires_grad", op.args[1] if len(op.args) > 1 else True)
-    if value.grad or not wanted:
+    if value.grad == bool(wanted):
         return value
+    if not wanted:
+        return elementwise(engine, Op("detach", torch.detach, [value]))
     return replace(value, local=value.local.detach().requires_grad_(), grad=True, forms={})
 
 

@@ -1,0 +1,48 @@
+"""Hooks that a program has put on the gradients of its parameters, taken over by the DTensors in their place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from shardplan.errors import ShardplanError, error
+from shardplan.layout.layout import Layout
+from shardplan.torch.collectives.steps import shard_of_whole
+from shardplan.torch.placements import wrap
+from shardplan.torch.process_groups import ProcessGroups
+
+Hook = Callable[[Tensor], Tensor | None]
+
+
+def refuse_hooks(name: str, tensor: Tensor, *, in_parts: bool) -> None:
+    """Raises `ShardplanError` (`hooked-parameter`) for a parameter with hooks that no DTensor can have: those that are
+    called when a gradient has been added, which step an optimizer of the parameters that there were, and any on a
+    weight that is stored in parts."""
+    if tensor._post_accumulate_grad_hooks:  # noqa: SLF001 - there is no public name
+        summary = f"parameter '{name}' has a hook that is called when its gradient has been added"
+        hint = "register it on the parameters of what parallelize returns, and make optimizers of these"
+        raise ShardplanError(error("hooked-parameter", summary, hint=hint))
+    if in_parts and tensor._backward_hooks:  # noqa: SLF001 - as above
+        summary = f"parameter '{name}' has a hook on its gradient and is kept in parts, each with its own gradient"
+        hint = "change the gradient after backward, or keep the parameter on one mesh axis: --pin or constraints"
+        raise ShardplanError(error("hooked-parameter", summary, hint=hint))
+
+
+def take_over_hooks(before: Tensor, after: nn.Parameter, layout: Layout, groups: ProcessGroups) -> None:
+    """Let `after`, a DTensor in `layout`, have the hooks of `before`. Each is given the whole gradient, as it expects,
+    which is gathered for it."""
+    for hook in (before._backward_hooks or {}).values():  # noqa: SLF001 - as above
+        after.register_hook(_on_whole(hook, layout, groups))
+
+
+def _on_whole(hook: Hook, layout: Layout, groups: ProcessGroups) -> Hook:
+    def run(gradient: DTensor) -> Tensor | None:
+        made = hook(gradient.full_tensor())
+        if made is None:
+            return None
+        whole = made.full_tensor() if isinstance(made, DTensor) else made
+        return wrap(shard_of_whole(whole, layout.forward, groups).contiguous(), layout, whole.shape, groups)
+
+    return run
