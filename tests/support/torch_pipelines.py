@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
+import torch_autograd
 import torch_twins
 from tiny_models import Tiny
 from torch.distributed.device_mesh import DeviceMesh
@@ -41,13 +42,15 @@ def loss(logits: Any, ids: Any) -> Any:
     return functional.cross_entropy(logits.flatten(0, 1), ids.roll(-1, 1).flatten())
 
 
-def train(tiny: Tiny, plan: Plan, steps: int, strict: bool = True) -> Seen:
-    """Train a twin as a pipeline and beside it the same in one process."""
-    model, reference = torch_twins.twin(tiny), torch_twins.twin(tiny)
+def train(tiny: Tiny, plan: Plan, steps: int, strict: bool = True, times: float = 0.0) -> Seen:
+    """Train a twin as a pipeline and beside it the same in one process. `times`: it computes its GELU in a function of
+    its own, by which the gradient is multiplied."""
+    make = functools.partial(torch_autograd.twin, times=times, again=False) if times else torch_twins.twin
+    model, reference = make(tiny), make(tiny)
     ids = torch.tensor(tiny.inputs["input_ids"])
     micro = int(plan.model["microbatches"])
     example = (ids[: len(ids) // micro],)
-    with exported_once(tiny.name, tiny.sizes):
+    with exported_once(tiny.name, tiny.sizes, times):
         pipe = shardplan.torch.pipeline(model, example, plan, mesh_of(plan), loss=loss, strict=strict)
     ours, theirs = optimizer_of(pipe), optimizer_of(reference)
     others = dict(reference.named_parameters(remove_duplicate=False))

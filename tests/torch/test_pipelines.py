@@ -96,6 +96,12 @@ def test_trains_as_one_process_and_sends_what_its_stages_say(four, case):
     assert 0 < results[0].parameters < whole
 
 
+def test_functions_of_the_program_run_their_own_backward(four):
+    plan = plan_of("gpt packed", inside="Megatron")
+    for seen in four.run("torch_pipelines", "train", tiny_of("gpt packed"), plan, 1, True, 3.0):
+        assert seen.gradient_error < 1e-5
+
+
 def by_hand(model, stages, micro=2, schedule="1f1b"):
     """A plan for four devices of one machine."""
     cluster = make_cluster(load_profile("h100-dgx"), "1x4")
