@@ -40,7 +40,7 @@ def test_blocks_are_folded_as_in_the_report(plan):
     assert CLUSTER.findall(text) == labels
     first = {plan.operators[index].name for segment in segments(plan) for index in segment.copies[0][1]}
     assert {name for kind, name, _ in BOX.findall(text) if kind == "operator"} == first
-    assert 3 * text.count("\n") < dot_text(plan, unfolded=True).count("\n")
+    assert 2 * text.count("\n") < dot_text(plan, unfolded=True).count("\n")
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,9 @@ def test_every_copy_is_there_when_asked_for(plan):
 def test_what_a_copy_hands_on_is_dashed():
     text = dot_text(read_plan(PLANS / "gpt2_small.4x4.plan.json"))
     dashed = [(source, target) for source, target, about in ARROW.findall(text) if "dashed" in about]
-    assert sorted(dashed) == [
+    assert sorted(dashed) == [  # of both segments of equal blocks
+        ("operator node_add_35", "operator node_add_32"),
+        ("operator node_add_35", "operator node_layer_norm_14"),
         ("operator node_add_7", "operator node_add_4"),
         ("operator node_add_7", "operator node_layer_norm"),
     ]
@@ -86,7 +88,7 @@ def test_what_a_copy_hands_on_is_dashed():
 def test_arrows_say_what_is_sent():
     text = dot_text(read_plan(PLANS / "gpt2_small.4x4.plan.json"))
     red = {about for _, _, about in ARROW.findall(text) if "color=red" in about}
-    assert any(r"forward: reduce-scatter@gpu, 6 MiB\nbackward: all-gather@gpu, 6 MiB" in about for about in red)
+    assert any(r"forward: all-gather@gpu, 3 MiB\nbackward: reduce-scatter@gpu, 3 MiB" in about for about in red)
 
 
 def test_stages_are_clusters():
