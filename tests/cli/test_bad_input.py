@@ -135,7 +135,7 @@ CASES = {
         (
             "key.yaml:5:3: error[unknown-key]: unknown key 'memory_byte' in 'device'\n"
             "  allowed: kind, memory_bytes, usable_fraction, reserved_bytes, hbm_gbps, peak_tflops, allow_tf32, gemm, "
-            "mem_efficiency, launch_us\nhint: did you mean 'memory_bytes'?\n"
+            "mem_efficiency, launch_us, attention, attention_keys\nhint: did you mean 'memory_bytes'?\n"
         ),
     ),
     "a YAML file with a key given twice": (

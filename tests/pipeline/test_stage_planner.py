@@ -12,7 +12,7 @@ from shardplan.graph.options import PlanOptions
 from shardplan.models.named import described
 from shardplan.pipeline.cut_choices import Cut
 from shardplan.pipeline.schedule import parse_schedule
-from shardplan.pipeline.solver import PipelineSolver, _arrives
+from shardplan.pipeline.solver import PipelineSolver, _is_converging
 from shardplan.pipeline.stage_costs import EASINGS, _Seen, _strained
 from shardplan.pipeline.stage_planner import StagePlanner
 from shardplan.planning import Planner
@@ -141,9 +141,9 @@ def test_fewer_layers_are_guessed_to_be_strained_less():
 
 def test_a_search_whose_costs_rise_too_slowly_is_not_gone_on_with():
     slow, fast = [10.0 + 0.1 * n for n in range(9)], [10.0 + n for n in range(9)]
-    assert not _arrives(slow, 20.0, rounds=30)
-    assert _arrives(fast, 20.0, rounds=30)
-    assert _arrives(slow[:8], 20.0, rounds=30)  # too few to tell
+    assert not _is_converging(slow, 20.0, rounds=30)
+    assert _is_converging(fast, 20.0, rounds=30)
+    assert _is_converging(slow[:8], 20.0, rounds=30)  # too few to tell
 
 
 def test_what_can_never_fit_is_refused_at_once(monkeypatch):
