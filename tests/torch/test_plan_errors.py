@@ -125,8 +125,8 @@ TEXTS = {
     "export": "error[cannot-export]: torch.export cannot write this model as a graph: a shape or a branch of it "
     "depends on the values of tensors\n  Could not guard on data-dependent expression Eq(u0, 1) (unhinted: Eq(u0, 1))."
     "  (Size-like symbols: none)\nhint: apply a plan without stages with parallelize: it needs no graph; or write it "
-    "with shapes that do not: torch.where in place of `if`, masks in place of indices; experts as batched products (Hugging "
-    "Face: model.set_experts_implementation('batched_mm'))",
+    "with shapes that do not: torch.where in place of `if`, masks in place of indices; experts as batched products "
+    "(Hugging Face: model.set_experts_implementation('batched_mm'))",
     "missing weight": "FOLDER/model.safetensors: error[missing-weight]: the checkpoint has no tensor "
     "'transformer.ln_f.bias'\nhint: did you mean 'transformer.h.1.ln_2.bias'?",
     "shape of a weight": "FOLDER/model.safetensors: error[wrong-weight-shape]: 'lm_head.weight' has shape [7, 32] in "
