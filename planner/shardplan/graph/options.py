@@ -16,10 +16,6 @@ UNLIMITED_BYTES = 1 << 60
 """A memory limit that no plan reaches, for planning without a limit."""
 
 
-TRAINERS_PREFETCH = 1
-"""Blocks ahead in which FSDP and similar trainers gather weights."""
-
-
 @dataclass(frozen=True, slots=True)
 class PlanOptions:
     """`microbatches`: the graph's batch is that of one step and runs as so many equal microbatches. `remat`: which
@@ -34,8 +30,8 @@ class PlanOptions:
     the runtime (`shardplan.planning.runtimes`) that has to express the plan; empty for any plan. `effort`: quick
     searches, for comparing many plans, try fewer candidates with lower bounds; thorough ones end after a fixed amount
     of work, exhaustive ones when the search has nothing left to try. `precision`: of the products with weights
-    (`shardplan.graph.precision`), empty for the graph's type. `prefetch_blocks`: weights are gathered at most so many
-    blocks ahead. `dealt_sequence`: a sharded sequence is dealt so that every device has a piece from the front and one
+    (`shardplan.graph.precision`), empty for the graph's type. `in_time`: weights may be gathered just in time for their
+    readers; other runtimes than ours gather them one block ahead. `dealt_sequence`: a sharded sequence is dealt so that every device has a piece from the front and one
     from the back, which balances work that grows along it."""
 
     mode: Mode = "training"
@@ -57,7 +53,7 @@ class PlanOptions:
     effort: Effort = "thorough"
     target: str = ""
     precision: PrecisionName = ""
-    prefetch_blocks: int = 8
+    in_time: bool = True
     dealt_sequence: bool = False
 
     @property
@@ -65,7 +61,6 @@ class PlanOptions:
         return self.mode == "training"
 
     @property
-    def most_ahead(self) -> int:
-        """The largest number of blocks ahead that weights are gathered: other runtimes than ours gather one block
-        ahead."""
-        return TRAINERS_PREFETCH if self.target else self.prefetch_blocks
+    def gathers_in_time(self) -> bool:
+        """Whether weights may be gathered just in time for their readers."""
+        return self.in_time and not self.target

@@ -27,8 +27,8 @@ from shardplan.model.types import Model, Parameter
 from shardplan.plan.bucketing import BucketPrices, in_buckets
 from shardplan.plan.emit import Emitter
 from shardplan.plan.in_flight import in_flight_bytes
-from shardplan.plan.phases import EAGER, FARTHER, HOLDING_LESS, Policy
-from shardplan.plan.step import StepSchedule, schedule_moves, serial_schedule
+from shardplan.plan.phases import EAGER, HOLDING_LESS
+from shardplan.plan.step import StepSchedule, schedule_moves, serial_schedule, with_weights_in_time
 from shardplan.plan.step_moves import StepMoves, StepParts, block_starts
 from shardplan.plan.types import Memory, Move, OperatorDecision, Plan, Summary, TensorDecision
 from shardplan.solve.problem import Costs
@@ -189,32 +189,31 @@ def _scheduled(
 ) -> tuple[StepSchedule, Memory]:
     """The shortest schedule of those that fit, or the one that needs the least memory, and its bytes at the peak.
 
-    Gathering weights farther ahead saves at most the time that the step waits for them; it is not tried if that cannot
+    Gathering weights just in time saves at most the time that the step waits for them; it is not tried if that cannot
     give a step below `below_s`.
     """
     if not built.options.cost_model.is_ours:
         return serial_schedule(step.parts), peak_of(held)
 
-    def under(policy: Policy) -> tuple[StepSchedule, Memory]:
-        scheduled = schedule_moves(step, policy, built.cluster.overlap.kappa)
+    kappa = built.cluster.overlap.kappa
+
+    def holding(scheduled: StepSchedule) -> tuple[StepSchedule, Memory]:
         more = held.copy()
         more[_TEMPORARIES] += in_flight_bytes(built, step.parts, scheduled, memory)
         return scheduled, peak_of(more)
 
-    best, peak = under(EAGER)
+    best, peak = holding(schedule_moves(step, EAGER, kappa))
     if peak.total > limit_bytes:
         for policy in HOLDING_LESS:
-            best, peak = under(policy)
+            best, peak = holding(schedule_moves(step, policy, kappa))
             if peak.total <= limit_bytes:
                 break
         return best, peak
     waited_s = best.waited_for_weights_s
-    farther = FARTHER if waited_s > max(WORTH_HOLDING * best.seconds, best.seconds - below_s) else ()
-    for blocks in (blocks for blocks in farther if blocks <= built.options.most_ahead):
-        other, more = under(Policy(blocks))
-        if more.total > limit_bytes or other.seconds > best.seconds * (1.0 - WORTH_HOLDING):
-            break
-        best, peak = other, more
+    if built.options.gathers_in_time and waited_s > max(WORTH_HOLDING * best.seconds, best.seconds - below_s):
+        other, more = holding(with_weights_in_time(step, best.phases, best.policy, kappa))
+        if more.total <= limit_bytes and other.seconds <= best.seconds * (1.0 - WORTH_HOLDING):
+            return other, more
     return best, peak
 
 
@@ -381,6 +380,7 @@ def _summary(priced: Priced, limit_bytes: int, proof: Proof) -> Summary:
         multipliers=proof.multipliers,
         step_bound_ns=bound_ns,
         prefetch_distance=-1 if priced.scheduled.policy.distance is None else priced.scheduled.policy.distance,
+        prefetches_in_time=priced.scheduled.policy.just_in_time,
         reduces_beside=priced.scheduled.policy.deferred,
     )
 

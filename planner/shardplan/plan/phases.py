@@ -2,7 +2,7 @@
 
 Moves are of three kinds (`shardplan.plan.types.Move.kind`). Blocking moves (activations and their gradients) run where
 their value is made or read, and nothing is computed meanwhile. Prefetched moves (weights gathered for use) are issued
-`Policy.distance` blocks before the first reader's block and awaited by that reader. Deferred moves (gradients reduced
+`Policy.distance` blocks before the first reader's block, or earlier, and awaited by that reader. Deferred moves (gradients reduced
 to where they are kept) are issued when their bucket is full and awaited at the end of the phase, by the optimizer. What
 moves once per step moves in the last microbatch's backward. Operators that read only weights delay nothing but their
 readers: views take no time, and others are postponed in backward while they would wait.
@@ -31,10 +31,12 @@ AT_ITS_READER: int | None = None
 @dataclass(frozen=True, slots=True)
 class Policy:
     """How early weights are gathered: `distance` blocks before the block that reads them, `None`: right before they are
-    read, without overlap. `deferred`: gradients are reduced beside backward; otherwise where they are made."""
+    read, without overlap. `deferred`: gradients are reduced beside backward; otherwise where they are made.
+    `just_in_time`: a gather that this distance does not overlap begins earlier (`shardplan.plan.just_in_time`)."""
 
     distance: int | None = 1
     deferred: bool = True
+    just_in_time: bool = False
 
     @property
     def holds_back(self) -> bool:
@@ -45,9 +47,8 @@ class Policy:
 EAGER = Policy()
 HOLDING_LESS = (Policy(0), Policy(AT_ITS_READER), Policy(AT_ITS_READER, deferred=False))
 """From the fastest to the one that needs the least memory, for plans that are too large with `EAGER`."""
-FARTHER = (2, 4, 8)
-"""Further distances that are tried: if blocks differ, one block's compute may be too short to overlap the weights of
-the next, while earlier ones have compute to spare."""
+JUST_IN_TIME = Policy(just_in_time=True)
+"""For plans that wait for weights with `EAGER`, if their runtime takes the order of issue from the plan."""
 
 
 @dataclass(frozen=True, slots=True)

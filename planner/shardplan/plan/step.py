@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from shardplan.plan.backward_phase import backward
 from shardplan.plan.forward_phase import forward
+from shardplan.plan.just_in_time import just_in_time
 from shardplan.plan.phases import EAGER, Numbers, Phase, PhaseWriter, Policy
 from shardplan.plan.step_moves import StepMoves, StepParts
 from shardplan.plan.types import Move
@@ -132,7 +133,19 @@ def schedule_step(parts: StepParts, policy: Policy = EAGER, kappa: float = 1.0) 
 
 def schedule_moves(moves: StepMoves, policy: Policy, kappa: float) -> StepSchedule:
     """The schedule of a step whose moves have been indexed already."""
-    parts, phases = moves.parts, phases_of(moves, policy)
+    phases = phases_of(moves, policy)
+    if policy.just_in_time:
+        return with_weights_in_time(moves, phases, policy, kappa)
+    return _simulated(moves.parts, policy, phases, kappa)
+
+
+def with_weights_in_time(moves: StepMoves, phases: Sequence[Phase], policy: Policy, kappa: float) -> StepSchedule:
+    """The schedule of phases that were written without `Policy.just_in_time`, with it."""
+    moved = tuple(just_in_time(phase, moves) for phase in phases)
+    return _simulated(moves.parts, replace(policy, just_in_time=True), moved, kappa)
+
+
+def _simulated(parts: StepParts, policy: Policy, phases: tuple[Phase, ...], kappa: float) -> StepSchedule:
     return StepSchedule(parts, policy, phases, tuple(simulate(phase.program, kappa, parts.levels) for phase in phases))
 
 

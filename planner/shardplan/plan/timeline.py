@@ -56,7 +56,7 @@ def step_schedule(plan: Plan) -> StepSchedule:
     if "cost_model" in plan.model:
         return serial_schedule(parts)
     distance = plan.summary.prefetch_distance
-    policy = Policy(None if distance < 0 else distance, plan.summary.reduces_beside)
+    policy = Policy(None if distance < 0 else distance, plan.summary.reduces_beside, plan.summary.prefetches_in_time)
     return schedule_step(parts, policy, kappa_of(plan.cluster))
 
 

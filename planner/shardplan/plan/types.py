@@ -144,8 +144,9 @@ class Summary:
     compute beside communication); `hidden_ns`: overlapped communication. `bound_ns`, `step_bound_ns`: proven lower
     bound on the step of any plan; `gap`: its relative distance. `objective_ns`: `step_ns`. `scheduled_ns`,
     `overlap_weight`: only of plans older than format 1.4. `multipliers`: of the sums of each phase at the bound.
-    `prefetch_distance`: how far ahead weights are gathered (blocks; -1: right before they are read); `reduces_beside`:
-    whether gradients are reduced beside compute."""
+    `prefetch_distance`: how far ahead weights are gathered (blocks; -1: right before they are read);
+    `prefetches_in_time`: or earlier, just in time for their readers; `reduces_beside`: whether gradients are reduced
+    beside compute."""
 
     outcome: Literal["optimal", "feasible", "interrupted"]
     objective_ns: int
@@ -163,6 +164,7 @@ class Summary:
     scheduled_ns: int = 0
     multipliers: tuple[tuple[float, ...], ...] = ()
     prefetch_distance: int = 1
+    prefetches_in_time: bool = False
     reduces_beside: bool = True
 
     @property

@@ -15,7 +15,7 @@ from shardplan.cluster.mesh import make_cluster
 from shardplan.cluster.profile import load_profile
 from shardplan.cluster.types import Cluster
 from shardplan.errors import InfeasibleError, ShardplanError
-from shardplan.graph.options import TRAINERS_PREFETCH, UNLIMITED_BYTES, PlanOptions, Remat
+from shardplan.graph.options import UNLIMITED_BYTES, PlanOptions, Remat
 from shardplan.graph.precision import Narrow, PrecisionName, narrow_tensors
 from shardplan.layout.layout import Layout
 from shardplan.model.types import Model
@@ -147,7 +147,7 @@ def price(
     limit = cluster.device.usable_bytes if options.memory_limit_bytes is None else options.memory_limit_bytes
     inside = parallelism.within_a_step
     options = replace(
-        options, shard_optimizer=inside.zero == 1, effort="quick", prefetch_blocks=TRAINERS_PREFETCH,
+        options, shard_optimizer=inside.zero == 1, effort="quick", in_time=False,
         # torch's context_parallel, Megatron-Core and Transformer Engine deal out a causal sequence from both ends
         dealt_sequence=parallelism.context > 1,
     )  # fmt: skip
@@ -369,7 +369,7 @@ def best_beside(
     halves = (options.microbatches >> place for place in range(options.microbatches.bit_length()))
     for microbatches in sorted({each for each in halves if options.microbatches % each == 0} | {1}):
         asked = replace(
-            options, microbatches=microbatches, shard_optimizer=True, effort="quick", prefetch_blocks=TRAINERS_PREFETCH
+            options, microbatches=microbatches, shard_optimizer=True, effort="quick", in_time=False
         )
         try:
             planner = Planner(model, whole, asked, on_progress, reasons=False)
