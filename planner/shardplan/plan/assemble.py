@@ -28,7 +28,7 @@ from shardplan.plan.bucketing import BucketPrices, in_buckets
 from shardplan.plan.emit import Emitter
 from shardplan.plan.in_flight import in_flight_bytes
 from shardplan.plan.phases import EAGER, HOLDING_LESS
-from shardplan.plan.step import StepSchedule, schedule_moves, serial_schedule, with_weights_in_time
+from shardplan.plan.step import StepSchedule, in_time, schedule_moves, serial_schedule
 from shardplan.plan.step_moves import StepMoves, StepParts, block_starts
 from shardplan.plan.types import Memory, Move, OperatorDecision, Plan, Summary, TensorDecision
 from shardplan.solve.problem import Costs
@@ -209,9 +209,9 @@ def _scheduled(
             if peak.total <= limit_bytes:
                 break
         return best, peak
-    waited_s = best.waited_for_weights_s
-    if built.options.gathers_in_time and waited_s > max(WORTH_HOLDING * best.seconds, best.seconds - below_s):
-        other, more = holding(with_weights_in_time(step, best.phases, best.policy, kappa))
+    worth_s = max(WORTH_HOLDING * best.seconds, best.seconds - below_s)
+    if built.options.gathers_in_time and best.waited_s > worth_s:
+        other, more = holding(in_time(step, best, kappa))
         if more.total <= limit_bytes and other.seconds <= best.seconds * (1.0 - WORTH_HOLDING):
             return other, more
     return best, peak

@@ -9,7 +9,13 @@ are read sooner. So gathers are placed backwards in time, link by link, the one 
                    - its seconds, blocking collectives on its link between them not counted
 
 by a clock on which nothing is waited for and compute is not slowed down, so the real time between two turns is no
-shorter. A prefetch moves to the turn in which its latest start lies, if that is earlier than its own.
+shorter. Deferred collectives need the link too, and none of them starts before its gradient is made. So a gather also
+starts early enough that at every moment t up to its start, on the clock of the schedule before, the link can carry what
+is still to come by the time at which everything can have ended:
+
+    t + (seconds of gathers that start from t on) + (seconds of deferred collectives made from t on)  <=  end
+
+A prefetch moves to the turn in which its latest start lies, if that is earlier than its own.
 """
 
 from __future__ import annotations
@@ -25,13 +31,13 @@ import numpy as np
 from shardplan.plan.phases import Phase
 from shardplan.plan.step_moves import StepMoves
 from shardplan.schedule.links import LinkLevels
-from shardplan.schedule.streams import Item
+from shardplan.schedule.streams import Item, Simulation
 
 
-def just_in_time(phase: Phase, step: StepMoves) -> Phase:
-    """The phase with its prefetches issued at the turns in which their latest starts lie, or where they are if that is
-    earlier. A value that is made in the phase is not sent before it is made."""
-    clock = _Clock(phase.program, step.parts.levels)
+def just_in_time(phase: Phase, ran: Simulation, step: StepMoves) -> Phase:
+    """The phase, of which `ran` is the schedule, with its prefetches issued at the turns in which their latest starts
+    lie, or where they are if that is earlier. A value that is made in the phase is not sent before it is made."""
+    clock = _Clock(phase.program, ran, step.parts.levels)
     latest = _latest_starts(phase.program, clock, step.parts.levels)
     first = next((index for index, operator in enumerate(phase.operators) if operator >= 0), len(phase.program))
     made = _made_at(phase) if phase.name in ("first forward", "forward") else {}
@@ -67,58 +73,95 @@ def _made_at(phase: Phase) -> Mapping[int, int]:
 
 def _latest_starts(program: Sequence[Item], clock: _Clock, links: LinkLevels) -> dict[int, float]:
     """By number of a prefetch, its latest start (seconds from the begin of the phase)."""
-    issued = {item.number: item for item in program if item.action == "issue" and not item.deferred}
+    issued = {item.number: item for item in program if item.action == "issue" and not item.deferred and item.levels}
     due = dict.fromkeys(issued, clock.end)
     for index, item in enumerate(program):
         if item.action == "wait" and item.number in due:
-            due[item.number] = min(due[item.number], clock.at(index))
+            due[item.number] = min(due[item.number], clock.starts[clock.before(index)])
     dependents: dict[int, list[int]] = defaultdict(list)
     for number, item in sorted(issued.items(), reverse=True):
         for before in item.after:
             if before in due:
                 dependents[before].append(number)
                 due[before] = min(due[before], due[number] - item.seconds)
+    carried = {level: _Link(level, program, clock, links) for level in clock.free}
     found: dict[int, float] = {}
-    free: dict[str, float] = {}
     for number in sorted(issued, key=lambda one: (due[one], one), reverse=True):
         item = issued[number]
-        if not item.levels:
-            continue
+        ends = min((found[other] for other in dependents[number]), default=clock.end)
         bound = links.outermost(item.levels)
-        ends = min((found[other] for other in dependents[number] if other in found), default=clock.end)
-        ends = min(ends, due[number], free.get(bound, clock.end))
-        found[number] = free[bound] = clock.before(ends, item.seconds, bound)
-        for level in item.levels - {bound}:
-            passing = item.seconds * links.share(level, item.levels)
-            free[level] = clock.before(min(ends, free.get(level, clock.end)), passing, level)
+        found[number] = carried[bound].start(min(ends, due[number]), item.seconds)
+        for level in sorted(item.levels - {bound}):
+            carried[level].start(min(ends, due[number]), item.seconds * links.share(level, item.levels))
     return found
 
 
 class _Clock:
-    """When each item of a phase begins if nothing is waited for, and how long each link is free until then."""
+    """When each timed item of a phase begins, and the last one ends: `starts` if nothing is waited for, `ran` as it was
+    simulated. By level, how long its link is free of blocking collectives until then: `free`, `free_ran`."""
 
-    def __init__(self, program: Sequence[Item], links: LinkLevels) -> None:
+    def __init__(self, program: Sequence[Item], ran: Simulation, links: LinkLevels) -> None:
         self._timed = [index for index, item in enumerate(program) if item.action in ("compute", "blocking")]
-        items = [program[index] for index in self._timed]
-        self._starts = [0.0, *accumulate(item.seconds for item in items)]
-        self.end = self._starts[-1]
-        self._free: dict[str, np.ndarray] = {}
-        for level in {level for item in program for level in item.levels}:
-            shares = {levels: links.share(level, levels) for levels in {item.levels for item in items if item.levels}}
-            busy = [item.seconds * shares[item.levels] if item.levels else 0.0 for item in items]
-            self._free[level] = np.array(self._starts) - np.array([0.0, *accumulate(busy)])
+        items, spans = [program[index] for index in self._timed], {span.item: span for span in ran.spans}
+        self.starts = [0.0, *accumulate(item.seconds for item in items)]
+        self.end = self.starts[-1]
+        own = [spans[index] for index in self._timed]
+        self.ran = [*(span.start for span in own), own[-1].end if own else 0.0]
+        self.free: dict[str, np.ndarray] = {}
+        self.free_ran: dict[str, np.ndarray] = {}
+        for level in sorted({level for item in program for level in item.levels}):
+            shares = [links.share(level, item.levels) if item.levels else 0.0 for item in items]
+            for found, starts, lasting in (
+                (self.free, self.starts, [item.seconds for item in items]),
+                (self.free_ran, self.ran, [span.end - span.start for span in own]),
+            ):
+                busy = accumulate(share * seconds for share, seconds in zip(shares, lasting, strict=True))
+                found[level] = np.array(starts) - np.array([0.0, *busy])
 
-    def at(self, index: int) -> float:
-        """When the item at a position of the program begins."""
-        return self._starts[bisect_right(self._timed, index - 1)]
-
-    def before(self, ends: float, seconds: float, level: str) -> float:
-        """The latest start of `seconds` on a link, so that they have passed at `ends`."""
-        free = self._free[level]
-        left = float(np.interp(ends, self._starts, free)) - seconds if ends > 0.0 else ends - seconds
-        return float(np.interp(left, free, self._starts)) if left > 0.0 else left
+    def before(self, index: int) -> int:
+        """The number of timed items before a position of the program."""
+        return bisect_right(self._timed, index - 1)
 
     def turn(self, moment: float) -> int:
-        """The position behind the last item that has begun before a moment."""
-        place = bisect_right(self._starts, moment) - 1
+        """The position behind the last item that has ended by a moment."""
+        place = bisect_right(self.starts, moment) - 1
         return self._timed[min(place, len(self._timed)) - 1] + 1 if place > 0 else 0
+
+
+class _Link:
+    """A link, filled with gathers backwards in time. Its own time passes only while no blocking collective has it.
+
+    `made`: when gradients are made for the deferred collectives that it carries, ascending, on the simulated clock;
+    `left[i]`: the seconds of those from number i on; `gathered`: the seconds of the gathers placed so far, the first of
+    which starts at `first`; `end`: when everything can have ended.
+    """
+
+    def __init__(self, level: str, program: Sequence[Item], clock: _Clock, links: LinkLevels) -> None:
+        self._starts, self._free, self._ran = clock.starts, clock.free[level], clock.free_ran[level]
+        carried = [
+            (clock.before(index), item.seconds * links.share(level, item.levels), item.deferred)
+            for index, item in enumerate(program)
+            if item.action == "issue" and level in item.levels
+        ]
+        made = [(place, seconds) for place, seconds, deferred in carried if deferred]
+        self._made = [float(self._ran[place]) for place, _ in made]
+        self._left = [0.0, *accumulate(seconds for _, seconds in reversed(made))][::-1]
+        self._gathered, self._first = 0.0, float(self._free[-1])
+        last = (float(self._free[place]) + left for (place, _), left in zip(made, self._left, strict=False))
+        self._end = max(self._first, sum(seconds for _, seconds, _ in carried), *last)
+
+    def start(self, ends: float, seconds: float) -> float:
+        """Places a gather that has to have ended at `ends`, and returns its start."""
+        own = float(np.interp(ends, self._starts, self._free)) if ends > 0.0 else ends
+        self._gathered += seconds
+        self._first = min(min(own, self._first) - seconds, self._before_deferred())
+        return float(np.interp(self._first, self._free, self._starts)) if self._first > 0.0 else self._first
+
+    def _before_deferred(self) -> float:
+        """The latest start that leaves the link enough time for what is still to come."""
+        room, before = self._end - self._gathered, 0.0
+        for moment, left in zip(self._made, self._left, strict=False):
+            if moment + left > room:
+                return float(np.interp(max(before, room - left), self._ran, self._free))
+            before = moment
+        return float(self._free[-1])

@@ -28,13 +28,12 @@ class StepSchedule:
         return sum(phase.count * ran.seconds for phase, ran in self.phases_ran())
 
     @property
-    def waited_for_weights_s(self) -> float:
-        """Seconds of the step in which only prefetched collectives run."""
+    def waited_s(self) -> float:
+        """Seconds of the step in which only prefetched and deferred collectives run, in phases that prefetch."""
         return sum(
-            phase.count * span.exposed
+            phase.count * ran.waited
             for phase, ran in self.phases_ran()
-            for span in ran.spans
-            if span.exposed and phase.program[span.item].action == "issue" and not phase.program[span.item].deferred
+            if any(item.action == "issue" and not item.deferred for item in phase.program)
         )
 
     def phases_ran(self) -> Iterator[tuple[Phase, Simulation]]:
@@ -133,16 +132,15 @@ def schedule_step(parts: StepParts, policy: Policy = EAGER, kappa: float = 1.0) 
 
 def schedule_moves(moves: StepMoves, policy: Policy, kappa: float) -> StepSchedule:
     """The schedule of a step whose moves have been indexed already."""
-    phases = phases_of(moves, policy)
-    if policy.just_in_time:
-        return with_weights_in_time(moves, phases, policy, kappa)
-    return _simulated(moves.parts, policy, phases, kappa)
+    plain = replace(policy, just_in_time=False)
+    scheduled = _simulated(moves.parts, plain, phases_of(moves, plain), kappa)
+    return in_time(moves, scheduled, kappa) if policy.just_in_time else scheduled
 
 
-def with_weights_in_time(moves: StepMoves, phases: Sequence[Phase], policy: Policy, kappa: float) -> StepSchedule:
-    """The schedule of phases that were written without `Policy.just_in_time`, with it."""
-    moved = tuple(just_in_time(phase, moves) for phase in phases)
-    return _simulated(moves.parts, replace(policy, just_in_time=True), moved, kappa)
+def in_time(moves: StepMoves, scheduled: StepSchedule, kappa: float) -> StepSchedule:
+    """The same schedule with weights gathered just in time."""
+    phases = tuple(just_in_time(phase, ran, moves) for phase, ran in scheduled.phases_ran())
+    return _simulated(moves.parts, replace(scheduled.policy, just_in_time=True), phases, kappa)
 
 
 def _simulated(parts: StepParts, policy: Policy, phases: tuple[Phase, ...], kappa: float) -> StepSchedule:
