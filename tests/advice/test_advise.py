@@ -58,7 +58,6 @@ def test_no_problem_of_all_layouts_is_built_on_many_axes(monkeypatch):
     """With four axes one of GPT-2 took minutes and gigabytes after its plan was written."""
     instance, (_, plan) = read(Request(BATCH, "2x2x2x2")), planned(BATCH, "4x4")
     monkeypatch.setattr("shardplan.advice.advise.Planner", None)
-    monkeypatch.setattr("shardplan.advice.advise.judged", None)
     assert advise(instance.model, instance.cluster, instance.options, plan) == []
 
 

@@ -51,26 +51,28 @@ def seconds_sent(plan, scheduled):
     return of_moves, inside
 
 
-def test_weights_are_gathered_as_far_ahead_as_makes_the_step_shorter():
+def test_weights_that_come_in_time_are_faster_than_any_fixed_distance():
     """Of the committed plan, whose blocks differ."""
     plan = read_plan(ROOT / "plans" / "gpt2_small.4x4.plan.json")
-    assert plan.summary.prefetch_distance == 4
-    steps = [
-        step_schedule(replace(plan, summary=replace(plan.summary, prefetch_distance=blocks))).seconds
-        for blocks in (0, 1, 2, 4)
+    assert plan.summary.prefetches_in_time
+    fixed = [
+        step_schedule(
+            replace(plan, summary=replace(plan.summary, prefetch_distance=blocks, prefetches_in_time=False))
+        ).seconds
+        for blocks in (0, 1, 2, 4, 8)
     ]
-    assert all(later <= earlier * (1.0 + 1e-9) for earlier, later in itertools.pairwise(steps))
-    assert steps[-1] < steps[1]
+    assert step_schedule(plan).seconds < 0.95 * min(fixed)
 
 
 def test_other_runtimes_gather_weights_one_block_ahead():
     sizes = {"layers": 2, "hidden": 1024, "heads": 8, "vocab": 65536, "seq": 128, "batch": 8}
     model, cluster = transformer(**sizes), make_cluster(load_profile("generic"), "1x4")
+    assert not PlanOptions(target="deepspeed").gathers_in_time
     plans = [
-        Planner(model, cluster, PlanOptions(effort="quick", prefetch_blocks=blocks)).plan(RECIPES["ZeRO-3"])
-        for blocks in (PlanOptions(target="deepspeed").most_ahead, PlanOptions().most_ahead)
+        Planner(model, cluster, PlanOptions(effort="quick", in_time=in_time)).plan(RECIPES["ZeRO-3"])
+        for in_time in (False, True)
     ]
-    assert [plan.summary.prefetch_distance for plan in plans] == [1, 2]
+    assert [plan.summary.prefetches_in_time for plan in plans] == [False, True]
     assert plans[0].summary.step_ns > plans[1].summary.step_ns
 
 

@@ -21,9 +21,10 @@ def zero_3(tmp_path_factory):
     return forced_plan(TINY.model(tmp_path_factory.mktemp("model")), "2x2", PlanOptions(), recipe="ZeRO-3")
 
 
-@pytest.mark.parametrize(("mode", "blocks"), [("eager", 1), ("exported", 1), ("eager", 2)])
+@pytest.mark.parametrize(("mode", "blocks"), [("eager", 1), ("exported", 1), ("eager", "in time")])
 def test_weights_are_issued_in_the_order_of_the_plan_and_before_they_are_read(four, zero_3, mode, blocks):
-    zero_3 = replace(zero_3, summary=replace(zero_3.summary, prefetch_distance=blocks))
+    in_time = blocks == "in time"
+    zero_3 = replace(zero_3, summary=replace(zero_3.summary, prefetch_distance=1, prefetches_in_time=in_time))
     order = issue_order(zero_3)
     forward, backward = ([point.numbers for point in points] for points in (order.forward, order.backward))
     assert len(forward) > 20
@@ -38,7 +39,8 @@ def test_weights_are_issued_in_the_order_of_the_plan_and_before_they_are_read(fo
 
 
 def test_gradients_are_those_of_moves_that_are_waited_for_at_once(four, zero_3):
-    at_once = replace(zero_3, summary=replace(zero_3.summary, prefetch_distance=-1, reduces_beside=False))
+    summary = replace(zero_3.summary, prefetch_distance=-1, prefetches_in_time=False, reduces_beside=False)
+    at_once = replace(zero_3, summary=summary)
     assert max(four.run("torch_cases", "gradients_apart", TINY, zero_3, at_once)) == 0.0
 
 

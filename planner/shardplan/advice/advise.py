@@ -1,8 +1,9 @@
 """Advice on what makes a step shorter than any layout does: a size rounded up, or fewer devices.
 
-Nothing is guessed. A promising change is solved at the multipliers of the plan, which takes a small part of the plan's
-search, and so is the original request. If the change is shorter, it gets a full search, and is reported if its step is
-shorter than the plan's by more than `LEAST`.
+Nothing is guessed. A change is promising if the lower bound on its step, at the multipliers of the plan and at usual
+ones, is below that of the plan by more than `LEAST`: two plain problems, a small part of the plan's search. The most
+promising size and the most promising mesh get a search, and are reported if their steps are shorter than the plan's by
+more than `LEAST`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Final
 
 from shardplan.advice.sizes import Rounding, computing, roundings
@@ -30,12 +30,11 @@ from shardplan.plan.finished import finished
 from shardplan.plan.types import Plan
 from shardplan.planning import Planner
 from shardplan.planning.instance import MOST_WHOLE, real_axes
-from shardplan.planning.judge import judged
 from shardplan.rules import model_rules
-from shardplan.units import NS_PER_S, counted
+from shardplan.units import NS_PER_S, PS_PER_S, counted
 
 LEAST: Final = 0.02
-"""Share of the step that advice must save, in a rough solve and in the full search."""
+"""Share of the step that advice must save, by its lower bound and by its search."""
 MOST_TRIED: Final = 3
 """Number of sizes, and of meshes, that are solved at given multipliers: each takes about a twentieth of the plan's
 search."""
@@ -117,7 +116,7 @@ class Asked:
 
     def best_size(self, *, is_held: bool = False) -> tuple[Rounding, Model] | None:
         """The size with the largest promise, with its model, or (`is_held`) with the padded model. On many axes, where
-        no rough solve is possible, the size with the most repeated work and waiting."""
+        no such bound is known, the size with the most repeated work and waiting."""
         rules = model_rules(self.model)
         classes, found = roundings(self.model, rules, self.plan, LEAST)
         tried: list[tuple[bool, float, int, Rounding, Model]] = []
@@ -169,38 +168,31 @@ class Asked:
         return fixed + work / devices
 
     def _promised_step_s(self, model: Model, cluster: Cluster) -> float:
-        """The step of a rough solve, if the same rough solve of the original request is longer; else infinite."""
-        step_s = self._rough_step_s(model, cluster)
-        if step_s < (1 - LEAST) * self._unchanged_step_s:
-            return step_s
-        step_s = self._rough_step_s(model, cluster, usual=True)
-        return step_s if step_s < (1 - LEAST) * self._step_at_usual_multipliers_s else math.inf
+        """A lower bound on the step of a changed request, if it is below that of the plan by more than `LEAST`; else
+        infinite."""
+        least_s = 0.0
+        for usual in (False, True):
+            least_s = max(least_s, self._bound_s(model, cluster, usual=usual))
+            if least_s >= (1 - LEAST) * self.plan.summary.least_ns / NS_PER_S:
+                return math.inf
+        return least_s
 
-    @cached_property
-    def _unchanged_step_s(self) -> float:
-        """The step of the original request by the same rough solve."""
-        return self._rough_step_s(self.model, self.cluster)
-
-    @cached_property
-    def _step_at_usual_multipliers_s(self) -> float:
-        return self._rough_step_s(self.model, self.cluster, usual=True)
-
-    def _rough_step_s(self, model: Model, cluster: Cluster, *, usual: bool = False) -> float:
-        """The step of a plan at the multipliers of the best one, or at usual ones (`usual`), since the best ones may
-        suit only their own mesh. Axes over one link are merged, which takes much less work. Infinite if there is no
-        plan, or no time."""
+    def _bound_s(self, model: Model, cluster: Cluster, *, usual: bool) -> float:
+        """The bound at the multipliers of the plan, or at usual ones (`usual`), since the plan's may suit only their
+        own mesh. Axes over one link are merged, which takes much less work. Infinite if there is no plan, or no
+        time."""
         if time.monotonic() >= self.ends_s:
             return math.inf
         try:
             rough = cluster if self.options.constraints else merged(cluster)[0]  # constraints may name its axes
             planner = self._planner(model, rough)
-            answer = planner.solve_at(planner.usual_multipliers if usual else self.plan.summary.multipliers)
+            multipliers = planner.usual_multipliers if usual else self.plan.summary.multipliers
+            solution = planner.solve_at(multipliers).solution
         except ShardplanError:
             return math.inf
-        if answer.solution.outcome == "interrupted":
+        if solution.outcome == "interrupted":
             raise KeyboardInterrupt
-        plans = [one for one in judged(answer.candidates, planner.limit_bytes, {}) if one.keeps(planner.limit_bytes)]
-        return plans[0].step_s if plans else math.inf
+        return math.inf if solution.choices is None else solution.bound / PS_PER_S
 
     def _planner(self, model: Model, cluster: Cluster) -> Planner:
         """Raises `ShardplanError` for a request that cannot be planned."""

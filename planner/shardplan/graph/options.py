@@ -31,8 +31,8 @@ class PlanOptions:
     searches, for comparing many plans, try fewer candidates with lower bounds; thorough ones end after a fixed amount
     of work, exhaustive ones when the search has nothing left to try. `precision`: of the products with weights
     (`shardplan.graph.precision`), empty for the graph's type. `in_time`: weights may be gathered just in time for their
-    readers; other runtimes than ours gather them one block ahead. `dealt_sequence`: a sharded sequence is dealt so that every device has a piece from the front and one
-    from the back, which balances work that grows along it."""
+    readers; other runtimes than ours gather them one block ahead. `dealt_sequence`: a sharded sequence is dealt so that
+    every device has a piece from the front and one from the back, which balances work that grows along it."""
 
     mode: Mode = "training"
     optimizer: str = "adam-mixed"

@@ -40,7 +40,7 @@ OPTIMAL = 1e-6
 MOST_ROUNDED = 1e-4
 """Relative distance between bound and step up to which it may be explained by rounding times to nanoseconds."""
 WORTH_HOLDING = 1e-3
-"""Share of the step that gathering weights farther ahead has to save, as communication in flight takes memory."""
+"""Share of the step that gathering weights just in time has to save, as communication in flight takes memory."""
 _TEMPORARIES = 4
 """Row of `held_bytes` that has them."""
 

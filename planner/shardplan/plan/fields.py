@@ -180,8 +180,9 @@ DETAILS = Record("details", (
             "multipliers", default=()),
     _detail("prefetch_distance", Integer(-1), "So many blocks before its reader's a weight is gathered; -1: right "
             "before it is read.", "prefetch_distance", default=1),
-    _detail("prefetches_in_time", Flag(), "Whether a weight whose gather takes longer than that distance overlaps is "
-            "gathered earlier, just in time for its reader.", "prefetches_in_time", default=False),
+    Field("prefetches_in_time", Flag(), "Whether weights are gathered earlier where that distance is too short, just "
+          "in time for their readers.", "prefetches_in_time", attrgetter("summary.prefetches_in_time"), default=False,
+          since=6),
     _detail("reduces_beside", Flag(), "Whether gradients are reduced beside compute.", "reduces_beside", default=True),
     _detail("reproducible", Flag(), "False when a clock decided where the search ended.", "reproducible"),
     Field("warnings", TEXTS),

@@ -2,10 +2,10 @@
 
 Moves are of three kinds (`shardplan.plan.types.Move.kind`). Blocking moves (activations and their gradients) run where
 their value is made or read, and nothing is computed meanwhile. Prefetched moves (weights gathered for use) are issued
-`Policy.distance` blocks before the first reader's block, or earlier, and awaited by that reader. Deferred moves (gradients reduced
-to where they are kept) are issued when their bucket is full and awaited at the end of the phase, by the optimizer. What
-moves once per step moves in the last microbatch's backward. Operators that read only weights delay nothing but their
-readers: views take no time, and others are postponed in backward while they would wait.
+`Policy.distance` blocks before the first reader's block, or earlier, and awaited by that reader. Deferred moves
+(gradients reduced to where they are kept) are issued when their bucket is full and awaited at the end of the phase, by
+the optimizer. What moves once per step moves in the last microbatch's backward. Operators that read only weights delay
+nothing but their readers: views take no time, and others are postponed in backward while they would wait.
 
 With M microbatches a step is: M forwards, M - 1 backwards, the last backward, the update. `forward_phase` and
 `backward_phase` write the programs.
@@ -47,8 +47,6 @@ class Policy:
 EAGER = Policy()
 HOLDING_LESS = (Policy(0), Policy(AT_ITS_READER), Policy(AT_ITS_READER, deferred=False))
 """From the fastest to the one that needs the least memory, for plans that are too large with `EAGER`."""
-JUST_IN_TIME = Policy(just_in_time=True)
-"""For plans that wait for weights with `EAGER`, if their runtime takes the order of issue from the plan."""
 
 
 @dataclass(frozen=True, slots=True)

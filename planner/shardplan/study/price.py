@@ -368,9 +368,7 @@ def best_beside(
     whole = make_cluster(profile, mesh_text(axes_of(simple, profile), profile))
     halves = (options.microbatches >> place for place in range(options.microbatches.bit_length()))
     for microbatches in sorted({each for each in halves if options.microbatches % each == 0} | {1}):
-        asked = replace(
-            options, microbatches=microbatches, shard_optimizer=True, effort="quick", in_time=False
-        )
+        asked = replace(options, microbatches=microbatches, shard_optimizer=True, effort="quick", in_time=False)
         try:
             planner = Planner(model, whole, asked, on_progress, reasons=False)
             found = as_held(planner.chosen(), whole)
