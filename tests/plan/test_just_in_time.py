@@ -83,6 +83,17 @@ def test_gathers_of_one_link_make_room_for_those_that_are_read_sooner():
     assert after_s == pytest.approx(3.1)
 
 
+def test_what_is_read_first_is_sent_first_however_busy_the_link_is():
+    turns = [
+        [gathers(0, 0.1), gathers(1, 1.0), waits(0), computes(1.0)],
+        [gathers(2, 3.0), waits(1), computes(1.0)],
+        [waits(2), computes(1.0)],
+    ]
+    phase, before_s, after_s = moved("forward", *turns)
+    assert [item.number for item in phase.program if item.action == "issue"] == [0, 1, 2]
+    assert after_s == before_s == pytest.approx(5.1)
+
+
 def test_blocking_collectives_of_a_link_do_not_count_as_time_for_its_gathers():
     blocking = Item("blocking", "all-reduce", 1.0, UP)
     turns = [[computes(1.0)], [computes(1.0)], [blocking], [gathers(0, 1.0), waits(0), computes(1.0)]]

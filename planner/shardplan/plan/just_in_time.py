@@ -44,15 +44,16 @@ def just_in_time(phase: Phase, ran: Simulation, step: StepMoves) -> Phase:
     places: dict[int, int] = {}
     keys: list[tuple[int, int, float]] = []
     for index, item in enumerate(phase.program):
+        is_prefetch = item.action == "issue" and item.number in latest and phase.operators[index] >= 0
         place = index
-        if item.number in latest and item.action == "issue" and phase.operators[index] >= 0:
+        if is_prefetch:
             sources = {step.parts.moves[number].tensor for number in phase.moves[index]}
             ready = max((made.get(step.makers[one], index) for one in sources if not step.is_at_hand(one)), default=0)
             after = max((places.get(number, 0) for number in item.after), default=0)
             place = min(index, max(first, ready, after, clock.turn(latest[item.number])))
         if item.action == "issue":
-            places[item.number] = place + (place == index)
-        keys.append((place, int(place == index), latest.get(item.number, 0.0) if place < index else index))
+            places[item.number] = place if is_prefetch else index + 1
+        keys.append((place, int(not is_prefetch), latest[item.number] if is_prefetch else index))
     order = sorted(range(len(keys)), key=keys.__getitem__)
     return replace(
         phase,
