@@ -201,7 +201,7 @@ def _move_cells(group: MoveGroup, step_ns: int, measure: Measure) -> tuple[str |
         Text(group.collectives, style="cyan"),
         size(group.payload_bytes),
         group.phase_text,
-        f"{group.module}: {group.tensor}" if group.module else group.tensor,
+        group.label,
     )
 
 

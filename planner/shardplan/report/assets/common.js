@@ -87,6 +87,8 @@ function named(text) {
   const pieces = text.split(/(?<=[.:/]\s?)(?=\S)/);
   return el("code", {}, pieces.map((piece, at) => [at ? el("wbr") : null, el("span", { class: piece.length < 60 ? "whole" : "" }, piece)]));
 }
+// A list with commas, each part of which stays on one line
+const unbroken = (text) => text.split(", ").map((part, at) => [at ? ", " : "", el("span", { class: "whole" }, part)]);
 function section(id, title, ...kids) {
   return el("section", { id, "aria-labelledby": `${id}-title` }, el("h2", { id: `${id}-title` }, title), kids);
 }

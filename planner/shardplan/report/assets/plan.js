@@ -79,7 +79,7 @@ function parameterTable(report) {
   const columns = [
     { label: "parameter", value: (row) => row[NAME], node: (row) => named(row[NAME]), name: true },
     { label: "copies", value: (row) => row[COUNT], number: true },
-    { label: "shape", value: (row) => row[SHAPE].reduce((a, b) => a * b, 1), text: (row) => `${row[SHAPE].join(" × ")} ${row[TYPE]}` },
+    { label: "shape", value: (row) => row[SHAPE].reduce((a, b) => a * b, 1), text: (row) => `${row[SHAPE].join(" × ")} ${row[TYPE]}`, node: (row) => [el("span", { class: "whole" }, row[SHAPE].join(" × ")), ` ${row[TYPE]}`] },
     { label: "layout", value: (row) => row[LAYOUT], node: (row) => layoutChips(row[LAYOUT], report.mesh.axes) },
     { label: "recipe", value: (row) => row[RECIPE] },
     { label: "bytes per device", value: (row) => row[SIZE], text: (row) => bytes(row[SIZE]), number: true },
@@ -103,10 +103,10 @@ function moveTable(report) {
     { label: report.unit ? "cost" : "exposed", value: (row) => row[10], text: (row) => format(row[10]), number: true },
     { label: "total", value: (row) => row[9], text: (row) => format(row[9]), number: true },
     { label: "times", value: (row) => row[2], number: true },
-    { label: "collectives", value: (row) => row[3] },
+    { label: "collectives", value: (row) => row[3], node: (row) => unbroken(row[3]) },
     { label: "bytes each", value: (row) => row[8], text: (row) => bytes(row[8]), number: true },
     { label: "when", value: (row) => row[6], text: (row) => `${row[6]}, ${row[7]}` },
-    { label: "tensor", value: (row) => row[1] + row[0], text: (row) => (row[1] ? `${row[1]}: ${row[0]}` : row[0]), node: (row) => named(row[1] ? `${row[1]}: ${row[0]}` : row[0]), name: true },
+    { label: "tensor", value: (row) => row[1], node: (row) => named(row[1]), name: true },
     { label: "from → to", value: (row) => row[4], text: (row) => `${row[4]} ${row[5]}`, node: (row) => [layoutChips(row[4], report.mesh.axes), "→ ", layoutChips(row[5], report.mesh.axes)] },
   ];
   columns.push({ label: "why", value: () => 0, text: () => "", plain: true });
