@@ -66,6 +66,8 @@ class Session:
     started_s: float = field(default_factory=time.monotonic)
     failure: Mapping[str, object] | None = None
     """The `result` of the JSON document if the verb fails from here on."""
+    closing: list[str] = field(default_factory=list)
+    """Lines for standard error after everything else: which other files the verb wrote."""
     line: ProgressLine | None = None
     """Of a terminal, while the verb is at work."""
 
@@ -244,6 +246,10 @@ def attended_verb(function: Callable[..., int]) -> Callable[..., int]:
         context.find_root().obj.session = session
         if verbose:
             session.show_values(context)
-        return function(session, *arguments, **options)
+        try:
+            return function(session, *arguments, **options)
+        finally:
+            for text in session.closing:
+                session.note(text)
 
     return with_session
