@@ -50,7 +50,7 @@ def plan_document(plan: Plan, file: str, model: str | None = None, why: int = 0)
 
 
 def write_report(session: Session, path: str | None, document: Document) -> None:
-    """Write the report that `document` makes to `path`, if there is one, and say so on standard error when the verb ends."""
+    """Write the report that `document` makes to `path`, if there is one; standard error has it when the verb ends."""
     if path is None:
         return
     from shardplan.escapes import one_line
