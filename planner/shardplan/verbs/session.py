@@ -179,10 +179,10 @@ def _written(parameter: click.Parameter) -> str:
 
 
 def option(*names: str, **settings: Any) -> Callable[[Verb], Verb]:
-    """`click.option` that can also be set as `SHARDPLAN_<NAME>`, and says so in the help."""
+    """`click.option` that can also be set as `SHARDPLAN_<NAME>`."""
     longest = max((name for name in names if name.startswith("--")), key=len).partition("/")[0]
     variable = "SHARDPLAN_" + longest.removeprefix("--").replace("-", "_").upper()
-    return click.option(*names, envvar=variable, show_envvar=True, **settings)
+    return click.option(*names, envvar=variable, **settings)
 
 
 def completing(names: Callable[[], Iterable[str]], *, files: bool = False) -> Callable[..., list[CompletionItem]]:

@@ -72,7 +72,8 @@ _SOME_SECONDS = 0.01
 def solve(session: Session, /, **given: Any) -> int:
     """Find the fastest plan for MODEL that fits in memory, and write it to a file.
 
-    MODEL is an ONNX file, or a transformer described by name and sizes: transformer:llama3-8b,batch=16
+    MODEL is an ONNX file, a function that builds a torch module and its batch (my_pkg.module:build), a config.json of
+    Hugging Face, or a transformer described by name and sizes (transformer:llama3-8b,batch=16).
     """
     from shardplan.render.solve import describe_request
 
