@@ -224,6 +224,8 @@ def _memory(plan: Plan) -> Table:
     memory, limit = plan.summary.memory, plan.summary.memory_limit_bytes
     rows = table("memory per device", ">", ">of limit", "")
     for name, amount in (*memory_parts(memory).items(), ("total", memory.total)):
+        if not amount and name != "total":
+            continue  # a forward pass holds neither gradients nor state
         share = amount / limit if limit else 0.0
         rows.add_row(name, size(amount), percent(share), _bar(share), style="bold" if name == "total" else "")
     rows.add_row("limit", size(limit), "", "", style="dim")

@@ -17,7 +17,7 @@ function modelView(report) {
   }
   const all = (open) => () => boxes.forEach((box) => { box.node.open = open; });
   return section("model", "Model",
-    el("p", { class: "lead" }, "Operators in program order. Copies of a block that are decided alike are one row. A chip says what a mesh axis splits; an arrow, what is sent for an operand."),
+    el("p", { class: "lead" }, "Operators in program order; copies of a block that are decided alike are one row. A chip says which letter of the operator's equation a mesh axis splits; times are those of forward + backward; ← are operands and → results, with what is sent for them, red where it is exposed."),
     el("div", { class: "tools" }, input, note, el("span", { class: "grow" }),
       mesh.axes.map((axis, number) => el("span", {}, el("i", { class: "dot", style: { background: axisColor(number) } }), axis.name)),
       el("button", { type: "button", on: { click: all(true) } }, "unfold all"), el("button", { type: "button", on: { click: all(false) } }, "fold all")),

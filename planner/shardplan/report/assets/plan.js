@@ -65,7 +65,7 @@ function head(report) {
 function why(report, name, lines) {
   const asked = name.replace(/\{[^}]*\}/g, "*");
   return el("div", { class: "why" }, lines.map((line) => el("div", {}, line)),
-    el("div", { class: "soft" }, "This command prices the alternatives: ", el("code", {}, `shardplan explain ${quoted(report.file || "PLAN")} ${quoted(asked)} --model MODEL`)));
+    el("div", { class: "soft" }, "This command prices the alternatives: ", el("code", {}, `shardplan explain ${report.file ? quoted(report.file) : "PLAN"} ${quoted(asked)} --model ${report.source ? quoted(report.source) : "MODEL"}`)));
 }
 // What else there was, each with all the rest solved again
 function alternatives(report, rows) {
@@ -98,6 +98,7 @@ function parameterTable(report) {
 }
 function moveTable(report) {
   const step = report.summary.step || 1, format = costs(report);
+  if (!report.moves.length) return section("moves", "Moves", el("div", { class: "card" }, "No tensor is moved between devices."));
   const columns = [
     { label: "of step", value: (row) => row[10], text: (row) => percent(row[10] / step), number: true },
     { label: report.unit ? "cost" : "exposed", value: (row) => row[10], text: (row) => format(row[10]), number: true },
