@@ -115,3 +115,9 @@ def test_the_edit_that_check_is_shown_to_find_is_one():
     whole = (ROOT / "plans/gpt2_small.4x4.plan.json").read_text("utf-8")
     changed = [new for old, new in zip(whole.splitlines(), edited.splitlines(), strict=True) if old != new]
     assert changed == ['    "step_us": 9999.5,']
+
+
+def test_every_picture_is_taken_by_the_command_that_says_so():
+    taken = set(re.findall(r'"(report[\w-]*)": \(', (ROOT / "benchmarks/report.py").read_text("utf-8")))
+    shown = {name for page in PAGES for name in re.findall(r"images/([\w-]+)\.png", page.read_text("utf-8"))}
+    assert shown == taken == {file.stem for file in (ROOT / "docs/images").iterdir()}
