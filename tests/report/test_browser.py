@@ -347,6 +347,13 @@ def test_paper_is_as_wide_as_a_page_and_light(view, views, kind):
     assert tab.evaluate("document.documentElement.dataset.theme") is None
 
 
+def test_layouts_over_many_axes_fit_on_paper(view, gpt2):
+    tab = view(json.loads(json.dumps(gpt2).replace("@machine", "@machine0,machine1,machine2,gpu0,gpu1")))
+    tab.set_viewport_size({"width": 718, "height": 1046})
+    tab.emulate_media(media="print")
+    assert tab.evaluate("document.documentElement.scrollWidth") == 718
+
+
 def test_amounts_are_written_as_in_the_terminal(view, views):
     """Digit by digit, those in the middle between two roundings, too."""
     amounts = [0, 1, 7, 999, 1000, 1023, 1024, 1048051, 20.25 * 2**20, 20.75 * 2**20, 27 * 2**20, 1013 * 2**20]
