@@ -81,7 +81,8 @@ function layoutChips(text, axes) {
   return text.split(/, (?=[SRP])/).map((piece) => {
     const names = piece.includes("@") ? piece.slice(piece.lastIndexOf("@") + 1).split(",") : [];
     const colors = names.map((name) => axes.findIndex((axis) => axis.name === name)).filter((number) => number >= 0).map(axisColor);
-    return colors.length ? el("span", { class: "chip axis", style: { background: striped(colors) } }, piece) : el("span", { class: "chip" }, piece);
+    const text = piece.split(/(?<=[,@])/).map((part, at) => [at ? el("wbr") : null, part]);
+    return colors.length ? el("span", { class: "chip axis", style: { background: striped(colors) } }, text) : el("span", { class: "chip" }, text);
   });
 }
 // A name, which a narrow column breaks after its dots and nowhere else
