@@ -153,11 +153,10 @@ def test_of_a_plan_that_does_not_say_its_model_it_is_said_that_it_was_not_compar
 
 
 def test_a_function_that_a_plan_records_is_not_called_unasked():
-    plan = replace(example_plan(), sources={"model": "pkg.module:build"})
+    plan = replace(example_plan(), sources={"model": "nets:build"})
     with pytest.raises(ShardplanError) as problem:
-        model_now(plan, "a.plan.json", Given())
+        model_now(plan, "a.json", Given())
     assert str(problem.value).splitlines() == [
-        "a.plan.json: error[no-model]: its model 'pkg.module:build' is a function, "
-        "which is called only where you name it",
-        "hint: --model pkg.module:build, or check what the plan says of itself alone with --without-model",
+        "a.json: error[no-model]: its model 'nets:build' is a function, which is called only where you name it",
+        "hint: --model nets:build, or check what the plan says of itself alone with --without-model",
     ]
