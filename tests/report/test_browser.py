@@ -230,6 +230,17 @@ def test_a_diff_shows_both_plans(view, plan):
     assert duration(new.summary.step_ns) in text
 
 
+def test_bars_of_a_diff_have_one_scale(view, plan):
+    """That of the step and that of memory, whatever the limits are."""
+    memory = replace(plan.summary.memory, activations=plan.summary.memory.activations // 2)
+    limit = plan.summary.memory.total
+    new = replace(plan, summary=replace(plan.summary, memory=memory, memory_limit_bytes=limit))
+    tab = view(diff_report(plan, new, ("a.json", "b.json"), diff_plans(plan, new)))
+    filled = "(bar) => [...bar.children].reduce((sum, part) => sum + part.getBoundingClientRect().width, 0)"
+    old, less = (bar.evaluate(filled) for bar in tab.locator("[aria-label^='memory: ']").all())
+    assert less / old == pytest.approx(memory.total / plan.summary.memory.total, rel=0.01)
+
+
 SMALL = "transformer:layers=2,hidden=256,heads=4,vocab=512,seq=128,batch=8"
 
 

@@ -13,8 +13,9 @@ function stepCard(report, whole = 0) {
     bar(parts.map(([name, value, axis]) => [name, value, partColor(name, axis)]), width, format, "step"),
     overlapped ? el("p", { class: "soft" }, "overlapped communication ", el("span", { class: "whole" }, format(overlapped))) : null);
 }
-function memoryCard(summary) {
-  const whole = Math.max(summary.limit, summary.held) || 1, free = summary.limit - summary.held;
+// `most`: what the full width stands for, where two plans are compared, else the limit
+function memoryCard(summary, most = 0) {
+  const whole = most || Math.max(summary.limit, summary.held) || 1, free = summary.limit - summary.held;
   return el("div", { class: "card" }, el("h3", {}, "Memory of a device"),
     el("div", { class: "big" }, bytes(summary.held)), el("div", { class: "soft" }, summary.limit ? `${percent(summary.held / summary.limit)} of ${bytes(summary.limit)}${free < 0 ? ": does not fit" : ""}` : ""),
     bar(summary.memory.map(([name, value], number) => [name, value, MEMORY_COLORS[number]]), whole, bytes, "memory"));
