@@ -1,10 +1,11 @@
 """How large the reports of plans are, and how long a browser takes to open them.
 
-    python benchmarks/report.py [--model MODEL MESH] [--images docs/images]
+    python benchmarks/report.py [--model MODEL MESH]
+    python benchmarks/report.py --images docs/images
 
 Prints a table: operators, moves, bytes of the page, CPU seconds to write it, wall seconds until a headless Chromium has
-drawn it.
-`--images` also takes the pictures of docs/report.md.
+drawn it. `--images` takes all pictures of the README and docs/report.md instead, of the committed plans where they show
+one.
 """
 
 import argparse
@@ -25,7 +26,8 @@ from shardplan.report.studies import diff_report, sweep_report
 from shardplan.study.engines import engine_of
 from shardplan.study.sweep import all_combinations, sweep
 
-MODELS = Path(__file__).parents[1] / "tests" / "models"
+ROOT = Path(__file__).parents[1]
+MODELS = ROOT / "tests" / "models"
 ASKED = (
     (str(MODELS / "lstm_lm.onnx"), "4x4"),
     (str(MODELS / "gpt2_small.onnx"), "4x4"),
@@ -105,10 +107,10 @@ def measure(browser: Browser, asked: list[tuple[str, str]], folder: Path, *, own
 
 
 def pictures(browser: Browser, target: Path, folder: Path) -> None:
-    gpt2 = str(MODELS / "gpt2_small.onnx")
-    plan, tight = shardplan.make_plan(gpt2, "4x4"), shardplan.make_plan(gpt2, "4x4", memory_limit="1GiB")
+    gpt2, committed = str(MODELS / "gpt2_small.onnx"), "plans/gpt2_small.4x4.plan.json"
+    plan, tight = shardplan.load(ROOT / committed), shardplan.make_plan(gpt2, "4x4", memory_limit="1.4GiB")
     staged = shardplan.make_plan(gpt2, "2x2", stages="2", microbatches=4)
-    llama = plan_report(shardplan.make_plan(str(MODELS / "llama3_8b.onnx"), "4x8"))
+    llama = plan_report(shardplan.load(ROOT / "plans/llama3_8b.4x8.plan.json"))
     request = shardplan.request.Request(gpt2)
     meshes = all_combinations(("h100-dgx", "a100-dgx"), ("1x4", "2x4"), (1,), ("none", "selective"), ("",))
     swept = sweep(request, meshes, engine_of("local"))
@@ -116,11 +118,9 @@ def pictures(browser: Browser, target: Path, folder: Path) -> None:
         "[...document.querySelectorAll('details.segment')].find((one) => / ×/.test(one.textContent)).open = true;"
         "document.getElementById('model').scrollIntoView()"
     )
-    diff = diff_report(
-        plan, tight, ("plans/gpt2_small.4x4.plan.json", "plans/tight.plan.json"), diff_plans(plan, tight)
-    )
+    diff = diff_report(plan, tight, (committed, "tight.plan.json"), diff_plans(plan, tight))
     shown = {
-        "report": (plan_report(plan), ""),
+        "report": (plan_report(plan, committed), ""),
         "report-model": (llama, unfold),
         "report-pipeline": (plan_report(staged), ""),
         "report-diff": (diff, ""),
@@ -144,8 +144,8 @@ def main() -> None:
         path = shutil.which("chromium") or shutil.which("google-chrome")
         browser = driver.chromium.launch(executable_path=path, args=["--no-sandbox"])
         if given.images:
-            pictures(browser, given.images, Path(folder))
-        measure(browser, given.model or list(ASKED), Path(folder), own=bool(given.model))
+            return pictures(browser, given.images, Path(folder))
+        return measure(browser, given.model or list(ASKED), Path(folder), own=bool(given.model))
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ sets, definitions, what others have published. What commands print stands in ```
 
 import importlib.util
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -103,3 +104,20 @@ def test_a_table_of_data_that_are_not_here_is_told_of_and_not_run(docs, capsys):
     docs._compare_table(ROOT / "README.md", "false $NO_SUCH_FOLDER", "| a |\n|---|\n| 1 |\n", ROOT, counts)
     assert counts == [0, 0, 1]
     assert "not run (needs NO_SUCH_FOLDER)" in capsys.readouterr().out
+
+
+def test_the_edit_that_check_is_shown_to_find_is_one():
+    """The `sed` of docs/ci.md changes one line of the committed plan, whatever its step is."""
+    (command,) = re.findall(
+        r"^\$ (sed .*) > edited\.plan\.json$", (ROOT / "docs/ci.md").read_text("utf-8"), re.MULTILINE
+    )
+    edited = subprocess.run(command, shell=True, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    whole = (ROOT / "plans/gpt2_small.4x4.plan.json").read_text("utf-8")
+    changed = [new for old, new in zip(whole.splitlines(), edited.splitlines(), strict=True) if old != new]
+    assert changed == ['    "step_us": 9999.5,']
+
+
+def test_every_picture_is_taken_by_the_command_that_says_so():
+    taken = set(re.findall(r'"(report[\w-]*)": \(', (ROOT / "benchmarks/report.py").read_text("utf-8")))
+    shown = {name for page in PAGES for name in re.findall(r"images/([\w-]+)\.png", page.read_text("utf-8"))}
+    assert shown == taken == {file.stem for file in (ROOT / "docs/images").iterdir()}

@@ -85,8 +85,11 @@ good it is.
   shardplan show plans/model.4x4.plan.json   reads it
 
 \b
-Exit codes: 0 done, 1 the answer is no, 2 could not answer, 3 proven infeasible,
-4 a limit ended the search, 70 a defect of shardplan, 130 interrupted.
+Exit codes: 0 done, 1 the answer is no, 2 could not answer, 3 proven
+infeasible, 4 a limit ended the search, 70 a defect of shardplan, 130
+interrupted.
+
+Options also come from the environment (SHARDPLAN_MESH=4x4) and from shardplan.toml.
 """
 
 

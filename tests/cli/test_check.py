@@ -178,7 +178,7 @@ def test_a_report_takes_no_other_files_place(shardplan, solved):
 def test_resolve_needs_a_model(shardplan, solved):
     write_plan(replace(read_plan(PLAN), sources={}), PLAN)
     run = shardplan("check", PLAN, "--resolve")
-    assert (run.code, run.out) == (2, f"{PLAN}  unreadable\n")
+    assert (run.code, run.out) == (2, f"{PLAN}  not checked\n")
     assert "error[no-model]: it cannot be solved again: it does not say which model it is of\n" in run.err
 
 

@@ -7,8 +7,11 @@ from pathlib import Path
 
 import onnx
 import pytest
+from example_plans import example_plan
 
+from shardplan.errors import ShardplanError
 from shardplan.plan.file import read_plan, write_plan
+from shardplan.study.freshness import Given, model_now
 
 OURS = "extends: builtin:h100-dgx\nname: ours\ndevice: {{hbm_gbps: {}}}\n"
 PLAN = "plans/mlp.2x2.plan.json"
@@ -147,3 +150,13 @@ def test_of_a_plan_that_does_not_say_its_model_it_is_said_that_it_was_not_compar
     assert shardplan("check", PLAN, "--model", "mlp.onnx").out == f"{PLAN}  fresh\n"
     assert shardplan("check", PLAN, "--without-model").out == alone
     assert shardplan("check", PLAN, "--without-model", "--resolve").code == 2
+
+
+def test_a_function_that_a_plan_records_is_not_called_unasked():
+    plan = replace(example_plan(), sources={"model": "nets:build"})
+    with pytest.raises(ShardplanError) as problem:
+        model_now(plan, "a.json", Given())
+    assert str(problem.value).splitlines() == [
+        "a.json: error[no-model]: its model 'nets:build' is a function, which is called only where you name it",
+        "hint: --model nets:build, or check what the plan says of itself alone with --without-model",
+    ]

@@ -92,8 +92,8 @@ def test_a_plan_can_be_priced_on_another_cluster(shardplan, mlp: Path):
     ("arguments", "said"),
     [
         ((), "give the assignment: --fix FILE, or --pin 'PATTERN=SPEC'"),
-        (("--fix", "one.json", "--mesh", "2"), "--mesh is what the plan one.json says"),
-        (("--fix", "one.json", "--dim", "batch=2"), "--dim is what the plan one.json says"),
+        (("--fix", "one.json", "--mesh", "2"), "leave --mesh out: the plan one.json fixes it"),
+        (("--fix", "one.json", "--dim", "batch=2"), "leave --dim out: the plan one.json fixes it"),
         (("--fix", "one.json", "--pin", "x=replicate"), "--pin goes with constraints; a plan leaves nothing open"),
         (
             ("--fix", "absent.json"),

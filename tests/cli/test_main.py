@@ -131,6 +131,16 @@ class TestCodes:
             for line in shardplan(*path, "--help").out.splitlines():
                 assert not re.search(r"\w-$|(?<!\])\.\.\.$", line) or line.startswith("Usage: "), line
 
+    def test_many_options_stand_under_headings_each_once(self, shardplan):
+        said = shardplan("solve", "--help").out
+        parts = re.split(r"^(\w[\w ,]*):$", said, flags=re.MULTILINE)
+        assert parts[1::2] == ["Options", "Pipeline", "Decisions by hand, and prices", "Search", "Output"]
+        options = [name for param in cli.commands["solve"].params for name in param.opts if name.startswith("--")]
+        listed = re.findall(r"^  (?:-\w, )?(--[\w-]+)", said, re.MULTILINE)
+        assert sorted(listed) == sorted([*options, "--help"])
+        assert "--effort" in parts[8]
+        assert "Pipeline:" not in shardplan("show", "--help").out
+
     @pytest.mark.parametrize("arguments", [("--help",), ("solve", "--help"), ("--version",), ("profiles", "--help")])
     def test_help(self, shardplan, arguments):
         run = shardplan(*arguments)

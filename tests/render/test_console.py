@@ -103,3 +103,34 @@ def test_a_profile_on_a_narrow_terminal_is_json():
     show_profile(Console(file=written, width=40), profile)
     assert json.loads(written.getvalue()) == json.loads(json.dumps(profile.resolved, default=dict))
     assert '        "level": "net"\n' in written.getvalue()
+
+
+def shown(width, *rows):
+    file = io.StringIO()
+    made = table(">", "=what", "=how")
+    for row in rows:
+        made.add_row(*row)
+    console = Console(file=file, width=width, color_system=None)
+    emit(console, made)
+    return file.getvalue()
+
+
+def test_names_stand_in_their_row_where_most_rows_have_room():
+    """In columns; closer together where only that fits; the one that is too long stands below its row."""
+    long = "layers.attention.projection (MatMul)"
+    rows = [("1 ms", "up", "compute"), ("2 ms", "down (MatMul)", "compute"), ("3 ms", "a.much.longer.name", "go")]
+    assert shown(30, *rows, ("4 ms", long, "compute")) == (
+        "      what           how\n"
+        "1 ms  up             compute\n"
+        "2 ms  down (MatMul)  compute\n"
+        "3 ms  a.much.longer.name  go\n"
+        "4 ms\n"
+        "    layers.attention.projection\n"
+        "      (MatMul)  compute\n"
+    )
+
+
+def test_names_stand_below_their_rows_where_most_have_no_room():
+    long = "layers.attention.projection"
+    said = shown(30, ("1 ms", long, "compute"), ("2 ms", long, "compute"), ("3 ms", "up", "compute"))
+    assert said.splitlines()[-2:] == ["3 ms", "    up  compute"]

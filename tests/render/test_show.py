@@ -2,6 +2,7 @@
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -150,3 +151,18 @@ def test_names_are_never_broken(drawn, width):
 def test_the_summary_is_last(drawn):
     lines = drawn(show_plan, example_plan()).splitlines()
     assert [line.split()[0] for line in lines[-3:]] == ["plan", "step", "proof"]
+
+
+def test_a_parameter_stands_above_its_row_only_where_its_name_has_no_room(drawn):
+    """Columns are the same for all rows."""
+    plan = example_plan()
+    long = replace(plan, tensors=tuple(
+        replace(one, checkpoint=f"{'a_long_name.' * 4}{one.checkpoint}") if number % 2 and one.checkpoint else one
+        for number, one in enumerate(plan.tensors)
+    ))  # fmt: skip
+    parameters, _, _ = drawn(show_plan, long, width=80).partition("\nof step")
+    lines = [line for line in parameters.splitlines() if line.startswith("  ")]
+    above = [at for at, line in enumerate(lines) if line.lstrip().startswith("a_long_name.")]
+    assert 0 < len(above) < len(lines) - len(above)
+    assert all("[" in lines[at + 1] and "[" not in lines[at] for at in above)
+    assert len({line.index("[") for line in lines if "[" in line}) == 1

@@ -123,12 +123,39 @@ def in_ns(text):
 def test_why_names_the_command_that_prices_alternatives(view, gpt2):
     tab = view(gpt2)
     tab.locator("#parameters").get_by_role("button", name="why").nth(1).first.click()
-    assert "shardplan explain 'plans/gpt2_small.4x4.plan.json'" in tab.locator(".why").inner_text()
+    said = tab.locator(".why").inner_text()
+    assert "shardplan explain 'plans/gpt2_small.4x4.plan.json'" in said
+    assert "--model 'tests/models/gpt2_small.onnx'" in said
     tab.locator("#moves").get_by_role("button", name="why").nth(1).click()
     said = tab.locator("#moves .why").inner_text()
     assert re.match(r"(Forward|Backward), from .* to .* by .* a step, .* each", said)
     assert re.search(r"It takes .*, of which .* exposed", said)
     assert "shardplan explain" in said
+
+
+def test_a_move_says_how_much_of_it_is_exposed(view, gpt2):
+    tab = view(gpt2)
+    tab.get_by_role("button", name="unfold all", exact=True).click()
+    said = tab.locator("#model .moved:not(.op > div > .moved)").all_inner_texts()
+    assert said
+    assert all(re.search(r", (overlapped|all exposed|[\d.]+ [mun]s exposed)$", text) for text in said)
+    soft = tab.locator("#model .moved.soft").all_inner_texts()
+    assert soft == [text for text in said if text.endswith(", overlapped")]
+
+
+def test_a_view_is_one_line_without_its_operands(view, gpt2):
+    tab = view(gpt2)
+    tab.get_by_role("button", name="unfold all", exact=True).click()
+    views = tab.locator("#model .op", has_text="no compute")
+    assert views.count() > 0
+    assert all("←" not in text for text in views.all_inner_texts())
+
+
+def test_a_forward_pass_that_sends_nothing_says_so(view):
+    model = "transformer:layers=1,hidden=64,heads=4,vocab=64,seq=16,batch=4"
+    tab = view(plan_report(make_plan(model, "2x1", mode="inference")))
+    assert "No tensor is moved between devices." in tab.inner_text("#moves")
+    assert "gradients" not in tab.inner_text("#schedule .legend")
 
 
 def test_the_schedule_zooms_by_keyboard_and_says_what_is_under_the_mouse(view, plan, gpt2):
@@ -201,6 +228,17 @@ def test_a_diff_shows_both_plans(view, plan):
     text = view(diff_report(old, new, ("a.json", "b.json"), diff_plans(old, new))).inner_text("main")
     assert duration(old.summary.step_ns) in text
     assert duration(new.summary.step_ns) in text
+
+
+def test_bars_of_a_diff_have_one_scale(view, plan):
+    """That of the step and that of memory, whatever the limits are."""
+    memory = replace(plan.summary.memory, activations=plan.summary.memory.activations // 2)
+    limit = plan.summary.memory.total
+    new = replace(plan, summary=replace(plan.summary, memory=memory, memory_limit_bytes=limit))
+    tab = view(diff_report(plan, new, ("a.json", "b.json"), diff_plans(plan, new)))
+    filled = "(bar) => [...bar.children].reduce((sum, part) => sum + part.getBoundingClientRect().width, 0)"
+    old, less = (bar.evaluate(filled) for bar in tab.locator("[aria-label^='memory: ']").all())
+    assert less / old == pytest.approx(memory.total / plan.summary.memory.total, rel=0.01)
 
 
 SMALL = "transformer:layers=2,hidden=256,heads=4,vocab=512,seq=128,batch=8"
@@ -318,6 +356,13 @@ def test_paper_is_as_wide_as_a_page_and_light(view, views, kind):
     assert ground == "rgb(255, 255, 255)"
     tab.evaluate("dispatchEvent(new Event('afterprint'))")
     assert tab.evaluate("document.documentElement.dataset.theme") is None
+
+
+def test_layouts_over_many_axes_fit_on_paper(view, gpt2):
+    tab = view(json.loads(json.dumps(gpt2).replace("@machine", "@machine0,machine1,machine2,gpu0,gpu1")))
+    tab.set_viewport_size({"width": 718, "height": 1046})
+    tab.emulate_media(media="print")
+    assert tab.evaluate("document.documentElement.scrollWidth") == 718
 
 
 def test_amounts_are_written_as_in_the_terminal(view, views):

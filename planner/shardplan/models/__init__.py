@@ -7,6 +7,7 @@ from shardplan.models.factory import factory_of, title_of_factory
 from shardplan.models.hugging_face import configured, is_config
 from shardplan.models.named import NAMED, PREFIX, described, title_of
 from shardplan.models.spec import TransformerSpec
+from shardplan.models.titles import title_of_model
 from shardplan.models.transformer import build, transformer
 
 __all__ = [
@@ -20,5 +21,6 @@ __all__ = [
     "is_config",
     "title_of",
     "title_of_factory",
+    "title_of_model",
     "transformer",
 ]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
 from shardplan.errors import Diagnostic, ShardplanError, did_you_mean, error, warning
@@ -22,6 +23,7 @@ _STORED: Final = ("fp8", "mxfp4")
 """Types in which weights are published that were trained in `dtype`: DeepSeek-V3, Kimi K2, gpt-oss."""
 _OF_ALL: Final = ("dtype", "torch_dtype", "tie_word_embeddings", "quantization_config")
 """Keys that stand beside `text_config` and hold for it."""
+_HASH: Final = re.compile("[0-9a-f]{40}")
 _BOUND: Final = ("batch", "seq")
 _LONGEST = 2048
 """Tokens of a sequence where nobody says how many; many configurations name far more than anybody trains with."""
@@ -38,13 +40,26 @@ def configured(path: str | Path, dims: Mapping[str, int]) -> Model:
     Raises `ShardplanError` with every key that is not supported: `bad-config`, `unknown-architecture`, `unknown-dim`.
     """
     config = read_config(path)
-    model = build(spec_of(config, dims, str(path)), Path(path).stem)
+    model = build(spec_of(config, dims, str(path)), title_of_config(path, config))
     kind, text = str(config["model_type"]), text_of(config)
     if text is config:
         return model
     summary = f"'{path}' describes a '{kind}'; its text part, '{text['model_type']}', is the model"
     told = warning("text-part", summary, hint=f"to plan all of it, {_EXPORT}")
     return replace(model, warnings=(*model.warnings, told))
+
+
+def title_of_config(path: str | Path, config: Mapping[str, Any]) -> str:
+    """What a configuration is called: its file where that is not just `config`; else its folder as it was given; else,
+    also for the snapshots that Hugging Face keeps by their hash, its `_name_or_path` or `model_type`."""
+    file = Path(path)
+    folder = file.parent.name
+    if file.stem != "config":
+        return file.stem
+    if folder and folder != ".." and not _HASH.fullmatch(folder):
+        return folder
+    named = config.get("_name_or_path")
+    return (PurePosixPath(named).name if isinstance(named, str) else "") or str(config["model_type"])
 
 
 def read_config(path: str | Path) -> dict[str, Any]:

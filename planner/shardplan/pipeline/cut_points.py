@@ -211,7 +211,7 @@ def _names(model: Model, places: Sequence[int]) -> tuple[str, ...]:
         if named:
             found.append(named[0] if len(named) == 1 else f"{named[0]} … {named[-1]}")
         else:
-            found.append("head" if not number else "tail" if high == places[-1] else f"unit {number}")
+            found.append("start" if not number else "end" if high == places[-1] else f"unit {number}")
     return tuple(found)
 
 

@@ -10,6 +10,8 @@ from shardplan.render.console import emit, table
 from shardplan.study.check import Verdict
 
 _STYLES = {"fresh": "green", "not optimal": "yellow"}
+_WORDS = {"unreadable": "not checked"}
+"""What people read for a status of `--json` documents."""
 
 
 def show_check(console: Console, rows: Sequence[tuple[str, Verdict]]) -> None:
@@ -17,7 +19,7 @@ def show_check(console: Console, rows: Sequence[tuple[str, Verdict]]) -> None:
     shown = table("=plan", "status", "*note")
     shown.show_header = False
     for file, verdict in rows:
-        shown.add_row(file, verdict.status, "; ".join(verdict.notes))
+        shown.add_row(file, _WORDS.get(verdict.status, verdict.status), "; ".join(verdict.notes))
         shown.rows[-1].style = _STYLES.get(verdict.status, "red")
     emit(console, shown)
     bad = sum(verdict.status != "fresh" for _, verdict in rows)

@@ -102,7 +102,8 @@ class _Open(Table):
         return not self.named or _least_width(self) <= width
 
     def stacked(self, width: int) -> list[RenderableType]:
-        """The same in `width` columns with the names of a row on a line below it, whole."""
+        """The same in `width` columns with names whole: at the end of their row where most rows have room for them,
+        else on a line below it."""
         others = [column for place, column in enumerate(self.columns) if place not in self.named]
         names = [column for place, column in enumerate(self.columns) if place in self.named]
         widths = [max((_width(cell) for cell in (column.header, *column.cells)), default=0) for column in others]
@@ -115,18 +116,46 @@ class _Open(Table):
         rows = [[[column.header for column in part] for part in (others, names)]] if self.show_header else []
         cells = [[list(column.cells) for column in part] for part in (others, names)]
         rows += [[[column[place] for column in part] for part in cells] for place in range(self.row_count)]
+        beside = _beside([below for _, below in rows], width - sum(each + _GUTTER for each in widths))
         made: list[RenderableType] = []
-        for number, (row, below) in enumerate(rows):
+        for number, ((row, below), said) in enumerate(zip(rows, beside, strict=True)):
             place = number - int(self.show_header)
             line = Table.grid(padding=(0, _GUTTER, 0, 0))
             line.style = self.header_style if place < 0 else self.rows[place].style or ""
             for column, each in zip(others, widths, strict=True):
                 line.add_column(justify=column.justify, width=each, no_wrap=column.no_wrap, overflow="fold")
-            line.add_row(*row)
-            said = Text("  ").join(cell if isinstance(cell, Text) else Text(str(cell)) for cell in below if str(cell))
-            made.append(line)
-            made += _below(said, width, line.style)
+            if said is not None:
+                line.add_column(no_wrap=True)
+            line.add_row(*row, *([] if said is None else [said]))
+            made += [line, *([] if said is not None else _below(_joined(below), width, line.style))]
         return made
+
+
+def _joined(cells: list[RenderableType], widths: Iterable[int] = itertools.repeat(0)) -> Text:
+    """Texts one after the other, each at least so wide, without the empty ones that have no width."""
+    padded = []
+    for cell, width in zip(cells, widths, strict=False):
+        text = cell.copy() if isinstance(cell, Text) else Text(str(cell))
+        text.pad_right(max(0, width - _width(text)))
+        padded += [text] if text.plain else []
+    return Text(" " * _GUTTER).join(padded)
+
+
+def _beside(rows: list[list[RenderableType]], room: int) -> list[Text | None]:
+    """The names of each row as they stand at the end of its line, None where they do not: in columns, of all rows that
+    have room for these together, and closer to each other where there is room for that. Where no more than half
+    of the rows have room, none is so."""
+    lengths = [[_width(cell) for cell in row] for row in rows]
+    aligned, widths = set[int](), [0] * max(map(len, lengths), default=0)
+    for number in sorted(range(len(rows)), key=lambda number: (max(lengths[number]), sum(lengths[number]), number)):
+        wider = [max(pair) for pair in zip(widths, lengths[number], strict=True)]
+        if sum(wider) + _GUTTER * (len(wider) - 1) > room:
+            break
+        widths = wider
+        aligned.add(number)
+    said = [_joined(row, widths) if number in aligned else _joined(row) for number, row in enumerate(rows)]
+    found = [text if _width(text.plain.rstrip()) <= room else None for text in said]
+    return found if 2 * sum(text is not None for text in found) > len(rows) else [None] * len(rows)
 
 
 def _below(said: Text, width: int, style: StyleType) -> list[Text]:

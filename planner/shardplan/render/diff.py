@@ -180,9 +180,10 @@ def _shown(changes: Sequence[Change], *, everything: bool) -> tuple[list[Change]
 
 
 def _rest(diff: PlanDiff, hidden: int) -> str:
-    more = f"{counted(hidden, 'more kind')} of change and " if hidden else ""
+    more = [f"{counted(hidden, 'more kind')} of change"] if hidden else []
+    same = [counted(diff.unchanged, "unchanged decision")] if diff.unchanged or not hidden else []
     hint = "; --all shows the changes" if hidden else ""
-    return f"({more}{counted(diff.unchanged, 'unchanged decision')} hidden{hint})"
+    return f"({' and '.join([*more, *same])} hidden{hint})"
 
 
 def _name(change: Change) -> str:

@@ -68,6 +68,13 @@ class MoveGroup:
         return phase_text(self.phase)
 
     @property
+    def label(self) -> str:
+        """The tensor and the module that makes it, where the tensor's name does not begin with the module's."""
+        if not self.module or self.tensor.startswith((f"{self.module}.", f"{self.module}/")):
+            return self.tensor
+        return f"{self.module}: {self.tensor}"
+
+    @property
     def overlapped_ns(self) -> int:
         """Beside compute."""
         return self.time_ns - self.exposed_ns

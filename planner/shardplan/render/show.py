@@ -129,7 +129,9 @@ def _show_parameters(console: Console, groups: list[ParameterGroup], plan: Plan,
     widths = [max(map(len, column)) for column in zip(*(_cells(group, typed=typed) for group in shown), strict=True)]
     if not typed:
         emit(console, Text(f"all parameters shown are {shown[0].dtype}", style="dim"))
-    below = sum(widths) + 2 * len(widths[1:]) > console.width
+    room = console.width - sum(widths[1:]) - 2 * len(widths[1:])
+    if below := widths[0] > room:
+        widths[0] = max((len(name) for name, *_ in map(_cells, shown) if len(name) <= room), default=_UNDER_NAME)
     for recipe in dict.fromkeys(group.recipe for group in shown):
         alike = [group for group in shown if group.recipe == recipe]
         stored = size(sum(group.bytes_per_device for group in alike))
@@ -152,17 +154,17 @@ def _is_wider(groups: list[ParameterGroup], console_width: int) -> bool:
 def _parameter_rows(
     groups: list[ParameterGroup], widths: list[int], *, typed: bool, below: bool
 ) -> Iterator[RenderableType]:
-    """One table; or, where names leave no room for it, each name on a line of its own with the rest `below` it."""
+    """One table; or, where some names leave no room for it, these on lines of their own with the rest `below` them."""
     for part in [[group] for group in groups] if below else [groups]:
         rows = Table.grid(padding=(0, 2, 0, 0))
         for number, width in enumerate(widths):
             justify = "right" if number in (1, len(widths) - 1) else "left"
-            rows.add_column(width=_UNDER_NAME if below and not number else width, justify=justify, no_wrap=True)  # type: ignore[arg-type]
+            rows.add_column(width=width, justify=justify, no_wrap=True)  # type: ignore[arg-type]
         for group in part:
             name, *others, layout, stored = _cells(group, typed=typed)
-            if below:
+            if len(name) > widths[0]:
                 yield Text(name, no_wrap=True, overflow="ignore")
-            rows.add_row("" if below else name, *others, Text(layout, style="cyan"), stored)
+            rows.add_row(name if len(name) <= widths[0] else "", *others, Text(layout, style="cyan"), stored)
         yield rows
 
 
@@ -201,7 +203,7 @@ def _move_cells(group: MoveGroup, step_ns: int, measure: Measure) -> tuple[str |
         Text(group.collectives, style="cyan"),
         size(group.payload_bytes),
         group.phase_text,
-        f"{group.module}: {group.tensor}" if group.module else group.tensor,
+        group.label,
     )
 
 
@@ -224,6 +226,8 @@ def _memory(plan: Plan) -> Table:
     memory, limit = plan.summary.memory, plan.summary.memory_limit_bytes
     rows = table("memory per device", ">", ">of limit", "")
     for name, amount in (*memory_parts(memory).items(), ("total", memory.total)):
+        if not amount and name != "total":
+            continue  # a forward pass holds neither gradients nor state
         share = amount / limit if limit else 0.0
         rows.add_row(name, size(amount), percent(share), _bar(share), style="bold" if name == "total" else "")
     rows.add_row("limit", size(limit), "", "", style="dim")

@@ -22,6 +22,7 @@ from shardplan.report.model import model_record
 from shardplan.report.names import Names
 from shardplan.report.schedule import pipeline_chart, schedule_record
 from shardplan.report.tables import Alternatives, move_rows, parameter_rows
+from shardplan.study.sources import source
 
 _PRICED = "cost_model"
 _ROUNDING = 0.001
@@ -33,15 +34,17 @@ def plan_report(plan: Plan, file: str = "", alternatives: Alternatives | None = 
     what else there was for groups of parameters, by name."""
     return {
         "title": f"{plan.model.get('name')} on {plan.cluster.get('name')}",
-        **_about(plan, file, alternatives or {}),
+        **_about(plan, (one_line(file), one_line(source(plan, "model"))), alternatives or {}),
     }
 
 
-def _about(plan: Plan, file: str, alternatives: Alternatives) -> dict[str, object]:
+def _about(plan: Plan, asked: tuple[str, str], alternatives: Alternatives) -> dict[str, object]:
+    """`asked`: the plan's file and the model that it records, for the commands that the report names."""
     measure = measure_of(plan.model.get(_PRICED))
     said: dict[str, object] = {
         "kind": "pipeline" if plan.pipeline else "plan",
-        "file": one_line(file),
+        "file": asked[0],
+        "source": asked[1],
         "line": one_line(plan_line(plan)),
         "unit": measure.unit,
         "facts": _facts(plan),
@@ -55,7 +58,7 @@ def _about(plan: Plan, file: str, alternatives: Alternatives) -> dict[str, objec
             **said,
             "chart": pipeline_chart(plan),
             "runs": [[one_line(text) for text in stage_row(stage, plan.summary.step_ns)] for stage in stages],
-            "stages": [{"name": one_line(stage.name), **_about(stage.plan, "", {})} for stage in stages],
+            "stages": [{"name": one_line(stage.name), **_about(stage.plan, asked, {})} for stage in stages],
         }
     names = Names()
     drawn: dict[str, object] = {

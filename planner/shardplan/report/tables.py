@@ -50,11 +50,11 @@ def _alternative(one: Alternative) -> list[object]:
 
 
 def move_rows(plan: Plan, alternatives: Alternatives) -> list[list[object]]:
-    """[tensor, module, how many, collectives, from, to, when, kind, bytes of one, total ns, exposed ns, alternatives of
+    """[tensor, label, how many, collectives, from, to, when, kind, bytes of one, total ns, exposed ns, alternatives of
     the tensor, as of parameters]."""
     return [
         [
-            one_line(group.tensor), one_line(group.module), group.count, group.collectives, group.source, group.target,
+            one_line(group.tensor), one_line(group.label), group.count, group.collectives, group.source, group.target,
             group.phase_text, group.kind, group.payload_bytes, group.time_ns, group.exposed_ns,
             _instead(alternatives, group.tensor),
         ]

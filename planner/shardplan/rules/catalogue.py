@@ -6,7 +6,7 @@ python -m shardplan.rules.catalogue docs/operators.md
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from shardplan.rules.equation import parse, spread
@@ -40,11 +40,14 @@ _COLUMNS = ("operators", "equation", "example", "free", "partial", "inside", "se
 
 
 def catalogue() -> str:
-    """The document: one table per family, one row per line of its table."""
+    """The document: one table per family; operators with the same cells are one row, columns without a cell are left
+    out."""
     parts = [_HEAD]
     for family, table in TABLES.items():
-        parts += [f"## {family}", "", _line(_COLUMNS), "|" + "---|" * len(_COLUMNS)]
-        parts += [_line(cells) for entry in table for cells in _rows(entry, family)]
+        rows = _rows(table, family)
+        used = [number for number in range(len(_COLUMNS)) if any(row[number] for row in rows)]
+        parts += [f"## {family}", "", _line([_COLUMNS[number] for number in used]), "|" + "---|" * len(used)]
+        parts += [_line([row[number] for number in used]) for row in rows]
         parts.append("")
     return "\n".join(parts)
 
@@ -53,12 +56,13 @@ def _line(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cell.replace('|', _BAR) for cell in cells)} |"
 
 
-def _rows(entry: Entry, family: str) -> list[tuple[str, ...]]:
-    """The rows of one line of a table: operators with the same cells together."""
+def _rows(table: Iterable[Entry], family: str) -> list[tuple[str, ...]]:
+    """The rows of a table, in the order of their first operators."""
     grouped: dict[tuple[str, ...], list[str]] = {}
-    for kind in entry.kinds:
-        name = kind.removeprefix("com.microsoft.") if family == "microsoft" else kind
-        grouped.setdefault(_cells(entry, kind), []).append(name)
+    for entry in table:
+        for kind in entry.kinds:
+            name = kind.removeprefix("com.microsoft.") if family == "microsoft" else kind
+            grouped.setdefault(_cells(entry, kind), []).append(name)
     return [(", ".join(kinds), *cells) for cells, kinds in grouped.items()]
 
 

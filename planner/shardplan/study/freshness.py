@@ -14,6 +14,7 @@ from shardplan.constraints.reuse import adapted
 from shardplan.errors import ShardplanError, error
 from shardplan.layout.mesh import Mesh
 from shardplan.model.types import Model
+from shardplan.models.factory import factory_of
 from shardplan.models.named import PREFIX
 from shardplan.pipeline.manual.stages import read_stages
 from shardplan.plan.diff import profile_differences
@@ -55,6 +56,9 @@ def model_now(plan: Plan, file: str, given: Given) -> Model | None:
     if not recorded:
         return None
     path = recorded if recorded.startswith(PREFIX) else found_path(recorded, file)
+    if path is None and factory_of(recorded):
+        summary = f"its model '{recorded}' is a function, which is called only where you name it"
+        raise ShardplanError(error("no-model", summary, file=file, hint=f"--model {recorded}, {_ALONE}"))
     if path is None:
         summary = f"its model '{recorded}' is neither here, nor beside the plan or above it"
         raise ShardplanError(error("no-model", summary, file=file, hint=f"give it with --model, {_ALONE}"))

@@ -5,13 +5,12 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import PurePath
 from typing import Final
 
 from shardplan.constraints.types import SECTIONS
 from shardplan.errors import ShardplanError
 from shardplan.model.size_names import PAD, TRIP
-from shardplan.models import title_of
+from shardplan.models import title_of_model
 from shardplan.models.named import PREFIX
 from shardplan.plan.recorded import cluster_of
 from shardplan.plan.types import Plan
@@ -59,11 +58,6 @@ def repair_of(plan: Plan, file: str, model: str | None = None, cluster: str | No
     except _NotSaidError as missing:
         return Repair(missing=str(missing))
     return Repair(shlex.join([*words, "--output", file]), caution=caution)
-
-
-def title_of_model(given: str) -> str:
-    """A name for files about a model: `resnet50` for `models/resnet50.onnx`, `llama3-70b` for its description."""
-    return title_of(given) if given.startswith(PREFIX) else PurePath(given).stem
 
 
 class _NotSaidError(Exception):

@@ -2,7 +2,7 @@
 
 A plan is compared with plans, so overheads that all of them share do not matter to it. A prediction of a run is
 compared with a clock. The profile states what a trainer adds to the schedule, each constant with its source
-(docs/cost-model.md); only `price` uses them:
+(docs/fidelity.md); only `price` uses them:
 
     step = (device^3 + host^3)^(1/3) + reduction + optimizer
     device      the schedule's phases, less what of tensor parallelism's traffic runs in pieces beside products

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from shardplan.errors import Diagnostic, ShardplanError, error, warning
 from shardplan.model.types import Model
+from shardplan.models import title_of_model
 from shardplan.plan.content import edited
 from shardplan.plan.diff import PlanDiff, diff_plans
 from shardplan.plan.file import read_whole
@@ -13,7 +14,6 @@ from shardplan.plan.recorded import is_of
 from shardplan.plan.types import Plan
 from shardplan.study.derive import NotDerivableError, derived
 from shardplan.study.freshness import Given, model_now
-from shardplan.study.repair import title_of_model
 from shardplan.units import size
 
 _GATE = "no condition can be checked with it"

@@ -123,9 +123,9 @@ def _verdict(session: Session, file: str, models: tuple[str, ...], given: Given,
 
 def _model_of(plan: Plan, models: tuple[str, ...]) -> str | None:
     """The only model given, or the one whose file bears the plan's name."""
-    from shardplan.verbs.inputs import name_of_model
+    from shardplan.models import title_of_model
 
-    named = [given for given in models if name_of_model(given) == plan.model.get("name")]
+    named = [given for given in models if title_of_model(given) == plan.model.get("name")]
     return named[0] if named else models[0] if len(models) == 1 else None
 
 

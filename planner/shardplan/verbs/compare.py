@@ -40,6 +40,7 @@ def compare(session: Session, /, **given: Any) -> int:
     session.paint(lambda console: describe_request(console, model, cluster, options, session.defaults))
     found = compare_recipes(model, cluster, options, session.begin("comparing"))
     limit = instance.limit_bytes
-    write_report(session, html, lambda: comparison_report(f"{model.name} on {cluster.name}", found, limit))
+    title = f"{model.name} on {cluster.name} ({cluster.mesh})"
+    write_report(session, html, lambda: comparison_report(title, found, limit))
     session.finish(comparison_document(found, limit), lambda console: show_comparison(console, found, limit))
     return EXIT_DONE if found[-1].fits else EXIT_INFEASIBLE

@@ -90,7 +90,7 @@ def _of_plan(session: Session, file: str, given: Mapping[str, Any]) -> Evaluatio
     if given["pins"]:
         raise click.UsageError("--pin goes with constraints; a plan leaves nothing open")
     if clash := [name for name in ("mesh", *ASKED) if name in said]:
-        raise click.UsageError(f"{option_of(clash[0])} is what the plan {file} says")
+        raise click.UsageError(f"leave {option_of(clash[0])} out: the plan {file} fixes it")
     attempt = Attempts()
     request, faults = ask(given)
     attempt.problems += (fault for found in faults.values() for fault in found)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shardplan.errors import ShardplanError, error
@@ -11,8 +10,6 @@ from shardplan.model.size_names import PAD, TRIP
 
 if TYPE_CHECKING:
     from shardplan.model.types import Model
-
-_DESCRIBED = "transformer:"
 
 
 def load_model(given: str, dims: Mapping[str, int]) -> Model:
@@ -33,18 +30,6 @@ def parse_sizes(dims: Sequence[str], trips: Sequence[str] = (), pads: Sequence[s
         raise ShardplanError(*(fault for found in faults.values() for fault in found))
     prefixes = {"dims": "", "trips": TRIP, "pads": PAD}
     return {prefixes[field] + name: number for field, named in values.items() for name, number in named.items()}
-
-
-def name_of_model(given: str) -> str:
-    """A name for files about the model: `resnet50` for `models/resnet50.onnx`, `llama3-70b` for its description,
-    `nets.build` for `my_pkg.nets:build`."""
-    if given.startswith(_DESCRIBED):
-        from shardplan.models import title_of
-
-        return title_of(given)
-    from shardplan.models import title_of_factory
-
-    return title_of_factory(given) or Path(given).stem
 
 
 def text_of(path: str) -> str:

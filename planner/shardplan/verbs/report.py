@@ -50,7 +50,7 @@ def plan_document(plan: Plan, file: str, model: str | None = None, why: int = 0)
 
 
 def write_report(session: Session, path: str | None, document: Document) -> None:
-    """Write the report that `document` makes to `path`, if there is one, and say so on standard error."""
+    """Write the report that `document` makes to `path`, if there is one; standard error has it when the verb ends."""
     if path is None:
         return
     from shardplan.escapes import one_line
@@ -60,4 +60,4 @@ def write_report(session: Session, path: str | None, document: Document) -> None
     session.begin("writing the report")
     write_other(page(document()), path, "report")
     if not session.quiet:
-        session.note(f"report    {one_line(path)}")
+        session.closing.append(f"report    {one_line(path)}")

@@ -66,6 +66,8 @@ class Session:
     started_s: float = field(default_factory=time.monotonic)
     failure: Mapping[str, object] | None = None
     """The `result` of the JSON document if the verb fails from here on."""
+    closing: list[str] = field(default_factory=list)
+    """Lines for standard error after everything else: which other files the verb wrote."""
     line: ProgressLine | None = None
     """Of a terminal, while the verb is at work."""
 
@@ -177,10 +179,10 @@ def _written(parameter: click.Parameter) -> str:
 
 
 def option(*names: str, **settings: Any) -> Callable[[Verb], Verb]:
-    """`click.option` that can also be set as `SHARDPLAN_<NAME>`, and says so in the help."""
+    """`click.option` that can also be set as `SHARDPLAN_<NAME>`."""
     longest = max((name for name in names if name.startswith("--")), key=len).partition("/")[0]
     variable = "SHARDPLAN_" + longest.removeprefix("--").replace("-", "_").upper()
-    return click.option(*names, envvar=variable, show_envvar=True, **settings)
+    return click.option(*names, envvar=variable, **settings)
 
 
 def completing(names: Callable[[], Iterable[str]], *, files: bool = False) -> Callable[..., list[CompletionItem]]:
@@ -244,6 +246,10 @@ def attended_verb(function: Callable[..., int]) -> Callable[..., int]:
         context.find_root().obj.session = session
         if verbose:
             session.show_values(context)
-        return function(session, *arguments, **options)
+        try:
+            return function(session, *arguments, **options)
+        finally:
+            for text in session.closing:
+                session.note(text)
 
     return with_session

@@ -24,7 +24,6 @@ from shardplan.verbs.asking import (
     read_request,
     request_options,
 )
-from shardplan.verbs.inputs import name_of_model
 from shardplan.verbs.report import check_report, html_option, write_report
 from shardplan.verbs.session import EXIT_DONE, EXIT_INTERRUPTED, EXIT_LIMIT, Session, option, verb
 
@@ -73,7 +72,8 @@ _SOME_SECONDS = 0.01
 def solve(session: Session, /, **given: Any) -> int:
     """Find the fastest plan for MODEL that fits in memory, and write it to a file.
 
-    MODEL is an ONNX file, or a transformer described by name and sizes: transformer:llama3-8b,batch=16
+    MODEL is an ONNX file, a function that builds a torch module and its batch (my_pkg.module:build), a config.json of
+    Hugging Face, or a transformer described by name and sizes (transformer:llama3-8b,batch=16).
     """
     from shardplan.render.solve import describe_request
 
@@ -137,7 +137,9 @@ def _default_output(model: str, instance: Instance) -> str:
 def default_output(model_path: str, mesh: Mesh, *, kind: str = "") -> str:
     """`plans/<model>.<mesh><kind>.plan.json` below the working directory."""
     sizes = "x".join(str(size) for size in mesh.shape)
-    return str(Path("plans", f"{name_of_model(model_path)}.{sizes}{kind}.plan.json"))
+    from shardplan.models import title_of_model
+
+    return str(Path("plans", f"{title_of_model(model_path)}.{sizes}{kind}.plan.json"))
 
 
 def _answer(session: Session, instance: Instance) -> Solved:

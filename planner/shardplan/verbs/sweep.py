@@ -85,7 +85,7 @@ def _joined(_context: click.Context, _option: click.Parameter, value: tuple[str,
     help="Who plans: processes of this machine, or the workers of a Dask scheduler.",
 )
 @option("-o", "--output", metavar="FILE", help="Points as they are done; what the file holds is not planned again.")
-@option("--plot", metavar="FILE.png", help="Memory over time as a picture.")
+@option("--plot", metavar="FILE.png", help="Memory over step as a picture.")
 @click.option("--all", "show_all", is_flag=True, help="Every point, not only those that are Pareto-optimal.")
 @html_option
 @budget_option

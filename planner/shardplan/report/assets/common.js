@@ -73,13 +73,16 @@ function bar(parts, whole, format, label) {
     el("li", {}, el("i", { style: { background: color } }), `${name} `, el("b", {}, format(value)))));
   return el("div", {}, el("div", { class: "bar", role: "img", "aria-label": `${label}: ${said.map(([name, value]) => `${name} ${format(value)}`).join(", ")}` }, cells), list);
 }
-// "S(0)@machine, R/P@gpu": a chip for each placement, in the colour of its first axis
+// One colour, or several side by side
+const striped = (colors) => (colors.length < 2 ? colors[0] : `linear-gradient(90deg, ${colors.map((color, at) => `${color} ${(100 * at) / colors.length}% ${(100 * (at + 1)) / colors.length}%`).join(", ")})`);
+// "S(0)@machine, R/P@gpu": a chip for each placement, in the colours of its axes
 function layoutChips(text, axes) {
   if (!text) return [el("span", { class: "soft" }, "–")];
   return text.split(/, (?=[SRP])/).map((piece) => {
-    const name = piece.includes("@") ? piece.slice(piece.lastIndexOf("@") + 1).split(",")[0] : "";
-    const number = axes.findIndex((axis) => axis.name === name);
-    return number < 0 ? el("span", { class: "chip" }, piece) : el("span", { class: "chip axis", style: { background: axisColor(number) } }, piece);
+    const names = piece.includes("@") ? piece.slice(piece.lastIndexOf("@") + 1).split(",") : [];
+    const colors = names.map((name) => axes.findIndex((axis) => axis.name === name)).filter((number) => number >= 0).map(axisColor);
+    const text = piece.split(/(?<=[,@])/).map((part, at) => [at ? el("wbr") : null, part]);
+    return colors.length ? el("span", { class: "chip axis", style: { background: striped(colors) } }, text) : el("span", { class: "chip" }, text);
   });
 }
 // A name, which a narrow column breaks after its dots and nowhere else
@@ -87,6 +90,8 @@ function named(text) {
   const pieces = text.split(/(?<=[.:/]\s?)(?=\S)/);
   return el("code", {}, pieces.map((piece, at) => [at ? el("wbr") : null, el("span", { class: piece.length < 60 ? "whole" : "" }, piece)]));
 }
+// A list with commas, each part of which stays on one line
+const unbroken = (text) => text.split(", ").map((part, at) => [at ? ", " : "", el("span", { class: "whole" }, part)]);
 function section(id, title, ...kids) {
   return el("section", { id, "aria-labelledby": `${id}-title` }, el("h2", { id: `${id}-title` }, title), kids);
 }

@@ -17,7 +17,7 @@ function modelView(report) {
   }
   const all = (open) => () => boxes.forEach((box) => { box.node.open = open; });
   return section("model", "Model",
-    el("p", { class: "lead" }, "Operators in program order. Copies of a block that are decided alike are one row. A chip says what a mesh axis splits; an arrow, what is sent for an operand."),
+    el("p", { class: "lead" }, "Operators in program order; copies of a block that are decided alike are one row. A chip says which letter of the operator's equation a mesh axis splits; times are those of forward + backward; ← are operands and → results, with what is sent for them, red where it is exposed."),
     el("div", { class: "tools" }, input, note, el("span", { class: "grow" }),
       mesh.axes.map((axis, number) => el("span", {}, el("i", { class: "dot", style: { background: axisColor(number) } }), axis.name)),
       el("button", { type: "button", on: { click: all(true) } }, "unfold all"), el("button", { type: "button", on: { click: all(false) } }, "fold all")),
@@ -69,14 +69,20 @@ function segmentBox(report, segment, longest) {
 }
 function operatorRow(report, operator) {
   const { names, mesh } = report;
-  const [name, type, module, equation, split, forward, backward, inner, reads, makes] = operator;
+  const [name, type, place, equation, split, forward, backward, inner, reads, makes] = operator;
   const chips = split.map((label, axis) => [names[label], axis]).filter(([label, axis]) => mesh.axes[axis].size > 1 && label !== "-")
     .map(([label, axis]) => tipped(el("span", { class: "chip axis", style: { background: axisColor(axis) } }, `${label} @ ${mesh.axes[axis].name}`), `${mesh.axes[axis].name} splits ${label} of ${names[equation]}`));
   const edge = ([tensor, role, kept, used, size, moves], arrow) => el("li", {}, arrow, named(names[tensor]), " ", names[role] === "parameter" ? el("span", { class: "soft" }, "parameter ") : null,
     layoutChips(used >= 0 ? names[used] : "", mesh.axes), size ? el("span", { class: "soft" }, bytes(size)) : null,
-    moves.map(([phase, sent, payload, time, exposed]) => el("div", { class: "moved" }, `${names[phase]}: ${names[sent]}, ${bytes(payload)}, ${duration(time)}${exposed < time ? `, ${duration(exposed)} exposed` : ""}`)));
+    moves.map(([phase, sent, payload, time, exposed]) => el("div", { class: exposed ? "moved" : "moved soft" },
+      `${names[phase]}: ${names[sent]}, ${bytes(payload)}, ${duration(time)}, ${exposed === 0 ? "overlapped" : exposed < time ? `${duration(exposed)} exposed` : "all exposed"}`)));
+  const full = names[name], kind = names[type], module = names[place], path = module && !full.startsWith(module) ? module : "";
+  // what computes and sends nothing (a view) is one line
+  if (!forward && !backward && !inner && ![...reads, ...makes].some((one) => one[5].length))
+    return el("div", { class: "op" }, el("div", { class: "title soft" }, kind, " ", named(full)), el("div", {}, chips), el("div", { class: "soft" }, "no compute"),
+      el("ul", { class: "flow" }, makes.slice(0, 1).map(([, , , made]) => el("li", {}, "→ ", layoutChips(made >= 0 ? names[made] : "", mesh.axes)))));
   return el("div", { class: "op" },
-    el("div", { class: "title" }, el("b", {}, names[type]), " ", named(names[module] || names[name]), el("div", { class: "soft mono" }, names[name])),
+    el("div", { class: "title" }, el("b", {}, kind), " ", named(path || full), path ? el("div", { class: "soft mono" }, full) : null),
     el("div", {}, chips.length ? chips : el("span", { class: "soft" }, "replicated"), el("div", { class: "soft mono" }, names[equation])),
     el("div", {}, duration(forward), backward ? ` + ${duration(backward)}` : "", inner ? el("div", { class: "moved" }, `${duration(inner)} inside`) : null),
     el("ul", { class: "flow" }, reads.map((one) => edge(one, "← ")), makes.map((one) => edge(one, "→ "))));

@@ -13,8 +13,9 @@ function stepCard(report, whole = 0) {
     bar(parts.map(([name, value, axis]) => [name, value, partColor(name, axis)]), width, format, "step"),
     overlapped ? el("p", { class: "soft" }, "overlapped communication ", el("span", { class: "whole" }, format(overlapped))) : null);
 }
-function memoryCard(summary) {
-  const whole = Math.max(summary.limit, summary.held) || 1, free = summary.limit - summary.held;
+// `most`: what the full width stands for, where two plans are compared, else the limit
+function memoryCard(summary, most = 0) {
+  const whole = most || Math.max(summary.limit, summary.held) || 1, free = summary.limit - summary.held;
   return el("div", { class: "card" }, el("h3", {}, "Memory of a device"),
     el("div", { class: "big" }, bytes(summary.held)), el("div", { class: "soft" }, summary.limit ? `${percent(summary.held / summary.limit)} of ${bytes(summary.limit)}${free < 0 ? ": does not fit" : ""}` : ""),
     bar(summary.memory.map(([name, value], number) => [name, value, MEMORY_COLORS[number]]), whole, bytes, "memory"));
@@ -65,7 +66,7 @@ function head(report) {
 function why(report, name, lines) {
   const asked = name.replace(/\{[^}]*\}/g, "*");
   return el("div", { class: "why" }, lines.map((line) => el("div", {}, line)),
-    el("div", { class: "soft" }, "This command prices the alternatives: ", el("code", {}, `shardplan explain ${quoted(report.file || "PLAN")} ${quoted(asked)} --model MODEL`)));
+    el("div", { class: "soft" }, "This command prices the alternatives: ", el("code", {}, `shardplan explain ${report.file ? quoted(report.file) : "PLAN"} ${quoted(asked)} --model ${report.source ? quoted(report.source) : "MODEL"}`)));
 }
 // What else there was, each with all the rest solved again
 function alternatives(report, rows) {
@@ -79,7 +80,7 @@ function parameterTable(report) {
   const columns = [
     { label: "parameter", value: (row) => row[NAME], node: (row) => named(row[NAME]), name: true },
     { label: "copies", value: (row) => row[COUNT], number: true },
-    { label: "shape", value: (row) => row[SHAPE].reduce((a, b) => a * b, 1), text: (row) => `${row[SHAPE].join(" × ")} ${row[TYPE]}` },
+    { label: "shape", value: (row) => row[SHAPE].reduce((a, b) => a * b, 1), text: (row) => `${row[SHAPE].join(" × ")} ${row[TYPE]}`, node: (row) => [el("span", { class: "whole" }, row[SHAPE].join(" × ")), ` ${row[TYPE]}`] },
     { label: "layout", value: (row) => row[LAYOUT], node: (row) => layoutChips(row[LAYOUT], report.mesh.axes) },
     { label: "recipe", value: (row) => row[RECIPE] },
     { label: "bytes per device", value: (row) => row[SIZE], text: (row) => bytes(row[SIZE]), number: true },
@@ -98,15 +99,16 @@ function parameterTable(report) {
 }
 function moveTable(report) {
   const step = report.summary.step || 1, format = costs(report);
+  if (!report.moves.length) return section("moves", "Moves", el("div", { class: "card" }, "No tensor is moved between devices."));
   const columns = [
     { label: "of step", value: (row) => row[10], text: (row) => percent(row[10] / step), number: true },
     { label: report.unit ? "cost" : "exposed", value: (row) => row[10], text: (row) => format(row[10]), number: true },
     { label: "total", value: (row) => row[9], text: (row) => format(row[9]), number: true },
     { label: "times", value: (row) => row[2], number: true },
-    { label: "collectives", value: (row) => row[3] },
+    { label: "collectives", value: (row) => row[3], node: (row) => unbroken(row[3]) },
     { label: "bytes each", value: (row) => row[8], text: (row) => bytes(row[8]), number: true },
     { label: "when", value: (row) => row[6], text: (row) => `${row[6]}, ${row[7]}` },
-    { label: "tensor", value: (row) => row[1] + row[0], text: (row) => (row[1] ? `${row[1]}: ${row[0]}` : row[0]), node: (row) => named(row[1] ? `${row[1]}: ${row[0]}` : row[0]), name: true },
+    { label: "tensor", value: (row) => row[1], node: (row) => named(row[1]), name: true },
     { label: "from → to", value: (row) => row[4], text: (row) => `${row[4]} ${row[5]}`, node: (row) => [layoutChips(row[4], report.mesh.axes), "→ ", layoutChips(row[5], report.mesh.axes)] },
   ];
   columns.push({ label: "why", value: () => 0, text: () => "", plain: true });

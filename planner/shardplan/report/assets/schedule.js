@@ -87,7 +87,7 @@ function shares(tasks) {
   close();
   return found;
 }
-function lanes(view, schedule, names, axesOf) {
+function lanes(view, schedule, names, axesOf, labels = schedule.streams) {
   const streams = schedule.streams.map(() => []);
   schedule.tasks.forEach((task) => streams[task[T_STREAM]].push(task));
   streams.forEach((tasks) => tasks.sort((a, b) => a[T_START] - b[T_START]));
@@ -114,7 +114,7 @@ function lanes(view, schedule, names, axesOf) {
     const colors = new Map(), filled = (name) => { if (!colors.has(name)) colors.set(name, name.startsWith("--") ? css(name) : name); return colors.get(name); };
     const critical = css("--bad"), text = css("--text");
     streams.forEach((tasks, lane) => {
-      const y = RULER + lane * LANE, labels = [];
+      const y = RULER + lane * LANE, texts = [];
       const drawn = new Map();
       for (let at = first(lane, view.from - longest[lane]); at < tasks.length && tasks[at][T_START] <= view.to; at += 1) {
         const task = tasks[at], from = Math.max(LABELS, frame.x(task[T_START])), to = frame.x(task[T_START] + task[T_LENGTH]);
@@ -124,16 +124,16 @@ function lanes(view, schedule, names, axesOf) {
         pen.fillStyle = filled(color(task));
         pen.fillRect(from, top, Math.max(0.5, to - from - (to - from > 3 ? 0.6 : 0)), tall - (below < 1 ? 0.6 : 0));
         if (task[T_CRITICAL]) { pen.fillStyle = critical; pen.fillRect(from, y + LANE - 7, Math.max(0.5, to - from), 2.5); }
-        if (to - from > 60 && tall >= 10) labels.push([names[task[T_NAME]], from, to, top + tall / 2, tall < 14]);
+        if (to - from > 60 && tall >= 10) texts.push([names[task[T_NAME]], from, to, top + tall / 2, tall < 14]);
       }
       pen.fillStyle = filled("--card");
-      for (const [label, from, to, middle, small] of labels) {
+      for (const [label, from, to, middle, small] of texts) {
         pen.font = `${small ? 9 : 11}px system-ui, sans-serif`;
         pen.save(); pen.beginPath(); pen.rect(from, y, to - from - 4, LANE); pen.clip();
         pen.fillText(label, from + 4, middle); pen.restore();
       }
       pen.fillStyle = css("--card"); pen.fillRect(0, y, LABELS - 4, LANE);
-      pen.fillStyle = text; pen.font = "12px system-ui, sans-serif"; pen.fillText(schedule.streams[lane].replace("communication: ", ""), 0, y + LANE / 2 - 2, LABELS - 10);
+      pen.fillStyle = text; pen.font = "12px system-ui, sans-serif"; pen.fillText(labels[lane], 0, y + LANE / 2 - 2, LABELS - 10);
     });
   };
   const about = (time, y) => {
@@ -205,10 +205,14 @@ function scheduleView(report) {
   const { schedule, memory, names } = report, view = timeWindow(schedule.length);
   const links = schedule.streams.map((name) => name.replace("communication: ", ""));
   const colors = links.map((link, lane) => { const axis = report.mesh.axes.findIndex((one) => one.link === link); return lane === 0 ? "--compute" : axis < 0 ? "--other" : `--axis-${axis % 6}`; });
-  const parts = [scheduleTools(view), lanes(view, schedule, names, (lane) => colors[lane])];
+  const over = (link) => report.mesh.axes.filter((axis) => axis.link === link && axis.size > 1).map((axis) => axis.name).join(", ");
+  const labels = links.map((link) => (over(link) && LABELS > 100 ? `${link} (${over(link)})` : link));
+  const parts = [scheduleTools(view), lanes(view, schedule, names, (lane) => colors[lane], labels)];
   if (memory && memory.points.length) {
     parts.push(memoryChart(view, memory, names));
-    parts.push(el("ul", { class: "legend" }, [["parameters, gradients, optimizer", "--memory-1"], ["activations", "--memory-3"], ["gradients of activations", "--memory-4"]].map(([name, color]) => el("li", {}, el("i", { style: { background: `var(${color})` } }), name)),
+    const kept = report.summary.memory.slice(0, 3).filter(([, size]) => size).map(([name]) => name).join(", ");
+    const shades = [[kept, "--memory-1"], ["activations", "--memory-3"], ...(memory.points.some(([, , passing]) => passing) ? [["gradients of activations", "--memory-4"]] : [])];
+    parts.push(el("ul", { class: "legend" }, shades.map(([name, color]) => el("li", {}, el("i", { style: { background: `var(${color})` } }), name)),
       memory.rest ? el("li", { class: "soft" }, `dashed: the plan's peak; ${bytes(memory.rest)} of it are workspace and gathered copies`) : null));
     if (memory.holders.length) parts.push(el("details", {}, el("summary", {}, "What makes the peak"), sortable(memory.holders, [
       { label: "tensor", value: (row) => names[row[0]], node: (row) => named(names[row[0]] + (row[2] ? " (gradient)" : "")), name: true },

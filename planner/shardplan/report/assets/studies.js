@@ -1,8 +1,8 @@
 "use strict";
 const signed = (value, format) => el("span", { class: value > 0 ? "up" : value < 0 ? "down" : "soft" }, value === 0 ? "same" : `${value > 0 ? "+" : ""}${format(value)}`);
 function diffView(report) {
-  const longest = Math.max(...report.sides.map((side) => side.summary.step));
-  const sides = report.sides.map((side, number) => el("div", {}, el("h3", {}, number ? "New" : "Old", ": ", el("code", {}, side.file)), el("p", { class: "soft" }, side.line), stepCard({ ...side, unit: "" }, longest), el("div", { style: { height: "10px" } }), memoryCard(side.summary)));
+  const longest = Math.max(...report.sides.map((side) => side.summary.step)), most = Math.max(...report.sides.map((side) => side.summary.held));
+  const sides = report.sides.map((side, number) => el("div", {}, el("h3", {}, number ? "New" : "Old", ": ", el("code", {}, side.file)), el("p", { class: "soft" }, side.line), stepCard({ ...side, unit: "" }, longest), el("div", { style: { height: "10px" } }), memoryCard(side.summary, most)));
   const effects = [...report.effects.map((row) => [...row, row[0] === "memory" ? bytes : duration]), ...report.held.map((row) => [...row, bytes])];
   return [
     section("summary", "Side by side", el("div", { class: "grid" }, sides), report.causes.length ? el("div", { class: "card", style: { marginTop: "14px" } }, el("h3", {}, "Inputs that differ"), el("ul", {}, report.causes.map((text) => el("li", {}, text)))) : null),
