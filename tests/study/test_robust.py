@@ -3,6 +3,7 @@
 import json
 import math
 
+import numpy as np
 import pytest
 
 from shardplan.cluster.mesh import make_cluster
@@ -11,7 +12,7 @@ from shardplan.cluster.profile import load_profile
 from shardplan.models import transformer
 from shardplan.planning import Planner, PlanOptions, plan_model
 from shardplan.planning.decided import Decided
-from shardplan.study.robust import regret, robustness
+from shardplan.study.robust import drawn, regret, robustness
 
 SIZES = {"layers": 1, "hidden": 1024, "heads": 16, "vocab": 4096, "seq": 512, "batch": 16}
 OPTIONS = PlanOptions()
@@ -60,6 +61,11 @@ def test_ends_of_the_slack_are_around_the_profile(model, cluster, plan):
     assert [done for done, _ in counted] == list(range(1, len(counted) + 1))
     assert totals == sorted(totals, reverse=True)
     assert (totals[0], totals[-1]) == (2 + 6 * len(found.slacks), len(counted))
+
+
+def test_draws_depend_on_the_seed_alone(cluster):
+    one, same, other = (drawn(cluster, np.random.default_rng(seed)) for seed in (0, 0, 1))
+    assert one == same != other
 
 
 def test_the_command_says_it(shardplan_run):
