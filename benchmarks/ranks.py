@@ -11,16 +11,24 @@ call; those are told at the end.
 from __future__ import annotations
 
 import argparse
+import itertools
+import math
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
+
+import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "planner"))
 
 from shardplan.cluster.mesh import make_cluster
 from shardplan.cluster.profile import load_profile
+from shardplan.cluster.types import Cluster
 from shardplan.graph.options import PlanOptions
-from shardplan.study.robust import order_of_recipes
+from shardplan.model.types import Model
+from shardplan.study.compare import Contender, compare_recipes
+from shardplan.study.robust import drawn
 from shardplan.verbs.inputs import load_model
 
 MODELS = (
@@ -33,6 +41,34 @@ MODELS = (
     "transformer:layers=4,hidden=1024,heads=16,experts=16,vocab=32000,seq=1024,batch=64,style=gpt",
 )
 SURE = 0.9
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """`names`: contenders by step under the profile as it is, fastest first, with their steps. `stable[i]`: share of
+    the draws in which contender i is still no slower than contender i + 1."""
+
+    names: tuple[str, ...]
+    step_ns: tuple[int, ...]
+    stable: tuple[float, ...]
+
+
+def order_of_recipes(model: Model, cluster: Cluster, options: PlanOptions, draws: int) -> Order:
+    """How the hand-written plans and ours rank by predicted step, and how often each neighbouring pair keeps its order
+    when the constants of the profile are drawn within the spread."""
+    first = _steps(compare_recipes(model, cluster, options))
+    names = tuple(sorted(first, key=lambda name: (first[name], name)))
+    kept = np.zeros(max(0, len(names) - 1))
+    rng = np.random.default_rng(options.seed)
+    for _ in range(draws):
+        steps = _steps(compare_recipes(model, drawn(cluster, rng), options))
+        for place, (faster, slower) in enumerate(itertools.pairwise(names)):
+            kept[place] += steps.get(faster, math.inf) <= steps.get(slower, math.inf)
+    return Order(names, tuple(first[name] for name in names), tuple((kept / max(1, draws)).tolist()))
+
+
+def _steps(contenders: tuple[Contender, ...]) -> dict[str, int]:
+    return {found.name: found.plan.summary.step_ns for found in contenders if found.plan is not None}
 
 
 def main() -> None:

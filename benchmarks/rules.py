@@ -27,7 +27,7 @@ from rule_mesh import execute, strategies  # noqa: E402
 
 from shardplan.errors import ShardplanError  # noqa: E402
 from shardplan.layout.mesh import Mesh  # noqa: E402
-from shardplan.rules.table import family_of, why_whole  # noqa: E402
+from shardplan.rules.table import TABLES, family_of  # noqa: E402
 
 MESHES = ((4, Mesh.of(x=2)), (6, Mesh.of(x=3)), (4, Mesh.of(x=2, y=2)))
 """With the number that stretched dims are a multiple of."""
@@ -110,6 +110,12 @@ def _row(name: str, outcomes: list[Outcome], meshes: list[str]) -> list[str]:
     failures = sum(len(outcome.failures) for outcome in outcomes)
     kinds = len({outcome.kind for outcome in outcomes})
     return [name, *map(str, (kinds, len(outcomes), split, *(run[mesh] for mesh in meshes), failures))]
+
+
+def why_whole(kind: str) -> str:
+    """Why the newest line of a kind of operators has no dim that can be split; `""` where some can."""
+    lines = [entry for table in TABLES.values() for entry in table if kind in entry.kinds]
+    return max(lines, key=lambda entry: entry.since).why if lines else "no rule is known"
 
 
 def print_rest(outcomes: list[Outcome]) -> None:

@@ -5,9 +5,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import onnx
@@ -20,6 +23,7 @@ from shardplan.cli import main
 GOLDEN = Path(__file__).parent / "golden" / "terminal"
 MODELS = Path(__file__).parents[1] / "models"
 WIDTH = 110
+FIRST = ("solve", "llama3_8b.onnx", "--mesh", "1x8")
 SLOW_LINKS = "schema: 1\nextends: builtin:h100-dgx\nname: h100-dgx\nlevels: {up: {link_gbps: 50}}\n"
 
 
@@ -34,43 +38,53 @@ def folder(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def solved(folder: Path) -> Path:
+def first_use(folder: Path) -> str:
+    """What solving a model for the first time shows; its plan is in `plans/`."""
+    out, err = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        sit_at_a_terminal(patch, folder)
+        code = main(FIRST)
+    return shown(FIRST, out.getvalue(), err.getvalue(), code)
+
+
+@pytest.fixture(scope="module")
+def solved(folder: Path, first_use: str) -> Path:
     """`plans/` with a plan of each model."""
-    here = Path.cwd()
-    os.chdir(folder)
-    try:
-        for name, mesh in (("gpt2_small", "1x4"), ("llama3_8b", "1x8")):
-            assert main(["solve", f"{name}.onnx", "--mesh", mesh, "-q"]) == 0
-    finally:
-        os.chdir(here)
+    with contextlib.chdir(folder):
+        assert main(["solve", "gpt2_small.onnx", "--mesh", "1x4", "-q"]) == 0
     return folder / "plans"
 
 
 @pytest.fixture
 def terminal(folder: Path, monkeypatch, capfd) -> Callable[..., str]:
     """Run a command as on a terminal without colours; its prompt, standard output and error, and exit code."""
-    monkeypatch.chdir(folder)
-    for name in [*os.environ]:
-        if name.startswith("SHARDPLAN_") or name in ("NO_COLOR", "FORCE_COLOR", "COLUMNS"):
-            monkeypatch.delenv(name)
-
-    def wide(*_: object, **__: object) -> Console:
-        import sys
-
-        return Console(file=sys.stdout, width=WIDTH, highlight=False, markup=False, emoji=False, no_color=True)
-
-    monkeypatch.setattr(console_module, "make_console", wide)
+    sit_at_a_terminal(monkeypatch, folder)
 
     def run(*arguments: str) -> str:
         capfd.readouterr()
         code = main(arguments)
-        printed = capfd.readouterr()
-        shown = " ".join(f"'{word}'" if set(word) & set(" *[]") else word for word in arguments)
-        lines = [f"$ shardplan {shown}", printed.out.rstrip("\n"), printed.err.rstrip("\n")]
-        lines += [f"exit {code}"] if code else []
-        return "\n".join(line for line in lines if line) + "\n"
+        return shown(arguments, *capfd.readouterr(), code)
 
     return run
+
+
+def sit_at_a_terminal(patch: pytest.MonkeyPatch, folder: Path) -> None:
+    patch.chdir(folder)
+    for name in [*os.environ]:
+        if name.startswith("SHARDPLAN_") or name in ("NO_COLOR", "FORCE_COLOR", "COLUMNS"):
+            patch.delenv(name)
+
+    def wide(*_: object, **__: object) -> Console:
+        return Console(file=sys.stdout, width=WIDTH, highlight=False, markup=False, emoji=False, no_color=True)
+
+    patch.setattr(console_module, "make_console", wide)
+
+
+def shown(arguments: Sequence[str], out: str, err: str, code: int) -> str:
+    command = " ".join(f"'{word}'" if set(word) & set(" *[]") else word for word in arguments)
+    lines = [f"$ shardplan {command}", out.rstrip("\n"), err.rstrip("\n")]
+    lines += [f"exit {code}"] if code else []
+    return "\n".join(line for line in lines if line) + "\n"
 
 
 def expect(name: str, text: str) -> None:
@@ -81,8 +95,8 @@ def expect(name: str, text: str) -> None:
     assert text == path.read_text(encoding="utf-8")
 
 
-def test_first_use(terminal):
-    expect("solve", terminal("solve", "llama3_8b.onnx", "--mesh", "1x8"))
+def test_first_use(first_use):
+    expect("solve", first_use)
 
 
 def test_nothing_fits(terminal):

@@ -33,11 +33,11 @@ def assert_verified(model, plan):
     return report
 
 
-@pytest.mark.parametrize(("mesh", "options"), [("2x2", TRAINING), ("2x2", INFERENCE), ("2x2x2", INFERENCE)])
+@pytest.mark.parametrize("options", [TRAINING, INFERENCE])
 @pytest.mark.parametrize("name", sorted(MODELS))
-def test_the_fastest_plan(name, mesh, options, model_of):
+def test_the_fastest_plan(name, options, model_of):
     model = model_of(name)
-    assert_verified(model, forced_plan(model, mesh, options))
+    assert_verified(model, forced_plan(model, "2x2", options))
 
 
 @pytest.mark.parametrize("name", ["gpt", "llama", "mlp"])
@@ -57,10 +57,14 @@ def test_plans_at_random(name, seed, model_of):
     assert report.moved_bytes, "a random plan moves something"
 
 
-@pytest.mark.parametrize("name", ["conv", "lstm", "mlp", "moe", "views"])
-def test_plans_at_random_on_three_axes(name, model_of):
+AT_RANDOM = frozenset(("conv", "lstm", "mlp", "moe", "views"))
+
+
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_plans_on_three_axes(name, model_of):
+    """One for each model: at random, or the fastest."""
     model = model_of(name)
-    assert_verified(model, forced_plan(model, "2x2x2", INFERENCE, seed=7))
+    assert_verified(model, forced_plan(model, "2x2x2", INFERENCE, seed=7 if name in AT_RANDOM else None))
 
 
 def test_microbatches_move_parts_of_what_one_run_moves(model_of):

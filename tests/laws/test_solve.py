@@ -43,7 +43,7 @@ from shardplan.solve.reduce.minplus import min_plus
 from shardplan.solve.reduce.sums import sums_to_nodes
 from shardplan.solve.reduce.tables import NONE, Tables
 
-laws = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+laws = settings(suppress_health_check=list(HealthCheck))
 
 
 def tables(rows: int, columns: int, forbidden: bool):

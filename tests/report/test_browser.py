@@ -40,28 +40,57 @@ def browser():
         opened.close()
 
 
-@pytest.fixture
-def view(browser, tmp_path):
-    """Open a document in a page of its own; at the end nothing was complained of and nothing was asked for."""
-    heard, asked, pages = [], [], []
+WINDOW = {"width": 1280, "height": 800}
 
-    def opening(document, **settings):
-        file = tmp_path / f"{len(pages)}.html"
+
+class Tabs:
+    """Documents, each in a page of its own; at the end nothing was complained of and nothing was asked for."""
+
+    def __init__(self, browser, folder):
+        self.browser, self.folder = browser, folder
+        self.heard, self.asked, self.pages = [], [], []
+
+    def open(self, document, **settings):
+        file = self.folder / f"{len(self.pages)}.html"
         file.write_text(page(document), encoding="utf-8")
-        tab = browser.new_page(viewport={"width": 1280, "height": 800}, **settings)
-        pages.append(tab)
-        tab.on("console", lambda message: heard.append(message.text))
-        tab.on("pageerror", lambda problem: heard.append(str(problem)))
-        tab.on("request", lambda request: asked.append(request.url))
+        tab = self.browser.new_page(viewport=WINDOW, **settings)
+        self.pages.append(tab)
+        tab.on("console", lambda message: self.heard.append(message.text))
+        tab.on("pageerror", lambda problem: self.heard.append(str(problem)))
+        tab.on("request", lambda request: self.asked.append(request.url))
         tab.goto(file.as_uri())
         tab.wait_for_selector("html[data-ready]", timeout=10_000)
         return tab
 
-    yield opening
-    for tab in pages:
-        tab.close()
-    assert heard == []
-    assert len(asked) == len(pages)
+    def close(self):
+        for tab in self.pages:
+            tab.close()
+        assert self.heard == []
+        assert len(self.asked) == len(self.pages)
+
+
+@pytest.fixture
+def view(browser, tmp_path):
+    """Open a document in a page of its own."""
+    tabs = Tabs(browser, tmp_path)
+    yield tabs.open
+    tabs.close()
+
+
+@pytest.fixture(scope="module")
+def tab_of(browser, views, tmp_path_factory):
+    """The page of a report of some kind, as it opens: for tests that look at it in windows of other sizes or on paper,
+    and change nothing in it. To open a page takes most of the time of such a test."""
+    tabs, opened = Tabs(browser, tmp_path_factory.mktemp("kinds")), {}
+
+    def of(kind):
+        opened[kind] = tab = opened.get(kind) or tabs.open(views[kind])
+        tab.set_viewport_size(WINDOW)
+        tab.emulate_media(media="screen", color_scheme="light")
+        return tab
+
+    yield of
+    tabs.close()
 
 
 @pytest.fixture(scope="module")
@@ -93,12 +122,12 @@ def test_a_block_unfolds_by_keyboard(view, gpt2):
     assert any("all-gather@gpu" in text for text in rows.all_inner_texts())
 
 
-@pytest.mark.parametrize(("word", "count"), [("transformer.h.7.mlp.c_fc", 1), ("lm_head.weight", 1), ("nowhere", 0)])
-def test_search_finds_names_of_every_copy(view, gpt2, word, count):
+def test_search_finds_names_of_every_copy(view, gpt2):
     tab = view(gpt2)
-    tab.get_by_label("find in the model").fill(word)
-    found = tab.locator("#model .op.found").count()
-    assert (found >= 1) is bool(count)
+    for word, is_there in (("transformer.h.7.mlp.c_fc", True), ("lm_head.weight", True), ("nowhere", False)):
+        tab.get_by_label("find in the model").fill(word)
+        found = tab.locator("#model .op.found").count()
+        assert (found >= 1) is is_there, word
 
 
 def test_tables_sort_and_filter(view, gpt2):
@@ -178,8 +207,8 @@ def test_the_schedule_zooms_by_keyboard_and_says_what_is_under_the_mouse(view, p
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_text_is_legible_in_both_themes(view, gpt2, scheme):
-    tab = view(gpt2, color_scheme=scheme)
+def test_text_is_legible_in_both_themes(view, views, scheme):
+    tab = view(views["sweep"], color_scheme=scheme)
     text, ground = tab.evaluate(
         "[getComputedStyle(document.body).color, getComputedStyle(document.body).backgroundColor]"
     )
@@ -280,12 +309,12 @@ KINDS = ("plan", "pipeline", "diff", "sweep", "comparison")
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_a_screen_reader_is_told(view, views, kind):
+def test_what_a_screen_reader_is_told(tab_of, kind):
     """The tree of headings, names, tables and pictures with their texts, as the browser gives it to a screen reader.
 
     `REMAKE_GOLDEN=1 pytest tests/report/test_browser.py` writes the expected trees anew.
     """
-    told = view(views[kind]).locator("body").aria_snapshot() + "\n"
+    told = tab_of(kind).locator("body").aria_snapshot() + "\n"
     golden = Path(__file__).parent / "golden" / f"{kind}.yaml"
     if os.environ.get("REMAKE_GOLDEN"):
         golden.parent.mkdir(exist_ok=True)
@@ -295,9 +324,9 @@ def test_what_a_screen_reader_is_told(view, views, kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("width", [390, 768])
-def test_nothing_sticks_out_of_a_narrow_window(view, views, kind, width):
+def test_nothing_sticks_out_of_a_narrow_window(tab_of, kind, width):
     """But for tables and charts, which scroll by themselves."""
-    tab = view(views[kind])
+    tab = tab_of(kind)
     tab.set_viewport_size({"width": width, "height": 800})
     assert tab.evaluate("document.documentElement.scrollWidth") == width
 
@@ -309,14 +338,14 @@ def test_names_without_an_end_stay_in_the_window(view, views):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_nothing_that_is_drawn_lies_over_something_else(view, views, kind):
+def test_nothing_that_is_drawn_lies_over_something_else(tab_of, kind):
     """Texts in pictures do not overlap."""
     overlaps = """[...document.querySelectorAll("svg")].flatMap((one) => {
       const boxes = [...one.querySelectorAll("text")].map((text) => [text.textContent, text.getBoundingClientRect()]);
       return boxes.flatMap(([text, a], at) => boxes.slice(at + 1)
         .filter(([, b]) => a.left < b.right - 1 && b.left < a.right - 1 && a.top < b.bottom - 2 && b.top < a.bottom - 2)
         .map(([other]) => `${text} / ${other}`)); })"""
-    assert view(views[kind]).evaluate(overlaps) == []
+    assert tab_of(kind).evaluate(overlaps) == []
 
 
 def test_points_at_one_place_are_named_together(view):
@@ -335,16 +364,16 @@ def test_a_long_plan_opens_within_two_seconds(view):
     assert min(taken) < 2
 
 
-def test_it_prints(view, gpt2):
-    assert view(gpt2).pdf()[:4] == b"%PDF"
+def test_it_prints(tab_of):
+    assert tab_of("plan").pdf()[:4] == b"%PDF"
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_paper_is_as_wide_as_a_page_and_light(view, views, kind):
+def test_paper_is_as_wide_as_a_page_and_light(tab_of, kind):
     """An A4 page between its margins is 718 pixels wide; who reads in the dark theme prints dark text on white."""
-    tab = view(views[kind], color_scheme="dark")
+    tab = tab_of(kind)
     tab.set_viewport_size({"width": 718, "height": 1046})
-    tab.emulate_media(media="print")
+    tab.emulate_media(media="print", color_scheme="dark")
     assert tab.evaluate("document.documentElement.scrollWidth") == 718
     wide = "[...document.querySelectorAll('table, svg')].filter((one) => one.getBoundingClientRect().right > 718)"
     assert tab.evaluate(f"{wide}.length") == 0
@@ -365,12 +394,12 @@ def test_layouts_over_many_axes_fit_on_paper(view, gpt2):
     assert tab.evaluate("document.documentElement.scrollWidth") == 718
 
 
-def test_amounts_are_written_as_in_the_terminal(view, views):
+def test_amounts_are_written_as_in_the_terminal(tab_of):
     """Digit by digit, those in the middle between two roundings, too."""
     amounts = [0, 1, 7, 999, 1000, 1023, 1024, 1048051, 20.25 * 2**20, 20.75 * 2**20, 27 * 2**20, 1013 * 2**20]
     amounts += [999_499, 999_500, 1_005, 12_345, 2_125_000, 2_135_000, 10.25e6, 61.9e6, 119e6, 1e9, 3.6e12, 7**15]
     shares = [0, 1e-9, 0.0004, 0.0005, 0.0625, 0.03125, 0.38125, 0.5, 1.0, 12.5]
-    tab = view(views["plan"])
+    tab = tab_of("plan")
     said = tab.evaluate("([amounts, shares]) => [amounts.map(bytes), amounts.map(duration), shares.map(percent)]",
                         [amounts, shares])  # fmt: skip
     assert said == [list(map(size, amounts)), list(map(duration, amounts)), list(map(percent, shares))]

@@ -10,7 +10,13 @@ from random_problems import optimum, problem_of_maxima
 
 from shardplan.solve import LinearSum, Maximum, Plane, Problem, evaluate, solve
 from shardplan.solve.linear_functions import Functions
-from shardplan.solve.search.mixing import crossing_costs, mixed
+from shardplan.solve.search.mixing import _Crossing, mixed
+
+
+def crossing_costs(functions: Functions, head: np.ndarray, tail: np.ndarray) -> np.ndarray:
+    """The cost of every crossover of two assignments: entry t has `head` on the first t nodes, `tail` on the rest."""
+    crossing = _Crossing(functions, [tuple(head.tolist()), tuple(tail.tolist())])
+    return crossing.costs(np.array([0]), np.array([1]))[0]
 
 
 @pytest.mark.parametrize("seed", range(40))

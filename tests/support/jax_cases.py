@@ -21,7 +21,7 @@ import numpy as np
 from forced_plans import cluster_of, forced_plan
 from onnx import reference
 from onnx_in_jax import function_of, inputs_of, unfolded
-from tiny_models import Tiny, megatron, tiny_gpt, tiny_llama, tiny_moe
+from tiny_models import Sizes, Tiny, megatron, tiny_gpt, tiny_llama, tiny_moe
 
 import shardplan
 from shardplan.constraints.parse import parse_constraints
@@ -30,13 +30,15 @@ from shardplan.model.types import Model
 from shardplan.plan.types import Plan
 from shardplan.planning import PlanOptions, plan_model
 
+GROUPED = Sizes(layers=1, heads=8, kv_heads=4)
 MODELS = {
     "gpt": tiny_gpt,
     "gpt fused": lambda: tiny_gpt(fused=True),
-    "llama": tiny_llama,
-    "llama tied": lambda: tiny_llama(tied=True),
-    "moe": tiny_moe,
+    "llama": lambda: tiny_llama(GROUPED),
+    "llama tied": lambda: tiny_llama(GROUPED, tied=True),
+    "moe": lambda: tiny_moe(replace(GROUPED, ffn=64)),
 }
+"""What XLA sends between two layers is seen in the first two, and takes it long to compile."""
 
 
 def plan_of(tiny: Tiny, model: Model, mesh: str, kind: str) -> Plan:

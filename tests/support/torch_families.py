@@ -19,12 +19,12 @@ from shardplan.plan.types import Plan
 
 
 class Encoder(nn.Module):
-    """`nn.TransformerEncoderLayer`s under a head, and the loss of the next token, as Hugging Face computes it."""
+    """An `nn.TransformerEncoderLayer` under a head, and the loss of the next token, as Hugging Face computes it."""
 
     def __init__(self) -> None:
         super().__init__()
         self.table = nn.Embedding(24, 16)
-        layers = [nn.TransformerEncoderLayer(16, 4, 32, dropout=0.0, batch_first=True) for _ in range(2)]
+        layers = [nn.TransformerEncoderLayer(16, 4, 32, dropout=0.0, batch_first=True)]
         self.layers, self.norm, self.head = nn.ModuleList(layers), nn.LayerNorm(16), nn.Linear(16, 24, bias=False)
         self.recomputes = False
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn import functional as f
@@ -152,6 +153,12 @@ def dropped(plan: Plan) -> list[float]:
     model, batch = seeded("dropout")
     graph = shardplan.torch.parallelize_exported(model, batch, plan, mesh_of(plan), strict=False, ignore=("*",))
     return [(torch.manual_seed(seed), graph(*batch).full_tensor().item())[1] for seed in (1, 1, 2)]
+
+
+def told_of_each(plan: Plan, kinds: list[str]) -> dict[str, str]:
+    """What is said of models that a graph cannot hold. Nothing is sent before it is said, so ranks share them out."""
+    mesh_of(plan)
+    return {kind: told(plan, kind) for kind in kinds[dist.get_rank() :: dist.get_world_size()]}
 
 
 def told(plan: Plan, kind: str) -> str:

@@ -646,9 +646,10 @@ def compare(tiny: Tiny, plan: Plan, names: list[str]) -> dict[str, str]:
         function, shapes = CASES[name]
         torch.manual_seed(3)
         plain = [torch.randn(shape, dtype=torch.float64) for shape in shapes]
+        expected = _expected(function, plain)
         for layouts in _layouts(applied.groups.mesh, shapes):
             applied.engine.record = Record()
-            problem = _problem(applied.engine, function, plain, layouts)
+            problem = _problem(applied.engine, function, plain, layouts, expected)
             if applied.engine.record.without_rule and name not in GATHERED:
                 problem = f"{problem} gathered: {sorted(applied.engine.record.without_rule)}"
             if problem:
@@ -681,13 +682,16 @@ def _applied(tiny: Tiny, plan: Plan) -> Any:
 
 def _layouts(mesh: Any, shapes: Sequence[tuple[int, ...]]) -> list[tuple[Layout, ...]]:
     """All whole; the first operand partial; and the first, then the second, sharded in every way that is legal, the
-    others whole: by both axes in whole dims, by one in two segments of a dim, each on its own."""
+    others whole: by both axes in whole dims, by one in two segments of a dim, each on its own. Rules take the axes one
+    by one and all alike, so of two layouts that differ in the order of the axes there is one: now this, now that."""
     whole, partial = Layout.replicated(len(mesh)), Layout.of(P(), *[R] * (len(mesh) - 1))
     found = [(whole,) * len(shapes), (partial, *[whole] * (len(shapes) - 1))]
     for place, shape in enumerate(shapes[:2]):
         choices = [R, *(S(dim) for dim in range(len(shape)))]
         several = [S(dim, _segments(size)) for dim, size in enumerate(shape) if size % 4 == 0]
-        for pair in (*itertools.product(choices, repeat=len(mesh)), *((R, each) for each in several)):
+        unordered = itertools.combinations_with_replacement(choices, len(mesh))
+        pairs = [pair[::-1] if turn % 2 else pair for turn, pair in enumerate(unordered)]
+        for pair in (*pairs, *((R, each) for each in several)):
             layout = Layout.of(*pair)
             if layout != whole and is_legal(layout, mesh, shape):
                 found.append((whole,) * place + (layout,) + (whole,) * (len(shapes) - place - 1))
@@ -698,11 +702,20 @@ def _segments(size: int) -> tuple[int, int]:
     return (size // 2, size // 2) if size == 4 else (size // 4, size - size // 4)
 
 
-def _problem(engine: Any, function: Any, plain: list[Tensor], layouts: tuple[Layout, ...]) -> str:
+def _expected(function: Any, plain: list[Tensor]) -> tuple[Tensor, Tensor, list[Tensor | None]]:
+    """What the function makes of plain tensors; factors of its elements in a sum; the gradients of that sum."""
     leaves = [tensor.clone().requires_grad_() for tensor in plain]
-    expected = function(*leaves)
-    scale = torch.linspace(1, 2, expected.numel(), dtype=torch.float64).reshape(expected.shape)
-    (expected * scale).sum().backward()
+    made = function(*leaves)
+    scale = torch.linspace(1, 2, made.numel(), dtype=torch.float64).reshape(made.shape)
+    (made * scale).sum().backward()
+    return made.detach(), scale, [leaf.grad for leaf in leaves]
+
+
+def _problem(
+    engine: Any, function: Any, plain: list[Tensor], layouts: tuple[Layout, ...],
+    told: tuple[Tensor, Tensor, list[Tensor | None]],
+) -> str:  # fmt: skip
+    expected, scale, gradients = told
     parts = [_part(tensor, layout, engine).requires_grad_() for tensor, layout in zip(plain, layouts, strict=True)]
     given = [
         Planned.of(Value(part, layout, tuple(tensor.shape), part.dtype, True, _key(engine, number, tensor)), engine)
@@ -715,8 +728,8 @@ def _problem(engine: Any, function: Any, plain: list[Tensor], layouts: tuple[Lay
     if not torch.allclose(whole.local, expected, rtol=1e-9, atol=1e-9):
         return f"differs by {(whole.local - expected).abs().max().item():.1e}"
     (whole.local * scale).sum().backward()
-    for number, (part, leaf, layout) in enumerate(zip(parts, leaves, layouts, strict=True)):
-        wanted = shard_of_whole(leaf.grad, _added_up(layout), engine.groups)
+    for number, (part, gradient, layout) in enumerate(zip(parts, gradients, layouts, strict=True)):
+        wanted = shard_of_whole(gradient, _added_up(layout), engine.groups)
         if part.grad is None or not torch.allclose(part.grad, wanted, rtol=1e-9, atol=1e-9):
             return f"the gradient of operand {number} differs"
     return ""

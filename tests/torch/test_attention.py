@@ -11,7 +11,7 @@ import torch
 from forced_plans import forced_plan
 from small_models import proto_of
 from tensor_parallel import solved
-from tiny_models import tiny_gpt
+from tiny_models import Sizes, tiny_gpt
 from torch.nn import functional
 from torch_context import GRAPH
 from torch_twins import FORMS
@@ -19,7 +19,7 @@ from torch_twins import FORMS
 from shardplan.torch.rules import attention
 from shardplan.torch.rules.attention import attention_kernel
 
-TINY = tiny_gpt()
+TINY = tiny_gpt(Sizes(layers=1))
 EXACT = sorted(set(FORMS) - {"dropping"})
 
 

@@ -49,6 +49,7 @@ def model_of(name):
         return tiny_of(name).model(pathlib.Path(folder))
 
 
+@functools.cache
 def plan_of(name, *, inside="", schedule="1f1b", micro=2, stages=2, mode="training", **options):
     """For two machines of two devices. `inside`: `Megatron`, with a layer in each of two stages, or nothing."""
     text = megatron(tiny_of(name), sequence=True) if inside else ""
@@ -212,7 +213,7 @@ def test_plans_that_torch_cannot_run_are_refused_at_once():
             shardplan.torch.pipeline(nn.Linear(1, 1), (), plan, None)
         return str(caught.value)
 
-    plan = plan_of("gpt packed")
+    plan = plan_of("gpt packed", inside="Megatron")
     assert said(replace(plan, pipeline=None)) == (
         "error[no-pipeline]: the plan has no stages\nhint: use shardplan.torch.parallelize, or solve with --stages"
     )

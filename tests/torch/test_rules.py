@@ -5,13 +5,13 @@ import pytest
 pytest.importorskip("torch")
 
 from forced_plans import forced_plan
-from tiny_models import tiny_gpt
+from tiny_models import Sizes, tiny_gpt
 from torch_rules import CASES
 
 
 @pytest.fixture(scope="module")
 def tiny():
-    return tiny_gpt()
+    return tiny_gpt(Sizes(layers=1))
 
 
 @pytest.fixture(scope="module")

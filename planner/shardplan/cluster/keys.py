@@ -156,106 +156,111 @@ def _by_cards(inside: float, cards: float) -> Callable[[Any, Plain, Around], flo
 
 LEVEL: Final = Keys((
     Key("topology", Text(TOPOLOGIES), "how the devices are joined", "switch", no_cards=True),
-    Key("devices", _COUNT, "devices joined by one unit of the level; the outermost level is unlimited", None,
-        resolve=_devices, said="from `mesh`"),
-    Key("link_gbps", _RATE, "per device and direction; with `node_gbit`: what one device can reach", None,
-        "link_bytes_per_s", resolve=_link,
-        said="`node_gbit / nics`, or from `pair_gbps` or `busbw_gbps`; else required"),
-    Key("pair_gbps", _RATE, "the one link between two devices", 0.0, "pair_bytes_per_s", said="none",
+    Key("devices", _COUNT, "number of devices that one unit of the level joins; the outermost level may have any "
+        "number", None, resolve=_devices, said="from `mesh`"),
+    Key("link_gbps", _RATE, "bandwidth per device and direction; with `node_gbit`: the most that one device reaches",
+        None, "link_bytes_per_s", resolve=_link, said="`node_gbit / nics`, or from `pair_gbps` or `busbw_gbps`; else "
+        "required"),
+    Key("pair_gbps", _RATE, "bandwidth of the link between two devices", 0.0, "pair_bytes_per_s", said="none",
         beside="topology full_mesh", needed="full_mesh"),
-    Key("node_gbit", Number(GBIT, open=True), "network cards of one unit of the level below, together; the devices of "
-        "the unit share them", 0.0, "node_bytes_per_s", said="none"),
-    Key("nics", _COUNT, "number of these cards", 0, None, said="1", beside="node_gbit"),
-    Key("eta", Table(Table(_EFFICIENCY, ranks=True, scalar=_EFFICIENCY), (*COLLECTIVES, "default", "partial", "nvls")),
-        "efficiency of the link, by collective or `default`, a number or a table `{ranks: number}`; `partial`: where a "
-        "group has some of the devices of a machine; `nvls`: in-switch all-reduce", {}, resolve=_eta,
-        said="by topology"),
-    Key("base_us", Number(MICROSECONDS), "start of a collective", None, "base_s", resolve=_base,
-        said="5, or as the level inside"),
-    Key("step_us", Number(MICROSECONDS), "one step of a ring, or one level of a tree", None, "step_s",
-        resolve=_by_cards(1.0, 10.0), said="1; 10 with `node_gbit`"),
-    Key("ramp_mb", Number(MEGABYTES), "message size at which half the time beyond latency is ramp", None, "ramp_bytes",
-        resolve=_by_cards(8.0, 30.0), said="8; 30 with `node_gbit`"),
-    Key("nvls", Flag(), "the switch can reduce", False, no_cards=True),
-    Key("wrap", Flag(), "the two ends of a whole axis are joined", False, beside="topology torus"),
-    Key("wrap_multiple", _COUNT, "so are those of a slice whose size is a multiple of this", 0, said="none",
-        beside="topology torus"),
-    Key("busbw_gbps", Table(Table(_RATE, ranks=True), keys=COLLECTIVES), "bus bandwidth by collective and ranks, "
-        "instead of `eta * link`; required for `custom`", {}, "busbw", resolve=_busbw, said="none", no_cards=True,
-        needed="custom"),
-    Key("share", Number(open=True, maximum=1.0, words=("auto",)), "share of the cards that a group gets; `auto`: its "
-        "devices / all devices of the mesh in the machine", "auto", beside="node_gbit"),
-    Key("scale_loss", Table(_SHARE, ranks=True), "`{machines: factor}` on the card bandwidth", {}, said="none",
+    Key("node_gbit", Number(GBIT, open=True), "total bandwidth of the network cards of one unit of the level below; "
+        "the devices of the unit share it", 0.0, "node_bytes_per_s", said="none"),
+    Key("nics", _COUNT, "number of network cards of one unit of the level below", 0, None, said="1",
         beside="node_gbit"),
+    Key("eta", Table(Table(_EFFICIENCY, ranks=True, scalar=_EFFICIENCY), (*COLLECTIVES, "default", "partial", "nvls")),
+        "efficiency of the link, by collective or `default`, as a number or a table `{ranks: number}`; `partial`: of "
+        "groups that have some, but not all, devices of a machine; `nvls`: of all-reduce in the switch", {},
+        resolve=_eta, said="by topology"),
+    Key("base_us", Number(MICROSECONDS), "time to start a collective", None, "base_s", resolve=_base,
+        said="5, or as the level inside"),
+    Key("step_us", Number(MICROSECONDS), "latency of one step of a ring, or of one level of a tree", None, "step_s",
+        resolve=_by_cards(1.0, 10.0), said="1; 10 with `node_gbit`"),
+    Key("ramp_mb", Number(MEGABYTES), "size of the message that takes, beyond latency, twice as long as at full "
+        "bandwidth", None, "ramp_bytes", resolve=_by_cards(8.0, 30.0), said="8; 30 with `node_gbit`"),
+    Key("nvls", Flag(), "whether the switch can reduce (NVLink SHARP)", False, no_cards=True),
+    Key("wrap", Flag(), "whether a link joins the two ends of an axis that spans the whole level", False,
+        beside="topology torus"),
+    Key("wrap_multiple", _COUNT, "a link also joins the two ends of a slice whose size is a multiple of this", 0,
+        said="none", beside="topology torus"),
+    Key("busbw_gbps", Table(Table(_RATE, ranks=True), keys=COLLECTIVES), "bus bandwidth by collective and number of "
+        "ranks, used instead of `eta * link_gbps`; required for `custom`", {}, "busbw", resolve=_busbw, said="none",
+        no_cards=True, needed="custom"),
+    Key("share", Number(open=True, maximum=1.0, words=("auto",)), "share of the cards' bandwidth that a group gets; "
+        "`auto`: its devices in the machine / all devices of the mesh in the machine", "auto", beside="node_gbit"),
+    Key("scale_loss", Table(_SHARE, ranks=True), "`{machines: factor}`: what is left of the cards' bandwidth between "
+        "so many machines", {}, said="none", beside="node_gbit"),
 ))  # fmt: skip
 
 GEMM: Final = Keys((
-    Key("e", _SHARE, "share of the peak that matrix products reach: `e * m/(m+m0) * n/(n+n0) * k/(k+k0)`", 0.75),
+    Key("e", _SHARE, "matrix products of sizes m, n, k reach this share of the peak: `e * m/(m+m0) * n/(n+n0) * "
+        "k/(k+k0)`", 0.75),
     Key("m0", Number(), "see `e`", 64.0),
     Key("n0", Number(), "see `e`", 64.0),
     Key("k0", Number(), "see `e`", 128.0),
-    Key("sustained", _SHARE, "of that, what a training step of hours keeps of a short measurement", 1.0,
-        later=True),
-    Key("attention", _TIMES, "of what plain products of these sizes reach, what fused attention does; where there is "
-        "`device.attention`, of that", OMITTED, said="0.6, or 1"),
-    Key("narrow", _SHARE, "share of the peak that products of 8 bits reach, those of 4 bits 0.84 times that", OMITTED,
-        said="0.50"),
-    Key("grouped", _SHARE, "of what plain products reach, what those of all experts of a device together do, "
-        "whatever their `m` and `n`", OMITTED, said="1"),
+    Key("sustained", _SHARE, "factor on the rate of matrix products in long runs: devices that are busy for hours are "
+        "slower than in a short measurement", 1.0, later=True),
+    Key("attention", _TIMES, "rate of fused attention as a share of the rate of plain products of these sizes, or, if "
+        "the profile has `device.attention`, of the rate in that table", OMITTED, said="0.6, or 1"),
+    Key("narrow", _SHARE, "share of the peak that products of 8 bits reach; products of 4 bits reach 0.84 times that",
+        OMITTED, said="0.50"),
+    Key("grouped", _SHARE, "rate of the products of all experts of a device together, as a share of the rate of plain "
+        "products; their `m` and `n` do not matter", OMITTED, said="1"),
 ))  # fmt: skip
 
 DEVICE: Final = Keys((
     Key("kind", Text(), "name of the device; known kinds are checked against their data sheet", "", said="none"),
     Key("memory_bytes", Number(SIZE, open=True), "memory of one device", resolve=_rounded),
-    Key("usable_fraction", _SHARE, "a plan may use `memory_bytes * usable_fraction - reserved_bytes`", 0.92),
-    Key("reserved_bytes", Number(SIZE), "runtime context, communication buffers", 1_500_000_000, resolve=_rounded,
-        said="1.5 GB"),
+    Key("usable_fraction", _SHARE, "share of the memory that may be used: a plan has `memory_bytes * usable_fraction - "
+        "reserved_bytes`", 0.92),
+    Key("reserved_bytes", Number(SIZE), "memory for the runtime's context and communication buffers", 1_500_000_000,
+        resolve=_rounded, said="1.5 GB"),
     Key("hbm_gbps", _RATE, "memory bandwidth", attribute="hbm_bytes_per_s"),
-    Key("peak_tflops", Table(Number(TFLOPS, open=True), keys=DTYPES), f"dense peaks: `{' '.join(DTYPES)}`; a missing "
-        "one is replaced by the next wider, with a warning", attribute="peak_flops", resolve=_in_order,
-        said="one required"),
-    Key("allow_tf32", Flag(), "fp32 matrix products use the tf32 peak", True),
+    Key("peak_tflops", Table(Number(TFLOPS, open=True), keys=DTYPES),
+        f"dense peak by type: `{' '.join(DTYPES)}`; a missing one is replaced by the next wider, with a warning",
+        attribute="peak_flops", resolve=_in_order, said="one required"),
+    Key("allow_tf32", Flag(), "whether fp32 matrix products use the tf32 peak", True),
     Key("gemm", GEMM),
     Key("mem_efficiency", _SHARE, "share of `hbm_gbps` that is reached", 0.75, "memory_efficiency"),
-    Key("launch_us", Number(MICROSECONDS), "start of a kernel", 4.0, "launch_s"),
-    Key("attention", Table(_SHARE, ranks=True), "`{size of a head: share}` of the peak that fused attention reaches "
-        "over many keys, forward and backward together; interpolated between two sizes, beyond them that of the last",
+    Key("launch_us", Number(MICROSECONDS), "time to start a kernel", 4.0, "launch_s"),
+    Key("attention", Table(_SHARE, ranks=True), "`{size of a head: share}`: the share of the peak that fused attention "
+        "reaches over many keys, forward and backward together; interpolated between sizes, constant beyond the last",
         OMITTED, said="from `gemm`"),
-    Key("attention_keys", Number(), "so many keys for each query, on average, halve that", OMITTED, said="0"),
+    Key("attention_keys", Number(), "number of keys for each query, on average, at which fused attention reaches half "
+        "of that share", OMITTED, said="0"),
 ))  # fmt: skip
 
 OVERLAP: Final = Keys(
     (
         *(_retired(key, _HIDDEN, _SCHEDULED) for key in ("weight_gather", "grad_reduce", "tp", "a2a")),
         Key("p2p", _HIDDEN, "share of what pipeline stages send that overlaps compute", 0.9),
-        Key("kappa", Number(minimum=1.0), "how much slower compute is beside communication", 1.1),
+        Key("kappa", Number(minimum=1.0), "factor by which compute is slower while it overlaps communication", 1.1),
     )
 )
 
 COALESCE: Final = Keys((
-    Key("bucket_mb", Number(MEGABYTES), "gradients of weights are sent together, at most so much of a device (as "
-        "torch's DDP does it; XLA joins up to 30 MB); 0: each by itself "
-        "([cost-model.md](cost-model.md#gradients-together))",
-        25.0, "bucket_bytes"),
+    Key("bucket_mb", Number(MEGABYTES), "gradients of weights are reduced together in buckets of at most this size on "
+        "one device (as torch's DDP does; XLA joins up to 30 MB); 0: each is reduced alone "
+        "([cost-model.md](cost-model.md#gradients-together))", 25.0, "bucket_bytes"),
 ))  # fmt: skip
 
 TRAINING: Final = Keys((
-    Key("host_us", Number(MICROSECONDS), "the host starts an operator, forward or backward, in so much: an eager "
+    Key("host_us", Number(MICROSECONDS), "time in which the host starts an operator, forward or backward: an eager "
         "trainer is never faster than its host", OMITTED, "host_s", said="0"),
-    Key("host_collective_us", Number(MICROSECONDS), "the same of a collective", OMITTED, "host_collective_s", said="0"),
-    Key("loss_bytes", Number(), "memory traffic of the loss, forward and backward, for every logit: trainers take it "
-        "in fp32", OMITTED, said="0"),
-    Key("loss_kernels", Number(), "operators that the host starts for the loss of a microbatch, forward and backward, "
-        "and which no model has; none where parameters are sharded (FSDP)", OMITTED, said="0"),
+    Key("host_collective_us", Number(MICROSECONDS), "time in which the host starts a collective", OMITTED,
+        "host_collective_s", said="0"),
+    Key("loss_bytes", Number(), "bytes that the loss reads and writes for every logit, forward and backward: trainers "
+        "compute it in fp32", OMITTED, said="0"),
+    Key("loss_kernels", Number(), "number of operators that the host starts for the loss of a microbatch, forward and "
+        "backward, in addition to those of the model; 0 where parameters are sharded (FSDP)", OMITTED, said="0"),
     Key("fsdp_loss_memory", Number(), "instead of `training.loss_memory` where parameters are sharded (FSDP)", OMITTED,
         said="`training.loss_memory`"),
     Key("fsdp_kappa", Number(minimum=1.0), "instead of `overlap.kappa` where parameters are sharded (FSDP)", OMITTED,
         said="`overlap.kappa`"),
-    Key("sustained", Number(open=True, maximum=2.0), "times `device.gemm.sustained`: what matrix products keep in the "
-        "runs of trainers", OMITTED, said="1"),
+    Key("sustained", Number(open=True, maximum=2.0), "factor on `device.gemm.sustained` in the runs of trainers",
+        OMITTED, said="1"),
     Key("attention", _TIMES, "instead of `device.gemm.attention`", OMITTED, said="`device.gemm.attention`"),
-    Key("memory", Number(open=True, maximum=2.0), "times `device.mem_efficiency`: what the unfused operators of "
-        "trainers reach", OMITTED, said="1"),
+    Key("memory", Number(open=True, maximum=2.0), "factor on `device.mem_efficiency` for the unfused operators of "
+        "trainers", OMITTED, said="1"),
     Key("fsdp_attention", _TIMES, "instead of `training.attention` where parameters are sharded (FSDP)", OMITTED,
         said="`training.attention`"),
     Key("fsdp_sustained", Number(open=True, maximum=2.0), "instead of `training.sustained` where parameters are "
@@ -264,22 +269,23 @@ TRAINING: Final = Keys((
         "(FSDP)", OMITTED, said="`training.memory`"),
     Key("fsdp_loss_bytes", Number(), "instead of `training.loss_bytes` where parameters are sharded (FSDP)", OMITTED,
         said="`training.loss_bytes`"),
-    Key("tp_forward", _HIDDEN, "share of tensor-parallel traffic of forward that runs in pieces beside products",
-        OMITTED, said="0"),
-    Key("tp_backward", _HIDDEN, "the same of backward, or beside the products for gradients of weights", OMITTED,
-        said="0"),
-    Key("exchange", _HIDDEN, "the same of exchanges between experts: tokens for several experts of one device are sent "
-        "once, and beside other work", OMITTED, said="0"),
+    Key("tp_forward", _HIDDEN, "share of the tensor-parallel communication of forward that is cut into pieces and "
+        "overlaps matrix products", OMITTED, said="0"),
+    Key("tp_backward", _HIDDEN, "share of the tensor-parallel communication of backward that overlaps matrix products, "
+        "those for gradients of weights included", OMITTED, said="0"),
+    Key("exchange", _HIDDEN, "share of the exchange of tokens between experts that costs no time: tokens for several "
+        "experts of one device are sent once, and sending overlaps other work", OMITTED, said="0"),
     Key("narrow", _SHARE, "instead of `device.gemm.narrow`", OMITTED, said="`device.gemm.narrow`"),
     Key("grouped", _SHARE, "instead of `device.gemm.grouped`", OMITTED, said="`device.gemm.grouped`"),
-    Key("reduces_beside", Flag(), "gradients of weights that every device holds whole are reduced beside backward, as "
-        "in buckets of DDP; false: after it, as Megatron-LM did until 2023", OMITTED, said="true"),
-    Key("partial_groups", Number(minimum=1.0), "times what a reduction after backward takes in groups of several, but "
-        "not all, devices of each of several machines", OMITTED, said="1"),
-    Key("sends", _HIDDEN, "share of what pipeline stages hand on that each of them waits for: twice for every "
-        "microbatch, at the ends once", OMITTED, said="`1 - overlap.p2p` of every border"),
-    Key("loss_memory", Number(), "bytes that the loss holds for every logit, besides the logit and its gradient: those "
-        "in fp32", OMITTED, said="0"),
+    Key("reduces_beside", Flag(), "whether gradients of weights that every device holds whole are reduced while "
+        "backward computes, as DDP does in buckets; false: after it, as Megatron-LM did until 2023", OMITTED,
+        said="true"),
+    Key("partial_groups", Number(minimum=1.0), "factor on the time of a reduction after backward in groups that have "
+        "several, but not all, devices of each of several machines", OMITTED, said="1"),
+    Key("sends", _HIDDEN, "share of the time of sending between pipeline stages that each stage waits: twice for every "
+        "microbatch, the first and the last stage once", OMITTED, said="`1 - overlap.p2p` of every border"),
+    Key("loss_memory", Number(), "bytes that the loss holds for every logit in addition to the logit and its gradient: "
+        "its copies in fp32", OMITTED, said="0"),
 ))  # fmt: skip
 """What the runs of trainers take other than the schedule of a plan: only `shardplan price` reads it, and no plan that
 is solved depends on it."""
@@ -287,9 +293,9 @@ is solved depends on it."""
 PROVENANCE: Final = Keys((
     Key("status", Text(("datasheet", "measured", "estimated")), "estimated numbers cause a warning", "estimated"),
     Key("sources", Sequence(Text()), "where the numbers come from", [], said="none"),
-    Key("date", Text(), "of the numbers", "", said="none"),
+    Key("date", Text(), "date of the numbers", "", said="none"),
     Key("notes", Sequence(Text()), "what a reader should know", [], said="none"),
-    Key("device_hour_usd", Number(open=True), "what a device costs; decides nothing", OMITTED),
+    Key("device_hour_usd", Number(open=True), "price of one device for an hour; it influences no plan", OMITTED),
 ))  # fmt: skip
 
 AXIS: Final = Keys((
@@ -309,8 +315,8 @@ CURVE: Final = Keys((
 
 PROFILE: Final = Keys((
     Key("schema", Number(integer=True, minimum=SCHEMA_VERSION, maximum=SCHEMA_VERSION), "version of this table", 1),
-    Key("name", Text(), "what it is called", OMITTED, said="file name"),
-    Key("extends", Text(), "`builtin:NAME` or a relative path", OMITTED),
+    Key("name", Text(), "name of the profile", OMITTED, said="file name"),
+    Key("extends", Text(), "the profile that this one changes: `builtin:NAME` or a relative path", OMITTED),
     Key("provenance", PROVENANCE),
     Key("mesh", Keys((
         Key("axes", Sequence(AXIS.section), "the mesh used when `--mesh` is absent, outermost axis first: `{name, "
@@ -322,9 +328,9 @@ PROFILE: Final = Keys((
     Key("overlap", OVERLAP),
     Key("coalesce", COALESCE, later=True),
     Key("training", TRAINING, later=True),
-    Key("spread", Table(Number(open=True, maximum=1.0)), "how far measured times of one kind lie apart, relative: of "
-        "`compute`, of `memory`, and by name of a level of its links; what `solve --robust` draws constants within",
-        {}, said="0.15 each", later=True),
+    Key("spread", Table(Number(open=True, maximum=1.0)), "relative spread of measured times, for `compute`, for "
+        "`memory`, and for the links of a level by its name; `solve --robust` draws constants within it", {},
+        said="0.15 each", later=True),
     Key("curves", Sequence(CURVE.section), "measured times that replace the formula: `{collective, group: {nodes, "
         "per_node}, points: [[size, time], …]}`", [], said="none"),
 ))  # fmt: skip

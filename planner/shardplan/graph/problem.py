@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from shardplan.graph.build import CostGraph, Join, Node
+from shardplan.graph.build import CostGraph, Node
 from shardplan.graph.memory import Memory
 from shardplan.schedule.objective import (
     Linear,
@@ -30,11 +30,6 @@ Arrays = tuple[tuple[Table, ...], tuple[Table, ...]]
 def node_order(built: CostGraph) -> tuple[Node, ...]:
     """The nodes in the order in which `to_problem` numbers them."""
     return tuple(node for node, _ in built.node_data)
-
-
-def edge_order(built: CostGraph) -> tuple[Join, ...]:
-    """The edges in the order in which `to_problem` lists them."""
-    return built.joins
 
 
 def objective_of(built: CostGraph) -> Objective:

@@ -20,7 +20,6 @@ from shardplan.errors import ShardplanError, error
 from shardplan.launch.hosts import first_host
 from shardplan.units import counted
 
-MEETING: Final = ("MASTER_ADDR", "MASTER_PORT")
 DEFAULT_PORT: Final = 29500
 """Of torch, where nothing tells one job of a machine from another."""
 _FIRST_PORT, _PORTS = 61440, 4096

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import importlib
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn, TypeGuard, TypeVar
@@ -129,12 +129,6 @@ class ShardInfoLoader:
                 return LocalTensor(name, dtype, shard)
             shards = _run(name, recipe, source.whole(entry))
             return LocalTensor(name, dtype, np.asarray(shards[rank], order="C"))
-
-    def load_all(self, rank: int) -> Iterator[LocalTensor]:
-        """Every tensor of the checkpoint for one rank, one after the other."""
-        with Reader() as reader:
-            for name in self._checkpoint.entries:
-                yield self.load(name, rank, reader)
 
 
 def _find_function(

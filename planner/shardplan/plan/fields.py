@@ -66,53 +66,55 @@ TEXTS, COUNTS = ListOf(Text()), ListOf(Integer())
 
 MODEL = Record("model", (
     Field("name", Text()),
-    Field("digest", Text(), "Of the structure: nodes, shapes, types, attributes; not of weights or names."),
+    Field("digest", Text(), "Digest of the model's structure: its nodes, shapes, types and attributes. Weights and "
+          "names do not count."),
     Field("mode", Choice(("training", "inference")), diff="mode"),
-    Field("dims", MapOf(Integer()), "Symbolic dims and the sizes they were given; `trip:NAME` is the trip count that "
+    Field("dims", MapOf(Integer()), "The size that was given for each symbolic dim; `trip:NAME` is the trip count that "
           "was given for the loop NAME.", default=None),
     Field("optimizer", Text(), default=None, diff="optimizer"),
-    Field("shard_optimizer", Flag(), "Optimizer state may be sharded apart from the weights; absent means false.",
-          default=False, diff="shard optimizer"),
-    Field("equal_layers", Flag(), "All copies of a repeated block take the same layouts; absent means false.",
-          default=False, diff="equal layers"),
-    Field("remat", Choice(("none", "selective", "alternate", "full", "auto")), "What is computed again in backward; "
-          "with `auto`, operators and tensors say so themselves.", default=None, diff="remat"),
+    Field("shard_optimizer", Flag(), "Whether optimizer state may be sharded otherwise than its weight; absent means "
+          "false.", default=False, diff="shard optimizer"),
+    Field("equal_layers", Flag(), "Whether all copies of a repeated block must have the same layouts; absent means "
+          "false.", default=False, diff="equal layers"),
+    Field("remat", Choice(("none", "selective", "alternate", "full", "auto")), "Which activations are computed again "
+          "in backward; with `auto` the planner chose, and operators and tensors say whether they are.", default=None,
+          diff="remat"),
     Field("microbatches", Integer(1), default=None, diff="microbatches"),
-    Field("operators", Integer(), "How many the model has.", default=None),
-    Field("parameters", Integer(), "How many the model has.", default=None),
-    Field("parameter_elements", Integer(), "Of all parameters together.", default=None),
-    Field("loops", MapOf(Integer(1)), "Loops whose bodies were planned, and the iterations of each; absent where there "
-          "are none.", default=None),
-    Field("stages", Either(("auto", "manual")), "How many stages were asked for, `manual` where they were "
-          "fixed by hand; absent where none were.",
+    Field("operators", Integer(), "Number of operators in the model.", default=None),
+    Field("parameters", Integer(), "Number of parameters (tensors) in the model.", default=None),
+    Field("parameter_elements", Integer(), "Number of elements in all parameters together.", default=None),
+    Field("loops", MapOf(Integer(1)), "Number of iterations of each loop whose body was planned; absent if there are "
+          "no loops.", default=None),
+    Field("stages", Either(("auto", "manual")), "Number of pipeline stages that was asked for; `manual` if the "
+          "stages were fixed by hand; absent if no stages were asked for.",
           default=None, diff="stages"),
-    Field("schedule", Text(), "Pipeline schedule that was asked for; absent without stages.", default=None,
+    Field("schedule", Text(), "The pipeline schedule that was asked for; absent without stages.", default=None,
           diff="schedule"),
-    Field("kv_cache_tokens", Integer(), "Tokens of key-value cache that memory is kept free for; absent means 0.",
-          default=0, diff="kv cache tokens"),
-    Field("cost_model", Text(), "Whose prices decided; absent means shardplan's own.", default="shardplan",
-          diff="cost model"),
-    Field("target", Text(), "The runtime whose format was to say the plan; absent where any plan would do.", default="",
-          diff="target"),
-    Field("constraints", TEXTS, "What was fixed by hand, as it was written; absent where nothing was.", default=None),
-    Field("mesh_axis_names", TEXTS, "The names that the constraints give to the mesh axes, where they are others.",
-          default=None),
+    Field("kv_cache_tokens", Integer(), "Number of tokens for whose key-value cache memory is kept free; absent means "
+          "0.", default=0, diff="kv cache tokens"),
+    Field("cost_model", Text(), "Name of the cost model whose prices the search used; absent means shardplan's own.",
+          default="shardplan", diff="cost model"),
+    Field("target", Text(), "The runtime for which the plan was made: all of the plan can be said in its format; "
+          "absent if any plan was allowed.", default="", diff="target"),
+    Field("constraints", TEXTS, "Constraints as the user wrote them; absent if there were none.", default=None),
+    Field("mesh_axis_names", TEXTS, "Names that the constraints use for the mesh axes, if they differ from the names "
+          "in `mesh`.", default=None),
 ), make=dict, shared=False)  # fmt: skip
 """Carried as plain data; `default` is the request of a plan that does not record the field."""
 
 CLUSTER = Record("cluster", (
     Field("name", Text()),
-    Field("digest", Text(), "Of everything in the profile that decides a price."),
-    Field("profile", Carried(), "The resolved profile, every default written out; it can be planned with again."),
+    Field("digest", Text(), "Digest of everything in the profile that influences a price."),
+    Field("profile", Carried(), "The profile with every default written out, so that it can be planned with again."),
 ), make=dict, shared=False)  # fmt: skip
 
 SOURCES = Record("sources", (
-    Field("model", Text(), "The model: a path from the folder in which `solve` ran, or a description. Of an absolute "
-          "path outside of that folder the name alone.", default=None),
-    Field("cluster", Text(), "The cluster profile: its name, or a path as above.", default=None),
-    Field("constraints", TEXTS, "Files of constraints, and plans whose layouts were kept.", default=None),
-    Field("pins", TEXTS, "Single constraints.", default=None),
-    Field("stages", Text(), "The plan as which the model was cut.", default=None),
+    Field("model", Text(), "The model: its path relative to the folder in which `solve` ran, or its description. Of an "
+          "absolute path outside of that folder, only the file name is written.", default=None),
+    Field("cluster", Text(), "The cluster profile: its name, or its path, written as for `model`.", default=None),
+    Field("constraints", TEXTS, "The constraint files, and the plan files whose layouts were kept.", default=None),
+    Field("pins", TEXTS, "Constraints that were given one by one (`--pin`).", default=None),
+    Field("stages", Text(), "The plan file whose stages were taken over.", default=None),
 ), make=dict, shared=False)  # fmt: skip
 """Carried as plain data. What was given to a program as a value has no source."""
 
@@ -123,14 +125,14 @@ SOURCES = Record("sources", (
 AXIS = Record("axis", (
     Field("name", Text()),
     Field("size", Integer(1)),
-    Field("link", Text(), "Level of the profile that joins the devices along this axis."),
+    Field("link", Text(), "The level of the profile whose links join the devices along this axis."),
 ), make=made(PlacedAxis), shared=False)  # fmt: skip
 
 MESH = Record("mesh", (
     Field("axes", rows(AXIS, least=1), get=placed_axes),
     Field("devices", Integer(1), get=attrgetter("mesh.size"), derived=True),
-    Field("hosts", Integer(1), "Machines, where the innermost link is that of a machine; ranks fill one after the "
-          "other.", get=hosts, default=None, derived=True),
+    Field("hosts", Integer(1), "Number of machines, if the innermost level is a machine. Consecutive ranks fill one "
+          "machine after the other.", get=hosts, default=None, derived=True),
     Field("devices_per_host", Integer(1), get=devices_per_host, default=None, derived=True),
 ), make=laid_mesh, shared=False, part=True)  # fmt: skip
 
@@ -147,16 +149,17 @@ MEMORY = Record("memory", (
 
 SUMMARY = Record("summary", (
     Field("outcome", Choice(("optimal", "feasible", "interrupted"))),
-    Field("objective", Microseconds(minimum=None), "What was minimised, in microseconds.", "objective_ns"),
-    Field("step_us", Microseconds(), "The scheduled step: compute_us + communication_us.", "step_ns",
+    Field("objective", Microseconds(minimum=None), "The value that the search minimised, in microseconds.",
+          "objective_ns"),
+    Field("step_us", Microseconds(), "Predicted time of one step: compute_us + communication_us.", "step_ns",
           diff="step"),
-    Field("bound_us", Microseconds(minimum=None), "Proven lower bound on the objective.", "bound_ns"),
+    Field("bound_us", Microseconds(minimum=None), "Proven lower bound on `objective`.", "bound_ns"),
     Field("gap", Number(), "(objective - bound_us) / objective."),
     Field("compute_us", Microseconds(), "", "compute_ns", diff="compute"),
-    Field("communication_us", Microseconds(), "Exposed communication: the rest of the step.", "communication_ns",
-          diff="communication"),
-    Field("memory_bytes", Integer(), "Of one device, at the moment when it is largest.", get=attrgetter("memory.total"),
-          derived=True, diff="memory"),
+    Field("communication_us", Microseconds(), "Exposed communication: the part of the step that compute does not "
+          "hide.", "communication_ns", diff="communication"),
+    Field("memory_bytes", Integer(), "Memory of one device at the moment when most is in use.",
+          get=attrgetter("memory.total"), derived=True, diff="memory"),
     Field("memory_limit_bytes", Integer()),
     Field("memory", Nested(MEMORY)),
 ), make=dict, part=True)  # fmt: skip
@@ -171,20 +174,22 @@ def _detail(key: str, kind: Kind, about: str, attribute: str, *, default: object
 DETAILS = Record("details", (
     _detail("hidden_us", Microseconds(), "Communication overlapped with compute; not part of communication_us.",
             "hidden_ns"),
-    _detail("overlap_weight", Number(maximum=1), "1; of plans older than 1.4 the weight of hidden communication.",
-            "overlap_weight"),
-    _detail("step_bound_us", Microseconds(), "No plan's step is predicted to be shorter.", "step_bound_ns"),
-    Field("scheduled_us", Microseconds(), "Of plans older than 1.4 the scheduled step, which now is step_us.",
-          "scheduled_ns", attrgetter("summary.scheduled_ns"), default=0),
-    _detail("multipliers", ListOf(ListOf(Number(maximum=1))), "Of the sums of every phase, where the bound was found.",
-            "multipliers", default=()),
-    _detail("prefetch_distance", Integer(-1), "So many blocks before its reader's a weight is gathered; -1: right "
-            "before it is read.", "prefetch_distance", default=1),
+    _detail("overlap_weight", Number(maximum=1), "Always 1, except in plans older than 1.4, where it is the weight of "
+            "hidden communication.", "overlap_weight"),
+    _detail("step_bound_us", Microseconds(), "Lower bound on the predicted step of every plan.", "step_bound_ns"),
+    Field("scheduled_us", Microseconds(), "The scheduled step, in plans older than 1.4; newer plans have it in "
+          "step_us.", "scheduled_ns", attrgetter("summary.scheduled_ns"), default=0),
+    _detail("multipliers", ListOf(ListOf(Number(maximum=1))), "Lagrange multipliers with which the bound was proven: "
+            "one list for each phase, one number for each of its sums.", "multipliers", default=()),
+    _detail("prefetch_distance", Integer(-1), "Number of blocks by which a weight is gathered ahead of the block "
+            "that reads it; -1: it is gathered right before it is read.", "prefetch_distance", default=1),
     Field("prefetches_in_time", Flag(), "Whether weights are gathered earlier where that distance is too short, just "
-          "in time for their readers.", "prefetches_in_time", attrgetter("summary.prefetches_in_time"), default=False,
-          since=6),
-    _detail("reduces_beside", Flag(), "Whether gradients are reduced beside compute.", "reduces_beside", default=True),
-    _detail("reproducible", Flag(), "False when a clock decided where the search ended.", "reproducible"),
+          "in time for the operators that read them.", "prefetches_in_time", attrgetter("summary.prefetches_in_time"),
+          default=False, since=6),
+    _detail("reduces_beside", Flag(), "Whether gradients are reduced while backward still computes.", "reduces_beside",
+            default=True),
+    _detail("reproducible", Flag(), "False if a time limit ended the search, so that another run may end elsewhere.",
+            "reproducible"),
     Field("warnings", TEXTS),
 ), make=dict, shared=False, part=True)  # fmt: skip
 
@@ -193,33 +198,34 @@ DETAILS = Record("details", (
 
 
 SHAPE = Field("shape", COUNTS, "Sizes of the dims.")
-DTYPE = Field("dtype", Text(), "ONNX's name in lower case: float, bfloat16, int64 ...")
-LAYOUT = Field("layout", LayoutText(), "In which each device keeps the tensor.", check=in_rank, diff="{}")
+DTYPE = Field("dtype", Text(), "Element type, by ONNX's name in lower case: float, bfloat16, int64 ...")
+LAYOUT = Field("layout", LayoutText(), "The layout in which the devices store the tensor.", check=in_rank, diff="{}")
 DIMS = (
-    Field("dims", ListOf(AxisNames()), "Per dim, the mesh axes that shard it, major first; the same as `layout` says.",
-          get=lambda tensor: dim_shards(tensor.layout, len(tensor.shape)), derived=True),
-    Field("segments", MapOf(ListOf(Integer(1))), "Dim -> sizes of its segments, each sharded on its own; absent when "
-          "no dim has any.", get=lambda tensor: dim_segments(tensor.layout), default={}, derived=True),
+    Field("dims", ListOf(AxisNames()), "For each dim, the mesh axes that shard it, the major one first. `layout` says "
+          "the same.", get=lambda tensor: dim_shards(tensor.layout, len(tensor.shape)), derived=True),
+    Field("segments", MapOf(ListOf(Integer(1))), "For each dim that consists of segments (as a fused q, k, v does), "
+          "their sizes; every segment is sharded on its own. Absent if no dim has segments.",
+          get=lambda tensor: dim_segments(tensor.layout), default={}, derived=True),
 )  # fmt: skip
 STORED = (
-    Field("served", LayoutText(), "In which readers find it, where that differs from `layout`: moved once for all "
-          "readers.", like="layout", check=in_rank, diff="served {}"),
-    Field("bytes_per_device", Integer(), "Of the kept layout."),
-    Field("saved", Flag(), "Kept from forward for backward; absent means false.", default=False),
-    Field("recomputed", Flag(), "Not kept but made again for backward; absent means false.",
-          default=False, since=2, diff="recomputed"),
+    Field("served", LayoutText(), "The layout in which operators read the tensor, if it differs from `layout`; the "
+          "tensor is moved to it once for all of them.", like="layout", check=in_rank, diff="served {}"),
+    Field("bytes_per_device", Integer(), "Size on one device, in `layout`."),
+    Field("saved", Flag(), "Whether the tensor is kept from forward to backward; absent means false.", default=False),
+    Field("recomputed", Flag(), "Whether the tensor is computed again for backward instead of kept; absent means "
+          "false.", default=False, since=2, diff="recomputed"),
 )  # fmt: skip
 
 PARAMETER = Record("parameter", (
-    Field("name", Text(), "In the checkpoint.", "checkpoint"),
-    Field("tensor", Text(), "In the planned graph.", "name"),
-    Field("onnx", Text(), "Initializer in the ONNX file."),
-    Field("perm", COUNTS, "The graph's tensor is the checkpoint's transposed by this; empty: as it is.",
-          check=permutes, late=True),
-    Field("aliases", TEXTS, "Other names of the same data."),
+    Field("name", Text(), "Name in the checkpoint.", "checkpoint"),
+    Field("tensor", Text(), "Name in the planned graph.", "name"),
+    Field("onnx", Text(), "Name of the initializer in the ONNX file."),
+    Field("perm", COUNTS, "Permutation of dims that turns the checkpoint's tensor into the graph's; empty: they are "
+          "the same.", check=permutes, late=True),
+    Field("aliases", TEXTS, "Other names in the checkpoint for the same tensor (tied weights)."),
     Field("trainable", Flag()),
     SHAPE, DTYPE, LAYOUT, *DIMS, *STORED,
-    Field("optimizer", LayoutText(), "Layout of its optimizer state, where that is sharded apart from it.",
+    Field("optimizer", LayoutText(), "Layout of the optimizer state, if it differs from that of the parameter.",
           default=None, check=in_rank, diff="optimizer {}"),
 ), make=lambda found: graph_tensor(TensorDecision(role="parameter", **found)), view=checkpoint_tensor,
     about="One parameter, dims as the checkpoint stores them.")  # fmt: skip
@@ -231,7 +237,8 @@ OUTPUT = Record("boundary", _BOUNDARY, make=made(TensorDecision, role="output"),
 
 TENSOR = Record("tensor", (
     Field("name", Text()),
-    Field("role", Choice(("activation", "constant")), "Absent for activations.", default="activation"),
+    Field("role", Choice(("activation", "constant")), "What the tensor is; absent means activation.",
+          default="activation"),
     SHAPE, DTYPE, LAYOUT, *STORED,
 ), make=made(TensorDecision), about="A value inside the graph.")  # fmt: skip
 
@@ -242,58 +249,60 @@ TENSOR = Record("tensor", (
 OPERATOR = Record("operator", (
     Field("name", Text()),
     Field("op", Text(), "", "op_type"),
-    Field("module", Text(), "Dotted module path; empty when unknown."),
-    Field("equation", Text(), "The operator's rule over its factors."),
-    Field("split", PerAxis(), "Mesh axis -> the factor it splits; `-` nothing, `~` nothing with partial gradients, "
-          "`+0` partial sums of operand 0 pass through.", diff="{}"),
-    Field("inputs", TEXTS, "Names of the operands; empty where an optional one is absent."),
-    Field("reads", ListOf(Optional(LayoutText())), "Layout in which each operand is read.",
+    Field("module", Text(), "Dotted path of the module that the operator belongs to; empty if unknown."),
+    Field("equation", Text(), "The dims of operands and results, as an equation over the operator's factors."),
+    Field("split", PerAxis(), "For each mesh axis, the factor that it splits. `-`: none; `~`: none, and gradients are "
+          "partial; `+0`: none, and partial sums of operand 0 are passed on.", diff="{}"),
+    Field("inputs", TEXTS, "Names of the operands; an empty name stands for an optional operand that is absent."),
+    Field("reads", ListOf(Optional(LayoutText())), "The layout in which each operand is read.",
           check=as_many_as("inputs")),
     Field("outputs", TEXTS),
-    Field("makes", ListOf(Optional(LayoutText())), "Layout in which each result is made.",
+    Field("makes", ListOf(Optional(LayoutText())), "The layout in which each result is produced.",
           check=as_many_as("outputs")),
     Field("compute_ns", Integer()),
-    Field("backward_ns", Integer(), "Part of compute_ns after the forward pass; absent when 0.", default=0),
-    Field("inner_ns", Integer(), "Collectives inside the operator; absent when 0.", default=0),
-    Field("inner_forward_ns", ListOf(Integer()), "Of inner_ns, what runs in forward, per mesh axis; absent when "
-          "nothing does.", default=(), since=4),
-    Field("inner_backward_ns", ListOf(Integer()), "Of inner_ns, what runs after the forward pass, per mesh axis.",
-          default=(), since=4),
-    Field("again", Text(), "Name of the operator right before whose backward this one runs a second time; absent where "
-          "it runs once.", default="", since=2, diff="run again"),
+    Field("backward_ns", Integer(), "The part of compute_ns that runs after the forward pass; absent means 0.",
+          default=0),
+    Field("inner_ns", Integer(), "Time of collectives inside the operator; absent means 0.", default=0),
+    Field("inner_forward_ns", ListOf(Integer()), "The part of inner_ns that runs in forward, for each mesh axis; "
+          "absent means 0.", default=(), since=4),
+    Field("inner_backward_ns", ListOf(Integer()), "The part of inner_ns that runs after the forward pass, for each "
+          "mesh axis; absent means 0.", default=(), since=4),
+    Field("again", Text(), "If this operator is computed again in backward: the operator right before whose backward "
+          "that happens. Absent if it runs once.", default="", since=2, diff="run again"),
 ), make=made(OperatorDecision))  # fmt: skip
 
 
 COLLECTIVE = Record("collective", (
     Field("kind", Choice(get_args(CollectiveKind)), get=attrgetter("collective.kind")),
-    Field("axes", AxisNames(1), "Mesh axes along which the devices of one group differ.",
+    Field("axes", AxisNames(1), "The mesh axes along which the devices communicate.",
           get=attrgetter("collective.axes")),
-    Field("share", Share(), "Payload over the size of the whole tensor.", get=attrgetter("collective.share")),
-    Field("bytes", Integer(), "Payload of one device, once: the gathered output of an all_gather, the input of the "
-          "reductions, the send buffer of an all_to_all, what one device sends in a permute.", "payload_bytes"),
-    Field("time_ns", Integer(), "Once."),
+    Field("share", Share(), "`bytes` as a share of the size of the whole tensor.", get=attrgetter("collective.share")),
+    Field("bytes", Integer(), "Payload of one device in one run: the gathered output of an all_gather, the input of a "
+          "reduction, the send buffer of an all_to_all, what one device sends in a permute.", "payload_bytes"),
+    Field("time_ns", Integer(), "Time of one run."),
 ), make=collective_step)  # fmt: skip
 
 MOVE = Record("move", (
     Field("tensor", Text()),
     Field("from", LayoutText(), "", "source"),
     Field("to", LayoutText(), "", "target"),
-    Field("reader", Text(), "The operator it is for; empty when it serves all readers or stores a result."),
-    Field("phase", Choice(get_args(Phase)), "In backward it is the gradient that moves; in update the new weight, from "
-          "where the optimizer made it."),
-    Field("regather", Flag(), "A saved value is gathered again for backward; absent means false.", default=False),
+    Field("reader", Text(), "The operator that the move is for; empty if it serves all readers or stores a result."),
+    Field("phase", Choice(get_args(Phase)), "When the move happens. In `backward` the gradient is moved; in `update` "
+          "the new weight, from the layout in which the optimizer computed it."),
+    Field("regather", Flag(), "Whether a saved value is gathered a second time for backward; absent means false.",
+          default=False),
     Field("collectives", rows(COLLECTIVE), "", "steps"),
-    Field("count", Integer(1), "Times per step."),
-    Field("hidden", Number(maximum=1), "Share of its time that the schedule overlaps with compute."),
-    Field("kind", Choice(get_args(MoveKind)), "A `blocking` move is waited for where it stands; `prefetched` and "
-          "`deferred` ones run beside compute.", default="blocking", since=4),
-    Field("issue_after", Text(), "The operator of its phase after which it is issued; empty: as the phase begins.",
-          default="", since=4),
-    Field("wait_before", Text(), "The operator of its phase before which it is awaited; empty: as the phase ends.",
-          default="", since=4),
-    Field("bucket", Integer(), "Moves with one number are sent together, and their times are shares of that; absent "
-          "where it is sent by itself.", default=None, since=3),
-    Field("time_ns", Integer(), "Of all its collectives, `count` times, hidden or not.", derived=True),
+    Field("count", Integer(1), "Number of times that the move happens in one step."),
+    Field("hidden", Number(maximum=1), "The share of its time that the schedule overlaps with compute."),
+    Field("kind", Choice(get_args(MoveKind)), "Compute waits for a `blocking` move; `prefetched` and "
+          "`deferred` moves run while others compute.", default="blocking", since=4),
+    Field("issue_after", Text(), "The operator of the phase after which the move is issued; empty: it is issued when "
+          "the phase begins.", default="", since=4),
+    Field("wait_before", Text(), "The operator of the phase that waits for the move; empty: the end of the phase waits "
+          "for it.", default="", since=4),
+    Field("bucket", Integer(), "Moves with the same number are sent together, and each has its share of their time; "
+          "absent if the move is sent alone.", default=None, since=3),
+    Field("time_ns", Integer(), "Time of all its collectives in one step (`count` runs), hidden or not.", derived=True),
 ), make=made(Move))  # fmt: skip
 
 
@@ -303,8 +312,8 @@ MOVE = Record("move", (
 BLOCK = Record("block", (
     Field("block", Integer(), "Copies with the same number are identical."),
     Field("name", Text()),
-    Field("operators", ListOf(ListOf(Integer(), length=2)), "Runs [first, last + 1) of positions in `operators`, in "
-          "corresponding order."),
+    Field("operators", ListOf(ListOf(Integer(), length=2)), "The operators of the copy, as ranges [first, last + 1) of "
+          "positions in `operators`; all copies list them in the same order."),
 ), make=made(BlockCopy))  # fmt: skip
 
 
@@ -323,15 +332,16 @@ TRANSFER = Record("transfer", (
 
 STAGE = Record("stage", (
     Field("name", Text()),
-    Field("first_device", Integer(), "Rank of its first device; it has as many as the mesh of its plan."),
-    Field("units", ListOf(Text(), least=1), "Blocks of the model that it runs."),
-    Field("in_flight", Integer(1), "Microbatches whose activations it holds at once."),
+    Field("first_device", Integer(), "Rank of the stage's first device. The stage has as many devices as the mesh of "
+          "its plan."),
+    Field("units", ListOf(Text(), least=1), "The blocks of the model that the stage runs."),
+    Field("in_flight", Integer(1), "Number of microbatches whose activations the stage holds at the same time."),
     Field("plan", WholePlan()),
 ), make=made(Stage), shared=False, named=True)  # fmt: skip
 
 PIPELINE = Record("pipeline", (
-    Field("schedule", Text(), "1f1b, gpipe or interleaved:V."),
-    Field("bubble", Number(maximum=1), "Share of the step that the slowest stage waits."),
+    Field("schedule", Text(), "`1f1b`, `gpipe` or `interleaved:V`."),
+    Field("bubble", Number(maximum=1), "The share of the step in which the slowest stage waits."),
     Field("transfers", rows(TRANSFER), late=True),
     Field("stages", rows(STAGE, least=1)),
 ), make=made(Pipeline), shared=False)  # fmt: skip
@@ -342,21 +352,24 @@ PIPELINE = Record("pipeline", (
 
 PLAN = Record("plan", (
     Field("format_version", Text(rf"^{MAJOR}\.\d+$"), get=lambda _: f"{MAJOR}.0"),
-    Field("digest", Text(rf"^{DIGEST}[0-9a-f]{{64}}$"), "Of all the rest of the document, as canonical JSON.",
+    Field("digest", Text(rf"^{DIGEST}[0-9a-f]{{64}}$"), "Digest of the rest of the document, as canonical JSON.",
           get=lambda _: None, default=None, since=5),
-    Field("model", Checked(MODEL), "Which model, and what was asked for."),
-    Field("cluster", Checked(CLUSTER), "The whole resolved profile: a plan can be priced again without the YAML file."),
-    Field("sources", Checked(SOURCES), "Where what was asked for was read from.", default={}, since=5),
-    Field("mesh", Nested(MESH), "Axes, outermost first, with their links.", get=itself),
+    Field("model", Checked(MODEL), "The model, and the options of the request."),
+    Field("cluster", Checked(CLUSTER), "The whole profile, so that a plan can be priced again without the YAML file."),
+    Field("sources", Checked(SOURCES), "The files and texts from which the request was read.", default={}, since=5),
+    Field("mesh", Nested(MESH), "The mesh axes, outermost first, with their links.", get=itself),
     Field("summary", Nested(SUMMARY), "Predicted times, memory of one device by category, outcome, bound, gap."),
-    Field("details", Nested(DETAILS), "What few readers need of the summary, and warnings.", get=itself),
-    Field("parameters", rows(PARAMETER), "Dims as the checkpoint stores them.", get=tensors_of("parameter")),
-    Field("inputs", rows(INPUT), "Of the model.", get=tensors_of("input")),
-    Field("outputs", rows(OUTPUT), "Of the model.", get=tensors_of("output")),
-    Field("tensors", rows(TENSOR), "Every value in between.", get=tensors_of("activation", "constant")),
-    Field("operators", rows(OPERATOR), "What each mesh axis splits, and the layouts of operands and results."),
-    Field("moves", rows(MOVE), "Every change of layout, with its collectives."),
-    Field("blocks", rows(BLOCK), "Which operators are copies of each other (decoder layers).", get=block_copies),
-    Field("pipeline", Nested(PIPELINE), "Only in a plan with stages; the decisions are then in the plans of the "
+    Field("details", Nested(DETAILS), "Further numbers of the summary, and the warnings.", get=itself),
+    Field("parameters", rows(PARAMETER), "The parameters, with dims as the checkpoint stores them.",
+          get=tensors_of("parameter")),
+    Field("inputs", rows(INPUT), "The inputs of the model.", get=tensors_of("input")),
+    Field("outputs", rows(OUTPUT), "The outputs of the model.", get=tensors_of("output")),
+    Field("tensors", rows(TENSOR), "All values between inputs and outputs.", get=tensors_of("activation", "constant")),
+    Field("operators", rows(OPERATOR), "The operators: what each mesh axis splits, and the layouts of operands and "
+          "results."),
+    Field("moves", rows(MOVE), "All changes of layout, with their collectives."),
+    Field("blocks", rows(BLOCK), "Groups of operators that are copies of each other, such as decoder layers.",
+          get=block_copies),
+    Field("pipeline", Nested(PIPELINE), "Only in a plan with stages. The decisions are then in the plans of the "
           "stages, and the sections above are empty.", default=None, since=1),
 ), make=whole_plan, shared=False)  # fmt: skip

@@ -152,7 +152,7 @@ def _looks(search: Search) -> dict[Look, int]:
     if not (instance.is_quick or search.restricted):
         looks |= {with_experts: restricted * len(RECIPES), on_coarser_meshes: restricted * axes if axes > 1 else 0}
     looks[under_less_memory] = 2
-    return looks if instance.is_quick else {**looks, crossed: 0, holding_less: AVERAGES["quick"]}
+    return looks if instance.is_quick else {**looks, crossed: 0, needing_less_memory: AVERAGES["quick"]}
 
 
 def without_limit(
@@ -305,7 +305,7 @@ def _restricted(
     return found
 
 
-def holding_less(search: Search, found: Found) -> Questions[Found]:
+def needing_less_memory(search: Search, found: Found) -> Questions[Found]:
     """Plans with equal layers that need less memory than the best plan, and crossovers with them: starting points in
     another part of the search space."""
     if found.gap <= UNSURE:

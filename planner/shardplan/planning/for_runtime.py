@@ -26,7 +26,7 @@ from shardplan.planning.runtimes.table import FREE_ROLES, Roles, Runtime
 from shardplan.planning.runtimes.trainer import check_kind, divides
 from shardplan.planning.said import best_said, said_with, weights_fit
 from shardplan.planning.search import Found, NoBetterError, NoPlanError, Search
-from shardplan.planning.standing import OnProgress, Turn, of_some
+from shardplan.planning.standing import OnProgress, Turn, without_bound
 
 _SAME_S = 1e-9
 """Steps are integer nanoseconds."""
@@ -51,7 +51,7 @@ def best_for_runtime(
     every = _roles(instance, runtime)
     some = [roles for roles in every if len(real_axes(merged(cluster, roles)[0].mesh)) <= MOST_WHOLE]
     turn = Turn(on_progress, len(some))
-    plans = RuntimePlans(answers, runtime, coarse, restriction, of_some(turn.tell))
+    plans = RuntimePlans(answers, runtime, coarse, restriction, without_bound(turn.tell))
 
     def ask(roles: Roles, enough_s: float) -> Found | None:
         turn.next(", ".join(f"{axis} {role}" for axis, role in zip(cluster.mesh.names, roles, strict=True)))

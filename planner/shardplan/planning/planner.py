@@ -32,7 +32,7 @@ from shardplan.planning.judge import Known
 from shardplan.planning.reduction import Restrict
 from shardplan.planning.runtimes import RUNTIMES
 from shardplan.planning.search import Found, NoPlanError, Questions, Search, T
-from shardplan.planning.standing import OnProgress, of_part
+from shardplan.planning.standing import OnProgress, without_effort
 from shardplan.schedule.objective import Weights, at_multipliers, serial_objective
 
 
@@ -272,7 +272,7 @@ class Planner:
         if options.time_limit is not None:
             options = replace(options, time_limit=max(0.0, search.share(2) - time.monotonic()))
         try:
-            other = Planner(self.instance.model, cluster, options, of_part(self._on_progress), reasons=False)
+            other = Planner(self.instance.model, cluster, options, without_effort(self._on_progress), reasons=False)
             own = Search.of(other.instance, search.interruption)
             return Coarser.of(other._found(own, None)), own.spent.work
         except NoPlanError:

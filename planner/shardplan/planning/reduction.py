@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from shardplan.graph.build import CostGraph, Join, Node
 from shardplan.graph.memory import Memory
-from shardplan.graph.problem import edge_order, node_order
+from shardplan.graph.problem import node_order
 from shardplan.graph.remat import Recompute
 from shardplan.solve import Problem
 from shardplan.solve.linear_functions import Functions
@@ -74,8 +74,7 @@ class Assignment:
 
 
 class Reduction(Generic[Data]):
-    """One step of the chain. `apply` returns data that takes assignments back and forth; by default assignments stay
-    the same."""
+    """One step of the chain. `apply` returns data that takes assignments back; by default assignments stay the same."""
 
     def apply(self, posed: Posed) -> tuple[Posed, Data]:
         """The changed problem, and the data for its inversion."""
@@ -83,11 +82,6 @@ class Reduction(Generic[Data]):
 
     def invert(self, assignment: Assignment, data: Data) -> Assignment:
         """An assignment of the changed problem, as an assignment of the problem before."""
-        del data
-        return assignment
-
-    def lift(self, assignment: Assignment, data: Data) -> Assignment:
-        """An assignment of the problem before, as an assignment of the changed problem."""
         del data
         return assignment
 
@@ -124,5 +118,5 @@ def restrict(problem: Problem, built: CostGraph, allowed: Allowed) -> Problem:
             tables[key] = np.where(mask, edge.table, np.inf)
         return replace(edge, table=tables[key])
 
-    edges = tuple(limited(edge, join) for edge, join in zip(problem.edges, edge_order(built), strict=True))
+    edges = tuple(limited(edge, join) for edge, join in zip(problem.edges, built.joins, strict=True))
     return replace(problem, costs=tuple(costs), edges=edges)

@@ -17,7 +17,7 @@ from typing import Final
 import numpy as np
 
 from shardplan.graph.build import CostGraph, Node
-from shardplan.graph.memory import Fate, Memory
+from shardplan.graph.memory import Memory
 from shardplan.graph.moments import Moments
 from shardplan.graph.options import Remat
 from shardplan.graph.problem import node_order
@@ -41,17 +41,6 @@ class RematNumbering:
     order: tuple[Node, ...]
     states: tuple[tuple[State, ...], ...]
     starts: tuple[tuple[int, ...], ...]
-
-    def without_recompute(self, choices: Sequence[int]) -> tuple[int, ...]:
-        """The assignment without recomputation in which every node takes its choice of `choices`."""
-        found = []
-        for (kind, name), choice, starts, states in zip(self.order, choices, self.starts, self.states, strict=True):
-            state: State = states[0]
-            if kind != "operator" and state is not None:
-                fate: Fate = "saved" if name in self.scope.required else "passing"
-                state = fate if kind == "kept" else self.scope.serves(name, fate)
-            found.append(starts[states.index(state)] + choice)
-        return tuple(found)
 
     def decoded(self, choices: Sequence[int]) -> tuple[Recompute, tuple[int, ...]]:
         """What an assignment recomputes, and its choices in the cost graph that recomputes exactly that."""
@@ -87,9 +76,6 @@ class Rematerialisation(Reduction[RematNumbering | None]):
             return assignment
         remat, choices = data.decoded(assignment.choices)
         return Assignment(choices, remat)
-
-    def lift(self, assignment: Assignment, data: RematNumbering | None) -> Assignment:
-        return assignment if data is None else Assignment(data.without_recompute(assignment.choices))
 
 
 def with_remat(once: Layouts, repeated: Layouts) -> tuple[Problem, RematNumbering]:

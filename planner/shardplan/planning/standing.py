@@ -27,12 +27,12 @@ class Standing:
     left: int = 0
 
 
-def of_part(on_progress: OnProgress | None) -> OnProgress | None:
+def without_effort(on_progress: OnProgress | None) -> OnProgress | None:
     """The same for one of several searches: the effort of the part says nothing about that of the whole."""
     return on_progress and (lambda standing: on_progress(replace(standing, effort=0.0, done=0, left=0)))
 
 
-def of_some(on_progress: OnProgress) -> OnProgress:
+def without_bound(on_progress: OnProgress) -> OnProgress:
     """The same for a search over a subset of the plans, whose bound does not hold for all plans."""
     return lambda standing: on_progress(replace(standing, bound=-math.inf))
 
@@ -43,18 +43,18 @@ OnProgress = Callable[[Standing], None]
 @dataclass
 class Turn:
     """Reports the progress of `count` searches that follow one another. `known`: the best result of those that ended,
-    if all search the same thing; `some`: the current one searches only a subset of the plans."""
+    if all search the same thing; `restricted`: the current one searches only a subset of the plans."""
 
     on_progress: OnProgress | None
     count: int
     number: int = 0
     name: str = ""
     known: float = math.inf
-    some: bool = False
+    restricted: bool = False
 
-    def next(self, name: str, *, some: bool = False) -> None:
+    def next(self, name: str, *, restricted: bool = False) -> None:
         """The next search begins."""
-        self.number, self.name, self.some = self.number + 1, name, some
+        self.number, self.name, self.restricted = self.number + 1, name, restricted
         self.tell(Standing(math.inf, -math.inf))
 
     def tell(self, standing: Standing) -> None:
@@ -62,7 +62,7 @@ class Turn:
         if self.on_progress is not None:
             doing = f"{self.name} ({self.number} of {self.count})"
             done, best = self.number - 1, min(standing.best, self.known)
-            bound = -math.inf if self.some else min(standing.bound, best)
+            bound = -math.inf if self.restricted else min(standing.bound, best)
             left = self.count - done
             self.on_progress(replace(standing, best=best, bound=bound, effort=0.0, doing=doing, done=done, left=left))
 

@@ -76,13 +76,6 @@ def family_of(kind: str) -> str:
     return _FAMILY.get(kind, "unknown")
 
 
-def why_whole(kind: str) -> str:
-    """Why no dim of operators of this kind can be split, as words for people; `""` where some can."""
-    if kind not in _ENTRIES:
-        return "no rule is known"
-    return _ENTRIES[kind][-1].why
-
-
 def signature(operator: Operator, model: Model) -> Hashable:
     """All that the rule of `operator` depends on; equal signatures have the same (identical) rule."""
     return _signature(operator, model) or operator.kind

@@ -63,16 +63,6 @@ class Unit:
     shape: tuple[int, int]
     members: tuple[Member, ...]
 
-    @property
-    def multiple_of(self) -> tuple[int, int]:
-        """Per dim of the weight, what the bounds of every shard must be a multiple of."""
-        found = [1, 1]
-        for member in self.members:
-            for steps in member.steps:
-                if steps.dim is not None:
-                    found[steps.dim] = math.lcm(found[steps.dim], steps.elements)
-        return found[OUT], found[IN]
-
 
 @dataclass(frozen=True, slots=True)
 class MemberShard:

@@ -43,7 +43,7 @@ def compare_recipes(
     roomy = Planner(model, cluster, replace(options, memory_limit_bytes=UNLIMITED_BYTES), turn.tell, reasons=False)
     found = []
     for name, recipe in contest:
-        turn.next(name, some=recipe is not None)
+        turn.next(name, restricted=recipe is not None)
         found.append(contender := _contend(name, recipe, planner, roomy))
         if contender.plan is not None and contender.fits:
             turn.known = min(turn.known, contender.plan.summary.step_ns * PS_PER_NS)

@@ -28,7 +28,7 @@ from shardplan.planning.instance import MOST_AXES
 from shardplan.planning.runtimes import RUNTIMES
 from shardplan.planning.runtimes.table import FREE_ROLES
 from shardplan.planning.search import NoBetterError
-from shardplan.planning.standing import OnProgress, Standing, of_part
+from shardplan.planning.standing import OnProgress, Standing, without_effort
 from shardplan.processes import run_all
 from shardplan.units import NS_PER_S, PS_PER_NS, counted
 
@@ -181,7 +181,7 @@ def _solved(
     coarse = CoarsePlans()
     if options.target and FREE_ROLES.isdisjoint(RUNTIMES[options.target].roles):
         processes = 1  # most of what one mesh says the next ones say too: it is searched once
-    yield _try((model, coarse), (first, clusters[first], options, ends_s, 1 + len(rest)), of_part(on_progress))
+    yield _try((model, coarse), (first, clusters[first], options, ends_s, 1 + len(rest)), without_effort(on_progress))
     if processes > 1:
         rest.reverse()
     waiting = [math.ceil((len(rest) - number) / processes) for number in range(len(rest))]

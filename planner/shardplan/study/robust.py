@@ -2,7 +2,7 @@
 
 Two questions about a plan. Constants drawn at random within a spread, all at once: how much slower is this plan than
 the best one under those constants? And one by one: how far may each constant move, both ways, before some other plan
-is faster by more than one per cent? And one about the model: do the plans that people write keep their order?
+is faster by more than one per cent?
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from shardplan.plan.finished import finished
 from shardplan.plan.types import Plan
 from shardplan.planning import Planner
 from shardplan.planning.decided import Decided
-from shardplan.study.compare import Contender, compare_recipes
 
 SPREAD = 0.15
 WORTH_HAVING = 0.01
@@ -130,31 +129,3 @@ def _slack(name: str, regret_at: Callable[[Mapping[str, float], int], float]) ->
         return inside
 
     return Slack(name, FARTHEST ** -reach(-1.0, _MOST_ASKED // 2), FARTHEST ** reach(1.0, 0))
-
-
-@dataclass(frozen=True, slots=True)
-class Order:
-    """`names`: contenders by step under the profile as it is, fastest first, with their steps. `stable[i]`: share of
-    the draws in which contender i is still no slower than contender i + 1."""
-
-    names: tuple[str, ...]
-    step_ns: tuple[int, ...]
-    stable: tuple[float, ...]
-
-
-def order_of_recipes(model: Model, cluster: Cluster, options: PlanOptions, draws: int) -> Order:
-    """How the hand-written plans and ours rank by predicted step, and how often each neighbouring pair keeps its order
-    when the constants of the profile are drawn within the spread."""
-    first = _steps(compare_recipes(model, cluster, options))
-    names = tuple(sorted(first, key=lambda name: (first[name], name)))
-    kept = np.zeros(max(0, len(names) - 1))
-    rng = np.random.default_rng(options.seed)
-    for _ in range(draws):
-        steps = _steps(compare_recipes(model, drawn(cluster, rng), options))
-        for place, (faster, slower) in enumerate(itertools.pairwise(names)):
-            kept[place] += steps.get(faster, math.inf) <= steps.get(slower, math.inf)
-    return Order(names, tuple(first[name] for name in names), tuple((kept / max(1, draws)).tolist()))
-
-
-def _steps(contenders: tuple[Contender, ...]) -> dict[str, int]:
-    return {found.name: found.plan.summary.step_ns for found in contenders if found.plan is not None}

@@ -53,12 +53,6 @@ def _cheapest(
     return sorted(found, key=lambda choices: (found[choices], choices))[:most]
 
 
-def crossing_costs(functions: Functions, head: Indices, tail: Indices) -> Values:
-    """The cost of every crossover of two assignments: entry t has `head` on the first t nodes, `tail` on the rest."""
-    crossing = _Crossing(functions, [tuple(head.tolist()), tuple(tail.tolist())])
-    return np.asarray(crossing.costs(np.array([0]), np.array([1]))[0])
-
-
 class _Crossing:
     """The costs of all crossovers of some assignments.
 
