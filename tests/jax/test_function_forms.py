@@ -118,6 +118,35 @@ FORMS = {
     ),
     "scan by halves": (lambda x, t: jax.lax.associative_scan(jnp.add, x, axis=1) * t.sum(), f(6, 7), i(5, 2)),
     "nested where": (lambda x, t: jnp.select([x > 1, x > 0], [x, 2 * x], -x) + t.sum(), f(5, 5), i(5, 2)),
+    "a block of rows": (lambda x, t: jnp.zeros((8, 9)).at[2:8, :5].set(x) + t.sum(), f(6, 5), i(5, 2)),
+    "added to a block": (lambda x, t: x.at[1:4, t[0]].add(2.0), f(6, 5), i(5, 2)),
+    "frequencies": (lambda x, _: jnp.abs(jnp.fft.rfft(x, axis=0)) * jnp.fft.fftfreq(5), f(6, 5), i(1, 1)),
+    "even frequencies": (lambda x, _: jnp.fft.irfft2(jnp.fft.rfft2(x) * (1 + 2j)), f(3, 5, 6), i(1, 1)),
+    "odd frequencies": (lambda x, _: jnp.fft.irfft(jnp.conj(jnp.fft.rfft(x)), 5), f(6, 5), i(1, 1)),
+    "planes of frequencies": (lambda x, _: jnp.fft.ifft2(jnp.fft.fft2(x) * jnp.exp(1j * x)).imag, f(3, 4), i(1, 1)),
+    "half of the frequencies": (
+        lambda x, w: jnp.fft.irfft(
+            jnp.zeros((6, 4), complex).at[:, :3].set(jnp.fft.rfft(x)[:, :3] @ (w + 1j * w.T)), 7
+        ),
+        f(6, 7),
+        i(9, 3, 3),
+    ),
+    "complex quotients": (lambda x, _: (jnp.fft.fft(x) / (2 + jnp.fft.fft(x[::-1]))).real, f(6, 5), i(1, 1)),
+    "complex states": (
+        lambda x, _: jax.lax.scan(lambda c, z: (c * (0.5 + 0.1j) + z, c), jnp.fft.fft(x[0]), x)[1].imag,
+        f(6, 5),
+        i(1, 1),
+    ),
+    "complex branches": (
+        lambda x, t: jax.lax.cond(t[0] > 2, lambda z: z * 1j, lambda z: z**2, jnp.fft.fft(x)).real,
+        f(6, 5),
+        i(5, 2),
+    ),
+    "slopes of a spectrum": (
+        jax.grad(lambda x, _: jnp.sum(jnp.abs(jnp.fft.rfft(x) * (1 + 1j)) ** 2)),
+        f(6, 5),
+        i(1, 1),
+    ),
     "sorted": (lambda x, t: jnp.sort(x, 1) + t.sum(), f(5, 5), i(5, 2)),
     "argsorted": (lambda x, t: jnp.argsort(x, 1) + t.sum(), f(5, 5), i(5, 2)),
 }

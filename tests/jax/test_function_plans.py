@@ -96,6 +96,44 @@ def test_shapes_are_enough():
     )
 
 
+def _with_unread():
+    """A loss that does not read all of its weights."""
+    params = {"used": jnp.ones((16, 16)), "spare": {"w": jnp.ones((16, 8)), "steps": jnp.ones(8, jnp.int32)}}
+    return lambda p, x: jnp.mean(jnp.tanh(x @ p["used"])), params, jnp.ones((8, 16))
+
+
+def test_weights_that_the_loss_never_reads_have_shardings():
+    """A train step holds them and their state; they are split as any other, or as they are pinned."""
+    fn, params, x = _with_unread()
+    for pins, wanted in (([], 8), (["spare.w=[gpu, null]"], 4), (["spare.w=[null, null]"], 1)):
+        plan = shardplan.jax.plan(fn, params, x, mesh="2x4", pins=pins)
+        mesh = shardplan.jax.mesh(plan, devices=jax.devices()[:8])
+        found = shardplan.jax.shardings(plan, mesh, params)
+        assert found["spare"]["w"].shard_shape((16, 8)) in {(16 // wanted, 8), (16, 8 // wanted)}
+        assert np.allclose(shardplan.jax.parallelize(fn, plan, mesh)(params, x), fn(params, x))
+
+
+def test_complex_arguments_are_refused():
+    with pytest.raises(ShardplanError, match="'mask' holds complex numbers") as problem:
+        shardplan.jax.plan(lambda p, x: jnp.abs(p["mask"] * x), {"mask": jnp.ones(4, jnp.complex64)}, jnp.ones(4))
+    assert "jax.lax.complex" in str(problem.value)
+
+
+def test_a_fourier_transform_stays_on_its_device():
+    """XLA gathers the operand of a transform, along whatever dims it is split; a plan splits its rows."""
+
+    def fn(p, x):
+        return jax.lax.top_k(jnp.fft.irfft(jnp.fft.rfft(x @ p["w"], axis=1) * p["by"], axis=1), 2)[0]
+
+    params, x = {"w": jnp.ones((8, 8)), "by": jnp.ones((9, 1))}, jnp.ones((16, 16, 8))
+    split = ["x=[[machine, gpu]]", "topk_*=[[machine, gpu]]"]
+    plan = shardplan.jax.plan(fn, params, x, mesh="2x2", mode="inference", pins=split)
+    mesh = shardplan.jax.mesh(plan, devices=jax.devices()[:4])
+    placed = jax.device_put(x, *shardplan.jax.batch_shardings(plan, mesh, fn, x))
+    checked = shardplan.jax.check(shardplan.jax.parallelize(fn, plan, mesh), (params, placed), plan)
+    assert checked.emitted_bytes("forward") == 0, str(checked)
+
+
 def test_what_is_not_trained_needs_no_optimizer():
     fn, params, batch = program("mlp")
     frozen = shardplan.jax.plan(fn, params, *batch, mesh="2x2", trainable=lambda name: not name.startswith("up"))
@@ -105,7 +143,7 @@ def test_what_is_not_trained_needs_no_optimizer():
 @pytest.mark.parametrize(
     ("fn", "said", "hint"),
     [
-        (lambda p, x: jnp.fft.fft(x).real * p, "there is no form for the primitive 'fft'", "no complex numbers"),
+        (lambda p, x: jnp.log(jnp.fft.fft(x)).real * p, "no form for 'log' of complex numbers", "the imaginary part"),
         (lambda p, x: jnp.linalg.eigh(x @ x.T)[0] * p, "the primitive 'eigh'", "other functions of jax.numpy"),
     ],
 )

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from shardplan.errors import ShardplanError, error
@@ -35,7 +36,8 @@ def shardings(
     `names`: from the path of a leaf (keys joined by dots) to the checkpoint name, or to (name, perm) where leaf dim i
     is checkpoint dim perm[i], or to a name with `*` in place of the layer number where the leaf stacks all layers; see
     `flax_names`. Without it paths are checkpoint names. `ignore`: patterns of leaves and of parameters that need no
-    partner; such leaves are replicated. `strict`: refuse leaves and parameters without a partner.
+    partner; such leaves are replicated. `strict`: refuse leaves and parameters without a partner. Counters and keys of
+    random numbers, which are no weights, are replicated where the plan does not name them.
 
     `form`: how the parameters are `kept`; `served`, after the gather that the plan makes once for all readers (ZeRO-3);
     or `read`, as the operators take them; `optimizer`: their optimizer state, where the plan shards it apart (ZeRO-1).
@@ -46,14 +48,26 @@ def shardings(
     check_mesh(plan, mesh)
     paths, structure = jax.tree_util.tree_flatten_with_path(tree)
     by_path = {path_name(path): leaf for path, leaf in paths}
-    leaves = match_leaves(
-        plan, {path: tuple(leaf.shape) for path, leaf in by_path.items()}, names, ignore=ignore, strict=strict
-    )
+    known = parameters_by_name(plan)
+    shapes = {
+        path: tuple(leaf.shape) for path, leaf in by_path.items() if _is_weight(leaf) or _is_known(path, names, known)
+    }
+    leaves = match_leaves(plan, shapes, names, ignore=ignore, strict=strict)
     found = [
         NamedSharding(mesh, leaf_spec(plan, leaves[path], form) if path in leaves else PartitionSpec())
         for path in by_path
     ]
     return jax.tree_util.tree_unflatten(structure, found)
+
+
+def _is_weight(leaf: Any) -> bool:
+    """Whether a leaf holds floating-point numbers."""
+    return jnp.issubdtype(leaf.dtype, jnp.inexact)
+
+
+def _is_known(path: str, names: Names | None, known: Mapping[str, TensorDecision]) -> bool:
+    """Whether the plan names a parameter that a leaf holds."""
+    return any(spelled(target)[0] in known for target in targets_of(path, names, known)[0])
 
 
 def sharding(

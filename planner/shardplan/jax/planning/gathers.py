@@ -175,9 +175,12 @@ def _placed(graph: Graph, made: str, look: _Lookup, natural: Sequence[int], firs
 
 
 def scattered(graph: Graph, equation: Any, inputs: Sequence[str]) -> str:
-    """The nodes of a scatter of whole rows: `ScatterND`. Raises `NotImplementedError` for parts of rows."""
+    """The nodes of a scatter of whole rows: `ScatterND`; of one block (`x.at[:, :5].add`): a `Where` of the positions
+    in it. Raises `NotImplementedError` for several parts of rows."""
     dims = equation.params["dimension_numbers"]
     operand, updates = equation.invars[0].aval.shape, equation.invars[2].aval.shape
+    if equation.invars[1].aval.ndim == 1:
+        return _block(graph, equation, inputs)
     indexed = list(dims.scatter_dims_to_operand_dims)
     rest = [dim for dim in range(len(operand)) if dim not in indexed]
     window = list(dims.update_window_dims)
@@ -193,14 +196,44 @@ def scattered(graph: Graph, equation: Any, inputs: Sequence[str]) -> str:
     return graph.permuted(made, np.argsort(perm).tolist())
 
 
+_COMBINED: Mapping[str, str] = {"add": "Add", "mul": "Mul", "min": "Min", "max": "Max"}
+
+
+def _block(graph: Graph, equation: Any, inputs: Sequence[str]) -> str:
+    """A scatter of one block, whose first corner is at the given position."""
+    dims, kind = equation.params["dimension_numbers"], SCATTERS[equation.primitive.name]
+    operand, updates = equation.invars[0].aval.shape, equation.invars[2].aval.shape
+    sizes = iter(updates)
+    part = [1 if dim in dims.inserted_window_dims else next(sizes) for dim in range(len(operand))]
+    columns = list(dims.scatter_dims_to_operand_dims)
+    starts = [
+        _column(graph, inputs[1], columns.index(dim), len(columns), ()) if dim in columns else graph.ints0(0)
+        for dim in range(len(operand))
+    ]
+    value = graph.add("Reshape", [inputs[2], graph.ints(*part)])
+    near, inside = _spread(graph, value, part, operand, starts)
+    if kind in _COMBINED:
+        near = graph.add(_COMBINED[kind], [inputs[0], near])
+    return str(graph.add("Where", [inside, near, inputs[0]]) if inside else near)
+
+
 def updated(graph: Graph, equation: Any, inputs: Sequence[str]) -> str:
     """`dynamic_update_slice`: in every dim of which a part is written, the positions follow from the start index."""
     operand, part = (each.aval.shape for each in equation.invars[:2])
-    value, written = inputs[1], ""
+    value, written = _spread(graph, inputs[1], part, operand, inputs[2:])
+    return str(graph.add("Where", [written, value, inputs[0]]) if written else value)
+
+
+def _spread(
+    graph: Graph, value: str, part: Sequence[int], operand: Sequence[int], starts: Sequence[str]
+) -> tuple[str, str]:
+    """A block, spread to the shape of the operand by repeating its borders, and whether a position is in the block;
+    empty where all are."""
+    written = ""
     for dim, (size, extent) in enumerate(zip(part, operand, strict=True)):
         if size == extent:
             continue
-        first = graph.add("Cast", [inputs[2 + dim]], to=graph.INT64)
+        first = graph.add("Cast", [starts[dim]], to=graph.INT64)
         first = graph.add("Min", [graph.add("Max", [first, graph.ints0(0)]), graph.ints0(extent - size)])
         place = graph.add("Sub", [graph.constant(np.arange(extent)), first])
         last = graph.ints0(size - 1)
@@ -210,4 +243,4 @@ def updated(graph: Graph, equation: Any, inputs: Sequence[str]) -> str:
         line = graph.ints(*(extent if each == dim else 1 for each in range(len(operand))))
         inside = graph.add("Reshape", [inside, line])
         written = graph.add("And", [written, inside]) if written else inside
-    return str(graph.add("Where", [written, value, inputs[0]]) if written else value)
+    return value, written

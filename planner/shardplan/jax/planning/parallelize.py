@@ -8,22 +8,24 @@ derivatives, blocks under `jax.checkpoint` and scans stay what they are.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 from jax.api_util import debug_info
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun
-from jax.sharding import Mesh
+from jax.sharding import Mesh, PartitionSpec
 
 from shardplan.errors import ShardplanError, error
 from shardplan.jax.device_mesh import check_automatic
+from shardplan.jax.partition_specs import partition_spec
 from shardplan.jax.planning.draws import is_draw
 from shardplan.jax.planning.graph import Graph, Step
 from shardplan.jax.planning.jaxprs import CALLS, REMATS, called, traced
 from shardplan.jax.planning.plan import inputs_of, weights_of, written
 from shardplan.jax.sharding_constraints import constrain
+from shardplan.jax.value_layouts import is_partial, values_of
 from shardplan.plan.types import Plan
 
 
@@ -43,8 +45,9 @@ def parallelize(fn: Callable[..., Any], plan: Plan, mesh: Mesh) -> Callable[...,
         closed, shape = traced(fn, params, *batch)
         graph = Graph()
         weights = weights_of(params)
-        arguments = [*weights, *inputs_of(fn, batch, weights)]
-        written(graph, closed, arguments)
+        inputs = inputs_of(fn, batch, weights)
+        arguments = [*weights, *inputs]
+        written(graph, closed, weights, inputs)
         layouts = _Layouts(plan, mesh, *_known(plan), frozenset(graph.drawn))
         _check_made_for(plan, graph, arguments)
         values = layouts.results(arguments, jax.tree.leaves((params, *batch)))
@@ -83,6 +86,16 @@ class _Layouts:
     def results(self, names: Sequence[str], values: Sequence[Any]) -> list[Any]:
         """Values, constrained as the plan keeps them."""
         return [self._constrained(name, value) for name, value in zip(names, values, strict=True)]
+
+    def alike(self, name: str, value: Any) -> PartitionSpec | None:
+        """How a value is split where it is made; None where nothing says so."""
+        made = values_of(self.plan).made.get(self._called(name))
+        if made is None or is_partial(made[1]):
+            return None
+        try:
+            return partition_spec(made[1], self.plan.mesh, tuple((size,) for size in value.shape), name)
+        except ShardplanError:  # segments
+            return None
 
     def _called(self, name: str) -> str:
         return f"{self.loop}{name}" if f"{self.loop}{name}" in self.tensors else name
@@ -138,7 +151,31 @@ def _evaluated(layouts: _Layouts, equation: Any, given: list[Any], step: Step) -
         settings = {key: equation.params[key] for key in ("policy", "prevent_cse") if key in equation.params}
         again = jax.checkpoint(lambda *values: _run(layouts, jaxpr, consts, values, step.inner), **settings)
         return list(again(*given))
-    return layouts.results(step.makes, _alone(equation, layouts.operands(step, given)))
+    return layouts.results(step.makes, _by_rows(layouts, equation, layouts.operands(step, given), step))
+
+
+def _by_rows(layouts: _Layouts, equation: Any, given: list[Any], step: Step) -> Sequence[Any]:
+    """The results of one equation. XLA gathers the operands of some primitives, in whatever dims they are split: where
+    the plan does not split the dims that such a primitive works along, every device runs it on its own rows."""
+    along = _ALONG.get(equation.primitive.name)
+    spec = layouts.alike(step.makes[0], equation.outvars[0].aval) if along else None
+    if not along or spec is None or any(spec[dim] for dim in along(equation) if dim < len(spec)):
+        return _alone(equation, given)
+    run = jax.shard_map(
+        lambda *values: equation.primitive.bind(*values, **equation.params),
+        mesh=layouts.mesh, in_specs=(spec,) * len(given), out_specs=spec,
+    )  # fmt: skip
+    made = run(*given)
+    return list(made) if equation.primitive.multiple_results else [made]
+
+
+_ALONG: Mapping[str, Callable[[Any], Sequence[int]]] = {
+    "fft": lambda each: range(each.invars[0].aval.ndim - len(each.params["fft_lengths"]), each.invars[0].aval.ndim),
+    "top_k": lambda each: [each.params.get("axis", -1) % each.invars[0].aval.ndim],
+    "sort": lambda each: [each.params["dimension"]],
+}
+"""Primitives whose operands XLA gathers though their rows have nothing to do with each other: along which dims they
+work."""
 
 
 def _alone(equation: Any, given: Sequence[Any]) -> list[Any]:
