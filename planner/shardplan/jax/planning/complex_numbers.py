@@ -195,8 +195,9 @@ def _cast(graph: Graph, equation: Any, inputs: Sequence[str]) -> str:
     """A cast from real to complex numbers, between two types of them, or to the real part."""
     wanted, other = real_aval(equation.outvars[0].aval).dtype, graph.imaginary.get(inputs[0])
     real = graph.add("Cast", [inputs[0]], to=onnx_type(wanted))
-    is_real = other is None or not is_complex(equation.outvars[0].aval)
-    return _value(graph, real, None if is_real else graph.add("Cast", [other], to=onnx_type(wanted)))
+    if other is not None and is_complex(equation.outvars[0].aval):
+        other = graph.add("Cast", [other], to=onnx_type(wanted))
+    return _value(graph, real, other if is_complex(equation.outvars[0].aval) else None)
 
 
 def _transformed(graph: Graph, equation: Any, inputs: Sequence[str]) -> str:
@@ -224,8 +225,8 @@ def _transformed(graph: Graph, equation: Any, inputs: Sequence[str]) -> str:
         graph.add("Slice", [pairs, graph.ints(at), graph.ints(at + 1), graph.ints(rank)])
         for at in range(1 if kind == FftType.IRFFT else 2)
     ]
-    real, *other = [graph.add("Reshape", [each, shape]) for each in cut]
-    return _value(graph, real, *(other or [None]))
+    made = [str(graph.add("Reshape", [each, shape])) for each in cut]
+    return _value(graph, made[0], made[1] if len(made) > 1 else None)
 
 
 def _paired(graph: Graph, name: str, aval: Any) -> str:
