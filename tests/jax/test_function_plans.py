@@ -119,19 +119,30 @@ def test_complex_arguments_are_refused():
     assert "jax.lax.complex" in str(problem.value)
 
 
-def test_a_fourier_transform_stays_on_its_device():
-    """XLA gathers the operand of a transform, along whatever dims it is split; a plan splits its rows."""
+def _spectrum(p, x):
+    return jax.lax.top_k(jnp.fft.irfft(jnp.fft.rfft(x @ p["w"], axis=1) * p["by"], axis=1), 2)[0]
 
-    def fn(p, x):
-        return jax.lax.top_k(jnp.fft.irfft(jnp.fft.rfft(x @ p["w"], axis=1) * p["by"], axis=1), 2)[0]
 
+def _by_groups(p, x):
+    return jax.lax.conv_general_dilated(
+        x, p["w"].reshape(8, 4, 2), (1,), "SAME", dimension_numbers=("NWC", "OIW", "NWC"), feature_group_count=2
+    )
+
+
+@pytest.mark.parametrize("fn", [_spectrum, _by_groups])
+def test_rows_stay_on_their_device(fn):
+    """XLA gathers the operand of a transform, a `top_k` or a convolution by groups, in whatever dims it is split."""
     params, x = {"w": jnp.ones((8, 8)), "by": jnp.ones((9, 1))}, jnp.ones((16, 16, 8))
-    split = ["x=[[machine, gpu]]", "topk_*=[[machine, gpu]]"]
+    split = ["x=[[machine, gpu]]", "{topk,conv,transpose}_*=[[machine, gpu]]"]
     plan = shardplan.jax.plan(fn, params, x, mesh="2x2", mode="inference", pins=split)
     mesh = shardplan.jax.mesh(plan, devices=jax.devices()[:4])
     placed = jax.device_put(x, *shardplan.jax.batch_shardings(plan, mesh, fn, x))
-    checked = shardplan.jax.check(shardplan.jax.parallelize(fn, plan, mesh), (params, placed), plan)
+    planned_fn = shardplan.jax.parallelize(fn, plan, mesh)
+    checked = shardplan.jax.check(planned_fn, (params, placed), plan)
     assert checked.emitted_bytes("forward") == 0, str(checked)
+    loss = lambda f: lambda p: jnp.sum(jnp.sin(f(p, placed)))  # noqa: E731
+    ours, theirs = (jax.jit(jax.grad(loss(f)))(params)["w"] for f in (planned_fn, fn))
+    np.testing.assert_allclose(ours, theirs, rtol=2e-5, atol=2e-5)
 
 
 def test_what_is_not_trained_needs_no_optimizer():
@@ -240,6 +251,9 @@ def test_optimizer_states_are_sharded_as_their_weights():
     assert found["1.0.count"] == jax.sharding.PartitionSpec()
     factored = jax.eval_shape(optax.adafactor(1e-3, min_dim_size_to_factor=8).init, params)
     assert jax.tree.structure(shardplan.jax.state_shardings(plan, mesh, factored)) == jax.tree.structure(factored)
+    history = shardplan.jax.state_shardings(plan, mesh, jax.eval_shape(optax.scale_by_lbfgs(3).init, params))
+    spec = history.diff_params_memory["layers"]["up"].spec
+    assert spec == jax.sharding.PartitionSpec(None, None, None, "gpu")
 
 
 def test_a_batch_has_shardings_as_it_is_given():

@@ -94,8 +94,8 @@ def sharding(
 def state_shardings(plan: Plan, mesh: Mesh, state: Any, *, names: Names | None = None) -> Any:
     """A pytree like `state` of `NamedSharding`s, where `state` is an optimizer state (of optax, say) or a whole train
     state. A leaf whose path ends like the path of a weight, and that has its shape, is sharded as the plan keeps the
-    optimizer state of that weight; every other leaf (counts, rates) is replicated. `names`: as in `shardings`, applied
-    to the ends of paths.
+    optimizer state of that weight; one more dim before that shape (the history of L-BFGS) is not sharded. Every other
+    leaf (counts, rates) is replicated. `names`: as in `shardings`, applied to the ends of paths.
 
     Raises `ShardplanError` as `shardings`.
     """
@@ -105,8 +105,11 @@ def state_shardings(plan: Plan, mesh: Mesh, state: Any, *, names: Names | None =
     known = parameters_by_name(plan)
     specs: dict[str, PartitionSpec] = {}
     for path, shape in by_path.items():
-        leaf = _leaf_of(plan, path, shape, names, known)
-        specs[path] = leaf_spec(plan, leaf, "optimizer") if leaf else PartitionSpec()
+        specs[path] = PartitionSpec()
+        for more in range(min(2, len(shape) + 1)):
+            if leaf := _leaf_of(plan, path, shape[more:], names, known):
+                specs[path] = PartitionSpec(*[None] * more, *leaf_spec(plan, leaf, "optimizer"))
+                break
     found = [NamedSharding(mesh, specs[path]) for path in by_path]
     return jax.tree_util.tree_unflatten(structure, found)
 

@@ -139,7 +139,7 @@ def price(
         cluster = replace(cluster, training=replace(cluster.training, exchanges_only=True))
     profile = as_filled(cluster, parallelism)
     axes = axes_of(parallelism, profile)
-    if len(axes) > MOST_WHOLE:
+    if len(axes) > 4:
         told = " x ".join(f"{axis.kind} {axis.size} ({profile.levels[axis.level].name})" for axis in axes)
         hint = "let each kind of parallelism fill a machine or stay inside one, or leave one out"
         raise ShardplanError(bad(f"{len(axes)} mesh axes, {told}; at most {MOST_WHOLE} can be priced", hint))

@@ -8,7 +8,7 @@ derivatives, blocks under `jax.checkpoint` and scans stay what they are.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,6 +24,7 @@ from shardplan.jax.planning.draws import is_draw
 from shardplan.jax.planning.graph import Graph, Step
 from shardplan.jax.planning.jaxprs import CALLS, REMATS, called, traced
 from shardplan.jax.planning.plan import inputs_of, weights_of, written
+from shardplan.jax.planning.rows import by_rows
 from shardplan.jax.sharding_constraints import constrain
 from shardplan.jax.value_layouts import is_partial, values_of
 from shardplan.plan.types import Plan
@@ -87,13 +88,13 @@ class _Layouts:
         """Values, constrained as the plan keeps them."""
         return [self._constrained(name, value) for name, value in zip(names, values, strict=True)]
 
-    def alike(self, name: str, value: Any) -> PartitionSpec | None:
+    def made(self, name: str, aval: Any) -> PartitionSpec | None:
         """How a value is split where it is made; None where nothing says so."""
-        made = values_of(self.plan).made.get(self._called(name))
-        if made is None or is_partial(made[1]):
+        _, layout = values_of(self.plan).made.get(self._called(name), (None, None))
+        if layout is None or is_partial(layout):
             return None
         try:
-            return partition_spec(made[1], self.plan.mesh, tuple((size,) for size in value.shape), name)
+            return partition_spec(layout, self.plan.mesh, tuple((size,) for size in aval.shape), name)
         except ShardplanError:  # segments
             return None
 
@@ -154,28 +155,13 @@ def _evaluated(layouts: _Layouts, equation: Any, given: list[Any], step: Step) -
     return layouts.results(step.makes, _by_rows(layouts, equation, layouts.operands(step, given), step))
 
 
-def _by_rows(layouts: _Layouts, equation: Any, given: list[Any], step: Step) -> Sequence[Any]:
-    """The results of one equation. XLA gathers the operands of some primitives, in whatever dims they are split: where
-    the plan does not split the dims that such a primitive works along, every device runs it on its own rows."""
-    along = _ALONG.get(equation.primitive.name)
-    spec = layouts.alike(step.makes[0], equation.outvars[0].aval) if along else None
-    if not along or spec is None or any(spec[dim] for dim in along(equation) if dim < len(spec)):
+def _by_rows(layouts: _Layouts, equation: Any, given: list[Any], step: Step) -> list[Any]:
+    """The results of one equation, by each device for its own rows where XLA would gather the operands."""
+    spec = layouts.made(step.makes[0], equation.outvars[0].aval) if step.makes else None
+    run = None if spec is None else by_rows(layouts.mesh, equation, spec)
+    if run is None:
         return _alone(equation, given)
-    run = jax.shard_map(
-        lambda *values: equation.primitive.bind(*values, **equation.params),
-        mesh=layouts.mesh, in_specs=(spec,) * len(given), out_specs=spec,
-    )  # fmt: skip
-    made = run(*given)
-    return list(made) if equation.primitive.multiple_results else [made]
-
-
-_ALONG: Mapping[str, Callable[[Any], Sequence[int]]] = {
-    "fft": lambda each: range(each.invars[0].aval.ndim - len(each.params["fft_lengths"]), each.invars[0].aval.ndim),
-    "top_k": lambda each: [each.params.get("axis", -1) % each.invars[0].aval.ndim],
-    "sort": lambda each: [each.params["dimension"]],
-}
-"""Primitives whose operands XLA gathers though their rows have nothing to do with each other: along which dims they
-work."""
+    return list(jax.tree.leaves(run(*given)))
 
 
 def _alone(equation: Any, given: Sequence[Any]) -> list[Any]:
