@@ -23,9 +23,12 @@ def by_rows(mesh: Mesh, equation: Any, spec: PartitionSpec) -> Callable[..., Any
     if specs is None:
         return None
     run = jax.lax.conv_general_dilated if name == "conv_general_dilated" else equation.primitive.bind
-    return jax.shard_map(
-        lambda *operands: run(*operands, **equation.params), mesh=mesh, in_specs=specs, out_specs=spec
-    )  # fmt: skip
+
+    def own(*operands: Any) -> Any:
+        return run(*operands, **equation.params)
+
+    made: Callable[..., Any] = jax.shard_map(own, mesh=mesh, in_specs=specs, out_specs=spec)
+    return made
 
 
 def _alike(along: Callable[[Any, int], Sequence[int]]) -> Callable[[Any, PartitionSpec], Specs | None]:
