@@ -147,6 +147,30 @@ FORMS = {
         f(6, 5),
         i(1, 1),
     ),
+    "parts of rows": (lambda x, t: x[t, 1:3] + x[1:3, t % 5].sum(), f(6, 5, 4), i(6, 3)),
+    "frames": (lambda x, t: jax.vmap(lambda k: jax.lax.dynamic_slice_in_dim(x, k, 2, 0))(t), f(6, 5), i(5, 3)),
+    "frames, each of its own": (jax.vmap(lambda a, k: jax.lax.dynamic_slice(a, (k, 1), (2, 3))), f(6, 5, 4), i(4, 6)),
+    "written frames": (
+        jax.vmap(lambda a, k: jax.lax.dynamic_update_slice(a, a[:2] * 2, (k, 0))),
+        f(6, 5, 4),
+        i(4, 6),
+    ),
+    "written each of its own": (jax.vmap(lambda a, k: a.at[k].add(a[0])), f(6, 5, 4), i(5, 6)),
+    "added to parts of rows": (lambda x, t: x.at[t, 1:3].add(x[:3, 1:3]), f(6, 5, 4), i(6, 3)),
+    "windows without channels": (
+        lambda x, _: (
+            jax.lax.reduce_window(x, 0.0, jax.lax.add, (1, 3, 3), (1, 2, 2), "SAME")
+            - jax.lax.reduce_window(x, jnp.inf, jax.lax.min, (1, 3, 3), (1, 2, 2), "SAME")
+        ),
+        f(3, 5, 4),
+        i(1, 1),
+    ),
+    "windows of all dims": (
+        lambda x, _: jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (2, 3), (1, 2), "VALID"),
+        f(6, 5),
+        i(1, 1),
+    ),
+    "angles": (lambda x, _: jnp.arctan2(x, x[::-1] - 1) + jnp.cbrt(x), f(6, 5), i(1, 1)),
     "sorted": (lambda x, t: jnp.sort(x, 1) + t.sum(), f(5, 5), i(5, 2)),
     "argsorted": (lambda x, t: jnp.argsort(x, 1) + t.sum(), f(5, 5), i(5, 2)),
 }
