@@ -171,6 +171,15 @@ FORMS = {
         i(1, 1),
     ),
     "angles": (lambda x, _: jnp.arctan2(x, x[::-1] - 1) + jnp.cbrt(x), f(6, 5), i(1, 1)),
+    "a branch on what a loop makes of constants": (
+        lambda x, _: (
+            lambda most: jax.lax.cond(
+                jax.lax.fori_loop(0, 3, lambda _, total: total + most, 0) > 2, lambda x: x * 2, lambda x: x - 1, x
+            )
+        )(jnp.max(jnp.arange(3))),
+        f(6, 5),
+        i(1, 1),
+    ),
     "sorted": (lambda x, t: jnp.sort(x, 1) + t.sum(), f(5, 5), i(5, 2)),
     "argsorted": (lambda x, t: jnp.argsort(x, 1) + t.sum(), f(5, 5), i(5, 2)),
 }

@@ -113,14 +113,14 @@ class Graph:
         return list(made.input) if made is not None and made.op_type == "Concat" else [name]
 
     def value(self, name: str) -> Any:
-        """The value of a name that is computed from constants alone, else None."""
+        """The value of a name that is computed from constants alone, and by no loop or branch; else None."""
         makers, constants = self._makers(), {one.name: one for one in self.constants}
         needed, waiting, leaves = {}, [name], {}
         while waiting:
             each = waiting.pop()
             if each in constants:
                 leaves[each] = constants[each]
-            elif each not in makers:
+            elif each not in makers or any(attribute.HasField("g") for attribute in makers[each].attribute):
                 return None
             elif each not in needed:
                 needed[each] = makers[each]

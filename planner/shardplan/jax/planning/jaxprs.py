@@ -93,12 +93,8 @@ def _written(graph: Graph, equation: Any, inputs: list[str], step: Step) -> list
     name = equation.primitive.name
     if name in CALLS | REMATS | CUSTOM and not is_draw(equation):
         return _call(graph, equation, inputs, step)
-    if name == "scan":
-        return _scan(graph, equation, inputs, step)
-    if name == "cond":
-        return _branch(graph, equation.params["branches"], inputs, step)
-    if name == "while":
-        return _one_turn(graph, equation, inputs, step)
+    if name in _COMPOSED:
+        return _COMPOSED[name](graph, equation, inputs, step)
     if name == "optimization_barrier":
         return inputs
     of_complex = has_complex(equation)
@@ -129,6 +125,17 @@ def _call(graph: Graph, equation: Any, inputs: list[str], step: Step) -> list[st
     jaxpr, consts = called(equation)
     outer, graph.steps = graph.steps, step.inner
     made = write(graph, jaxpr, [graph.constant(const) for const in consts], inputs)
+    graph.steps = outer
+    return made
+
+
+def _solved(graph: Graph, equation: Any, inputs: list[str], step: Step) -> list[str]:
+    """The solution of linear equations, by the function of the program that solves them."""
+    lengths, inner = equation.params["const_lengths"], equation.params["jaxprs"].solve
+    first = lengths.matvec + lengths.vecmat
+    given = [*inputs[first : first + lengths.solve], *inputs[sum(lengths) :]]
+    outer, graph.steps = graph.steps, step.inner
+    made = write(graph, inner.jaxpr, [graph.constant(const) for const in inner.consts], given)
     graph.steps = outer
     return made
 
@@ -179,9 +186,9 @@ def _results(body: Graph, names: Sequence[str], avals: Sequence[Any]) -> list[Va
     return [value_info(*each) for each in zip(copies, reals, strict=True)]
 
 
-def _branch(graph: Graph, branches: Sequence[Any], inputs: list[str], step: Step) -> list[str]:
+def _branch(graph: Graph, equation: Any, inputs: list[str], step: Step) -> list[str]:
     """One branch where its number is known (as for branches by platform), else an `If` of all branches."""
-    which = graph.value(inputs[0])
+    branches, which = equation.params["branches"], graph.value(inputs[0])
     if which is None and len(branches) > 1:
         return _chosen(graph, inputs[0], branches, inputs[1:])
     inner = branches[0 if which is None else min(max(int(which), 0), len(branches) - 1)]
@@ -218,3 +225,12 @@ def _one_turn(graph: Graph, equation: Any, inputs: list[str], step: Step) -> lis
     made = write(graph, inner.jaxpr, [graph.constant(const) for const in inner.consts], inputs[of_condition:])
     graph.steps = outer
     return made
+
+
+_COMPOSED: Mapping[str, Callable[[Graph, Any, list[str], Step], list[str]]] = {
+    "scan": _scan,
+    "cond": _branch,
+    "while": _one_turn,
+    "custom_linear_solve": _solved,
+}
+"""Equations with jaxprs of their own that are no plain calls, by the name of the primitive."""
