@@ -157,6 +157,8 @@ GROUPS = ["x=[machine, null, gpu]", "conv_*=[machine, gpu]", "transpose_3=[machi
 @pytest.mark.parametrize(("fn", "split"), [(_spectrum, ROWS), (_by_groups, ROWS), (_by_groups, GROUPS)])
 def test_rows_stay_on_their_device(fn, split):
     """XLA gathers the operand of a transform, a `top_k` or a convolution by groups, in whatever dims it is split."""
+    if fn is _spectrum and jax.__version_info__ < (0, 10):
+        pytest.skip("JAX has no gradients of transforms under shard_map")
     params, x = {"w": jnp.ones((8, 8)), "by": jnp.ones((9, 1))}, jnp.ones((16, 16, 8))
     plan = shardplan.jax.plan(fn, params, x, mesh="2x2", mode="inference", pins=split)
     mesh = shardplan.jax.mesh(plan, devices=jax.devices()[:4])

@@ -24,7 +24,7 @@ def by_rows(mesh: Mesh, equation: Any, spec: PartitionSpec) -> Callable[..., Any
     specs = None
     if name == "conv_general_dilated":
         run, specs = jax.lax.conv_general_dilated, _grouped(mesh, params, spec)
-    elif name in _ALONG and not _is_split(spec, _ALONG[name](params, equation.invars[0].aval.ndim)):
+    elif name in _ALONG and _TYPED and not _is_split(spec, _ALONG[name](params, equation.invars[0].aval.ndim)):
         specs = (spec,) * len(equation.invars)
     if specs is None or not any(spec):
         return None
@@ -58,6 +58,8 @@ def _grouped(mesh: Mesh, params: dict[str, Any], spec: PartitionSpec) -> Specs |
     return PartitionSpec(*operand), PartitionSpec(*kernel)
 
 
+_TYPED = jax.__version_info__ >= (0, 10)
+"""Whether JAX types the results of these primitives as different on the devices; 0.8 does not, and has no gradients."""
 _ALONG: Mapping[str, Callable[[Mapping[str, Any], int], Sequence[int]]] = {
     "fft": lambda params, rank: range(rank - len(params["fft_lengths"]), rank),
     "top_k": lambda params, rank: [params.get("axis", -1) % rank],
