@@ -52,7 +52,7 @@ OPTIMIZER = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-3))
 
 def programs():
     found = {}
-    for name in ("plain", "varied", "further", "linen_programs", "nnx_programs", "equinox_programs"):
+    for name in ("plain", "varied", "further", "spectral", "linen_programs", "nnx_programs", "equinox_programs"):
         try:
             found |= __import__(f"jax_programs.{name}", fromlist=["PROGRAMS"]).PROGRAMS
         except ImportError as missing:

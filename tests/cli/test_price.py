@@ -112,6 +112,15 @@ def test_sizes_that_cannot_be_are_refused(options, said, shardplan, folder):
     assert "hint: " in run.err
 
 
+def test_too_many_axes_are_refused_with_configurations_like_it(shardplan, folder):
+    options = ("--tp", "8", "--dp", "16", "--cp", "2", "--ep", "8", "--no-best")
+    experts = "transformer:layers=1,hidden=256,heads=8,vocab=256,seq=64,experts=8,top_k=2"
+    run = shardplan("price", experts, *options)
+    assert run.code == 2
+    assert "4 mesh axes, data 2 (net) x expert 8 (net) x context 2 (net) x tensor 8 (up)" in run.err
+    assert "hint: the same with --cp 1 or with --ep 1 or with --dp 8 can be" in run.err
+
+
 def test_a_model_is_given_once(shardplan, folder):
     assert "no MODEL is given" in shardplan("price", "--tp", "2").err
     assert "MODEL is given twice" in shardplan("price", TINY, "--model", TINY).err

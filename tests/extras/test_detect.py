@@ -107,6 +107,28 @@ def test_slurm_alone_says_little(tmp_path):
     assert any("how much memory" in each.summary for each in found.unknown)
 
 
+def test_nodes_without_gpus_do_not_count():
+    """A description of a whole partition has login nodes, too."""
+    more = SCONTROL + "NodeName=login Arch=x86_64\n   Gres=(null)\n   State=IDLE\n"
+    assert machine_of([("nodes", more)]).machines == 2
+
+
+IBSTAT = "CA '{name}'\n\tPort 1:\n\t\tState: {state}\n\t\tPhysical state: {state}\n\t\tRate: {rate}\n"
+
+
+def test_ports_that_are_down_carry_nothing(tmp_path):
+    cards = [("mlx5_0", "Active", 400), ("mlx5_1", "Down", 40), ("mlx5_2", "Active", 400)]
+    said = "".join(IBSTAT.format(name=name, state=state, rate=rate) for name, state, rate in cards)
+    found = machine_of([("topo", topology(4, "NV18", cards=3)), ("ibstat", said)])
+    assert (found.nic_gbit, found.down_nics) == ((400, 400), 1)
+    for name, state, rate in cards:
+        port = tmp_path / name / "ports" / "1"
+        port.mkdir(parents=True)
+        (port / "state").write_text(f"{4 if state == 'Active' else 1}: {state.upper()}\n")
+        (port / "rate").write_text(f"{rate} Gb/sec (4X NDR)\n")
+    assert machine_of(texts_here(str(tmp_path))).nic_gbit == (400, 400)
+
+
 @pytest.mark.parametrize(
     ("texts", "code"),
     [

@@ -118,6 +118,68 @@ FORMS = {
     ),
     "scan by halves": (lambda x, t: jax.lax.associative_scan(jnp.add, x, axis=1) * t.sum(), f(6, 7), i(5, 2)),
     "nested where": (lambda x, t: jnp.select([x > 1, x > 0], [x, 2 * x], -x) + t.sum(), f(5, 5), i(5, 2)),
+    "a block of rows": (lambda x, t: jnp.zeros((8, 9)).at[2:8, :5].set(x) + t.sum(), f(6, 5), i(5, 2)),
+    "added to a block": (lambda x, t: x.at[1:4, t[0]].add(2.0), f(6, 5), i(5, 2)),
+    "frequencies": (lambda x, _: jnp.abs(jnp.fft.rfft(x, axis=0)) * jnp.fft.fftfreq(5), f(6, 5), i(1, 1)),
+    "even frequencies": (lambda x, _: jnp.fft.irfft2(jnp.fft.rfft2(x) * (1 + 2j)), f(3, 5, 6), i(1, 1)),
+    "odd frequencies": (lambda x, _: jnp.fft.irfft(jnp.conj(jnp.fft.rfft(x)), 5), f(6, 5), i(1, 1)),
+    "planes of frequencies": (lambda x, _: jnp.fft.ifft2(jnp.fft.fft2(x) * jnp.exp(1j * x)).imag, f(3, 4), i(1, 1)),
+    "half of the frequencies": (
+        lambda x, w: jnp.fft.irfft(
+            jnp.zeros((6, 4), complex).at[:, :3].set(jnp.fft.rfft(x)[:, :3] @ (w + 1j * w.T)), 7
+        ),
+        f(6, 7),
+        i(9, 3, 3),
+    ),
+    "complex quotients": (lambda x, _: (jnp.fft.fft(x) / (2 + jnp.fft.fft(x[::-1]))).real, f(6, 5), i(1, 1)),
+    "complex states": (
+        lambda x, _: jax.lax.scan(lambda c, z: (c * (0.5 + 0.1j) + z, c), jnp.fft.fft(x[0]), x)[1].imag,
+        f(6, 5),
+        i(1, 1),
+    ),
+    "complex branches": (
+        lambda x, t: jax.lax.cond(t[0] > 2, lambda z: z * 1j, lambda z: z**2, jnp.fft.fft(x)).real,
+        f(6, 5),
+        i(5, 2),
+    ),
+    "slopes of a spectrum": (
+        jax.grad(lambda x, _: jnp.sum(jnp.abs(jnp.fft.rfft(x) * (1 + 1j)) ** 2)),
+        f(6, 5),
+        i(1, 1),
+    ),
+    "parts of rows": (lambda x, t: x[t, 1:3] + x[1:3, t % 5].sum(), f(6, 5, 4), i(6, 3)),
+    "frames": (lambda x, t: jax.vmap(lambda k: jax.lax.dynamic_slice_in_dim(x, k, 2, 0))(t), f(6, 5), i(5, 3)),
+    "frames, each of its own": (jax.vmap(lambda a, k: jax.lax.dynamic_slice(a, (k, 1), (2, 3))), f(6, 5, 4), i(4, 6)),
+    "written frames": (
+        jax.vmap(lambda a, k: jax.lax.dynamic_update_slice(a, a[:2] * 2, (k, 0))),
+        f(6, 5, 4),
+        i(4, 6),
+    ),
+    "written each of its own": (jax.vmap(lambda a, k: a.at[k].add(a[0])), f(6, 5, 4), i(5, 6)),
+    "added to parts of rows": (lambda x, t: x.at[t, 1:3].add(x[:3, 1:3]), f(6, 5, 4), i(6, 3)),
+    "windows without channels": (
+        lambda x, _: (
+            jax.lax.reduce_window(x, 0.0, jax.lax.add, (1, 3, 3), (1, 2, 2), "SAME")
+            - jax.lax.reduce_window(x, jnp.inf, jax.lax.min, (1, 3, 3), (1, 2, 2), "SAME")
+        ),
+        f(3, 5, 4),
+        i(1, 1),
+    ),
+    "windows of all dims": (
+        lambda x, _: jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (2, 3), (1, 2), "VALID"),
+        f(6, 5),
+        i(1, 1),
+    ),
+    "angles": (lambda x, _: jnp.arctan2(x, x[::-1] - 1) + jnp.cbrt(x), f(6, 5), i(1, 1)),
+    "a branch on what a loop makes of constants": (
+        lambda x, _: (
+            lambda most: jax.lax.cond(
+                jax.lax.fori_loop(0, 3, lambda _, total: total + most, 0) > 2, lambda x: x * 2, lambda x: x - 1, x
+            )
+        )(jnp.max(jnp.arange(3))),
+        f(6, 5),
+        i(1, 1),
+    ),
     "sorted": (lambda x, t: jnp.sort(x, 1) + t.sum(), f(5, 5), i(5, 2)),
     "argsorted": (lambda x, t: jnp.argsort(x, 1) + t.sum(), f(5, 5), i(5, 2)),
 }

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from shardplan.errors import ShardplanError, error
@@ -35,7 +36,8 @@ def shardings(
     `names`: from the path of a leaf (keys joined by dots) to the checkpoint name, or to (name, perm) where leaf dim i
     is checkpoint dim perm[i], or to a name with `*` in place of the layer number where the leaf stacks all layers; see
     `flax_names`. Without it paths are checkpoint names. `ignore`: patterns of leaves and of parameters that need no
-    partner; such leaves are replicated. `strict`: refuse leaves and parameters without a partner.
+    partner; such leaves are replicated. `strict`: refuse leaves and parameters without a partner. Counters and keys of
+    random numbers, which are no weights, are replicated where the plan does not name them.
 
     `form`: how the parameters are `kept`; `served`, after the gather that the plan makes once for all readers (ZeRO-3);
     or `read`, as the operators take them; `optimizer`: their optimizer state, where the plan shards it apart (ZeRO-1).
@@ -46,14 +48,26 @@ def shardings(
     check_mesh(plan, mesh)
     paths, structure = jax.tree_util.tree_flatten_with_path(tree)
     by_path = {path_name(path): leaf for path, leaf in paths}
-    leaves = match_leaves(
-        plan, {path: tuple(leaf.shape) for path, leaf in by_path.items()}, names, ignore=ignore, strict=strict
-    )
+    known = parameters_by_name(plan)
+    shapes = {
+        path: tuple(leaf.shape) for path, leaf in by_path.items() if _is_weight(leaf) or _is_known(path, names, known)
+    }
+    leaves = match_leaves(plan, shapes, names, ignore=ignore, strict=strict)
     found = [
         NamedSharding(mesh, leaf_spec(plan, leaves[path], form) if path in leaves else PartitionSpec())
         for path in by_path
     ]
     return jax.tree_util.tree_unflatten(structure, found)
+
+
+def _is_weight(leaf: Any) -> bool:
+    """Whether a leaf holds floating-point numbers."""
+    return jnp.issubdtype(leaf.dtype, jnp.inexact)
+
+
+def _is_known(path: str, names: Names | None, known: Mapping[str, TensorDecision]) -> bool:
+    """Whether the plan names a parameter that a leaf holds."""
+    return any(spelled(target)[0] in known for target in targets_of(path, names, known)[0])
 
 
 def sharding(
@@ -80,8 +94,8 @@ def sharding(
 def state_shardings(plan: Plan, mesh: Mesh, state: Any, *, names: Names | None = None) -> Any:
     """A pytree like `state` of `NamedSharding`s, where `state` is an optimizer state (of optax, say) or a whole train
     state. A leaf whose path ends like the path of a weight, and that has its shape, is sharded as the plan keeps the
-    optimizer state of that weight; every other leaf (counts, rates) is replicated. `names`: as in `shardings`, applied
-    to the ends of paths.
+    optimizer state of that weight; one more dim before that shape (the history of L-BFGS) is not sharded. Every other
+    leaf (counts, rates) is replicated. `names`: as in `shardings`, applied to the ends of paths.
 
     Raises `ShardplanError` as `shardings`.
     """
@@ -91,8 +105,11 @@ def state_shardings(plan: Plan, mesh: Mesh, state: Any, *, names: Names | None =
     known = parameters_by_name(plan)
     specs: dict[str, PartitionSpec] = {}
     for path, shape in by_path.items():
-        leaf = _leaf_of(plan, path, shape, names, known)
-        specs[path] = leaf_spec(plan, leaf, "optimizer") if leaf else PartitionSpec()
+        specs[path] = PartitionSpec()
+        for more in range(min(2, len(shape) + 1)):
+            if leaf := _leaf_of(plan, path, shape[more:], names, known):
+                specs[path] = PartitionSpec(*[None] * more, *leaf_spec(plan, leaf, "optimizer"))
+                break
     found = [NamedSharding(mesh, specs[path]) for path in by_path]
     return jax.tree_util.tree_unflatten(structure, found)
 

@@ -7,14 +7,17 @@ the last: three are planned.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+from shardplan.cluster.build import Profile
 from shardplan.cluster.mesh import make_cluster
 from shardplan.cluster.profile import load_profile
 from shardplan.cluster.types import Cluster
-from shardplan.errors import InfeasibleError, ShardplanError
+from shardplan.errors import Diagnostic, InfeasibleError, ShardplanError
 from shardplan.graph.options import UNLIMITED_BYTES, PlanOptions, Remat
 from shardplan.graph.precision import Narrow, PrecisionName, narrow_tensors
 from shardplan.layout.layout import Layout
@@ -34,6 +37,7 @@ from shardplan.planning.parallelism import (
     CONTEXT,
     DATA,
     EXPERT,
+    KindOfAxis,
     Parallelism,
     axes_of,
     bad,
@@ -140,9 +144,7 @@ def price(
     profile = as_filled(cluster, parallelism)
     axes = axes_of(parallelism, profile)
     if len(axes) > MOST_WHOLE:
-        told = " x ".join(f"{axis.kind} {axis.size} ({profile.levels[axis.level].name})" for axis in axes)
-        hint = "let each kind of parallelism fill a machine or stay inside one, or leave one out"
-        raise ShardplanError(bad(f"{len(axes)} mesh axes, {told}; at most {MOST_WHOLE} can be priced", hint))
+        raise ShardplanError(_too_many_axes(parallelism, axes, profile))
     part = Submesh(make_cluster(profile, mesh_text(axes, profile)))
     limit = cluster.device.usable_bytes if options.memory_limit_bytes is None else options.memory_limit_bytes
     inside = parallelism.within_a_step
@@ -161,6 +163,24 @@ def price(
         return Priced(parallelism, plan, held, limit, options.microbatches, cluster.device.usable_fraction)
     whole = make_cluster(profile, mesh_text(axes_of(parallelism, profile, whole=True), profile))
     return _pipeline(parallelism, model, whole, part, options, limit, fixed, on_progress, flat=flat)
+
+
+def _too_many_axes(parallelism: Parallelism, axes: Sequence[KindOfAxis], profile: Profile) -> Diagnostic:
+    """The error about a configuration with too many mesh axes: names those like it that have few enough."""
+    told = " x ".join(f"{axis.kind} {axis.size} ({profile.levels[axis.level].name})" for axis in axes)
+    over = parallelism.ways(EXPERT)
+    others: Mapping[str, Mapping[str, Any]] = {
+        "--cp 1": {"context": 1},
+        "--ep 1": {"expert": 1},
+        f"--dp {over}": {"data": over},
+    }
+    few = []
+    for option, change in others.items():
+        with contextlib.suppress(ShardplanError):
+            other = replace(parallelism, **change)
+            few += [option] if other != parallelism and len(axes_of(other, profile)) <= MOST_WHOLE else []
+    hint = f"the same with {' or with '.join(few)} can be" if few else "let each kind fill a machine or stay inside one"
+    return bad(f"{len(axes)} mesh axes, {told}; at most {MOST_WHOLE} can be priced", hint)
 
 
 def _fastest(

@@ -7,7 +7,7 @@ Every text says what it is by its form. What a text does not say stays `None`.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from shardplan.errors import ShardplanError, error
@@ -18,7 +18,8 @@ _NIC = re.compile(r"NIC\d+|mlx\d+_\d+|rdmap\S+|bnxt_re\d+")
 _NVLINKS = re.compile(r"NV(\d+)")
 _ONE_SWITCH = frozenset({"PIX", "PXB"})
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
-_RATE = re.compile(r"^\s*(?:Rate:\s*)?(\d+)(?: Gb/sec.*)?$", re.MULTILINE)
+_RATE = re.compile(r"^\s*(?:Rate:\s*)?(\d+)(?: Gb/sec.*)?$")
+_STATE = re.compile(r"^\s*(?:State|\d+):\s*(\w+)\s*$")
 _GRES = re.compile(r"(?:Gres|CfgTRES)=\S*?gpu(?::([A-Za-z][\w.-]*))?[:=](\d+)")
 _NODE = re.compile(r"^\s*NodeName=(\S+)", re.MULTILINE)
 _SAME_MEMORY = 0.03
@@ -31,7 +32,8 @@ PCIE = frozenset({"PIX", "PXB", "PHB", "NODE", "SYS"})
 class Machine:
     """What is known of one machine, and of how many like it there are. `devices`: GPUs; `links`: what joins pairs of
     them, each kind once (`NV18`, `SYS`); `memory_mib`: of one; `nics`: its network cards, and `near_nics` those that
-    share a PCIe switch with a GPU, where some do (the others are for storage and management); `nic_gbit`: rates."""
+    share a PCIe switch with a GPU, where some do (the others are for storage and management); `nic_gbit`: rates of
+    connected ones, and `down_nics` how many are not connected."""
 
     kind: str | None = None
     devices: int | None = None
@@ -40,6 +42,7 @@ class Machine:
     nics: int | None = None
     near_nics: int | None = None
     nic_gbit: tuple[int, ...] = ()
+    down_nics: int | None = None
     machines: int | None = None
 
     @property
@@ -73,7 +76,7 @@ def machine_of(texts: Iterable[tuple[str, str]]) -> Machine:
             raise ShardplanError(error("unread-capture", summary, file=place, hint=hint))
         found = _joined(found, said, place)
         rates = len(found.nic_gbit)
-        if found.nics and rates and rates not in (found.nics, found.near_nics):
+        if found.nics and rates and rates + (found.down_nics or 0) not in (found.nics, found.near_nics):
             raise _other(f"nics: {rates} rates, and another text says {found.nics}", place)
     return found
 
@@ -85,7 +88,7 @@ def _other(said: str, place: str) -> ShardplanError:
 def _joined(one: Machine, other: Machine, place: str) -> Machine:
     """Both together; what they both say must agree."""
     changed = {}
-    for name in ("kind", "devices", "memory_mib", "links", "nics", "near_nics", "nic_gbit", "machines"):
+    for name in ("kind", "devices", "memory_mib", "links", "nics", "near_nics", "nic_gbit", "down_nics", "machines"):
         before, now = getattr(one, name), getattr(other, name)
         if now in (None, ()):
             continue
@@ -152,10 +155,11 @@ def _no_memory() -> ShardplanError:
 
 
 def _slurm(text: str) -> Machine | None:
-    """`scontrol show node`: a paragraph per node."""
-    names = list(dict.fromkeys(_NODE.findall(text)))
-    if not names:
+    """`scontrol show node`: a paragraph per node. Nodes without GPUs do not count where others have some."""
+    nodes = {match[1]: text[match.start() :].split("NodeName=", 2)[1] for match in _NODE.finditer(text)}
+    if not nodes:
         return None
+    names = [name for name, said in nodes.items() if _GRES.search(said)] or list(nodes)
     gres = list(_GRES.finditer(text))
     counts = {int(match[2]) for match in gres}
     kinds = {match[1] for match in gres if match[1]}
@@ -167,12 +171,15 @@ def _slurm(text: str) -> Machine | None:
 
 
 def _rates(text: str) -> Machine | None:
-    """`400 Gb/sec (4X NDR)` per card, as the kernel says it, or `Rate: 400` of ibstat."""
+    """`400 Gb/sec (4X NDR)` per card, as the kernel says it, or `Rate: 400` of ibstat; before it the state of the port,
+    if that is known."""
     is_ib = "Gb/sec" in text or "CA '" in text
-    rates = tuple(sorted(_numbers(text))) if is_ib else ()
-    return Machine(nic_gbit=rates) if rates else None
-
-
-def _numbers(text: str) -> Iterator[int]:
-    for match in _RATE.finditer(text):
-        yield int(match[1])
+    rates, down, state = list[int](), 0, "active"
+    for line in text.splitlines() if is_ib else ():
+        if said := _STATE.match(line):
+            state = said[1].lower()
+        elif rate := _RATE.match(line):
+            rates += [int(rate[1])] if state == "active" else []
+            down += state != "active"
+            state = "active"
+    return Machine(nic_gbit=tuple(sorted(rates)), down_nics=down or None) if rates else None

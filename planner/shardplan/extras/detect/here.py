@@ -25,5 +25,11 @@ def texts_here(rates: str = _RATES) -> list[tuple[str, str]]:
             found.append((" ".join(command), ran.stdout))
     files = sorted(Path(rates).glob("*/ports/1/rate"))
     if files:
-        found.append((rates, "".join(file.read_text(encoding="utf-8") for file in files)))
+        found.append((rates, "".join(_state_and_rate(file) for file in files)))
     return found
+
+
+def _state_and_rate(rate: Path) -> str:
+    """The state of a port (`4: ACTIVE`), where the kernel says it, and its rate."""
+    state = rate.with_name("state")
+    return (state.read_text(encoding="utf-8") if state.exists() else "") + rate.read_text(encoding="utf-8")

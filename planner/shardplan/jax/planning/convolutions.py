@@ -53,27 +53,32 @@ def _transposed(graph: Graph, equation: Any, value: str, kernel: str) -> str:
 
 
 def window(kind: str) -> Row:
-    """Pools over all dims but the batch and the channels, which may come last."""
+    """Pools. ONNX takes a batch and channels before the dims of the window: these are the first and the last dim along
+    which the window does not reach, or dims of size 1 that are added."""
 
     def row(graph: Graph, equation: Any, inputs: Sequence[str]) -> str:
-        given, rank = equation.params, len(equation.invars[0].aval.shape)
-        sizes, steps, pads = given["window_dimensions"], given["window_strides"], given["padding"]
-        if any(each != 1 for each in (*given["base_dilation"], *given["window_dilation"])) or sizes[0] != 1 or rank < 3:
-            raise NotImplementedError("windows with holes, or of the batch")
-        last = sizes[1] != 1 or sizes[-1] == 1
-        perm = [0, rank - 1, *range(1, rank - 1)] if last else list(range(rank))
-        space = perm[2:]
+        given, shape = equation.params, equation.invars[0].aval.shape
+        if any(each != 1 for each in (*given["base_dilation"], *given["window_dilation"])):
+            raise NotImplementedError("windows with holes")
+        reach = list(zip(given["window_dimensions"], given["window_strides"], given["padding"], strict=True))
+        more = max(0, 2 - reach.count((1, 1, (0, 0))))
+        value = graph.add("Reshape", [inputs[0], graph.ints(*[1] * more, *shape)]) if more else inputs[0]
+        reach = [(1, 1, (0, 0))] * more + reach
+        free = [dim for dim, each in enumerate(reach) if each == (1, 1, (0, 0))]
+        space = [dim for dim in range(len(reach)) if dim not in {free[0], free[-1]}]
+        perm = [free[0], free[-1], *space]
         settings: dict[str, Any] = {
-            "kernel_shape": [sizes[dim] for dim in space],
-            "strides": [steps[dim] for dim in space],
-            "pads": [pads[dim][0] for dim in space] + [pads[dim][1] for dim in space],
+            "kernel_shape": [reach[dim][0] for dim in space],
+            "strides": [reach[dim][1] for dim in space],
+            "pads": [reach[dim][2][end] for end in (0, 1) for dim in space],
         }
         if kind == "AveragePool":
             settings["count_include_pad"] = 1
-        made = graph.add(kind, [graph.permuted(inputs[0], perm)], **settings)
+        made = graph.add(kind, [graph.permuted(value, perm)], **settings)
         if kind == "AveragePool":  # JAX adds up and divides by itself
-            count = np.asarray(float(np.prod(sizes)), dtype=equation.invars[0].aval.dtype)
+            count = np.asarray(float(np.prod(settings["kernel_shape"])), dtype=equation.invars[0].aval.dtype)
             made = graph.add("Mul", [made, graph.constant(count)])
-        return graph.permuted(made, np.argsort(perm).tolist())
+        made = graph.permuted(made, np.argsort(perm).tolist())
+        return str(graph.add("Reshape", [made, graph.ints(*equation.outvars[0].aval.shape)]) if more else made)
 
     return row

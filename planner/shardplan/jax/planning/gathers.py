@@ -44,12 +44,11 @@ class _Lookup:
 
 def gathered(graph: Graph, equation: Any, inputs: Sequence[str]) -> str:
     """The nodes of a gather: `Gather` for indices into one dim, `GatherElements` where all other dims run along with
-    them, else `GatherND`.
-
-    Raises `NotImplementedError` where indices choose slices of more than one element and less than a whole dim.
-    """
+    them, else `GatherND`."""
     if equation.invars[1].aval.dtype.kind == "u":  # ONNX takes signed indices only
         inputs = [inputs[0], graph.add("Cast", [inputs[1]], to=graph.INT64)]
+    if _takes_blocks(equation):
+        return _blocks(graph, equation, inputs)
     look = _lookup(graph, equation, inputs[1])
     columns = len(equation.params["dimension_numbers"].start_index_map)
     single = [dim for dim in look.kept if dim in look.indexed]  # taken one by one, and kept with size 1
@@ -59,8 +58,6 @@ def gathered(graph: Graph, equation: Any, inputs: Sequence[str]) -> str:
         offsets = tuple(place - sum(each < place for each in gone) for place in out)
         kept = tuple(dim for dim in look.kept if dim not in single)
         look = _Lookup(look.operand, look.rows, look.paired, look.indexed, kept, offsets)
-    if list(look.kept) != look.rest:
-        raise NotImplementedError("parts of rows by number")
     in_order = sorted(look.paired.values()) == list(look.paired.values())
     if len(look.indexed) == 1 and not look.rest and in_order and _is_along(look):
         made = _along(graph, look, inputs, columns)
@@ -71,6 +68,93 @@ def gathered(graph: Graph, equation: Any, inputs: Sequence[str]) -> str:
     return str(graph.add("Reshape", [made, graph.ints(*equation.outvars[0].aval.shape)]) if single else made)
 
 
+def _takes_blocks(equation: Any) -> bool:
+    """Whether indices choose several elements of a dim, and not all."""
+    sizes, operand = equation.params["slice_sizes"], equation.invars[0].aval.shape
+    dims = equation.params["dimension_numbers"].start_index_map
+    return any(1 != sizes[dim] != operand[dim] for dim in dims) or all(1 != sizes[dim] == operand[dim] for dim in dims)
+
+
+def _blocks(graph: Graph, equation: Any, inputs: Sequence[str]) -> str:
+    """A gather of blocks: `GatherND` of their elements, along dims of the operand of which a part is taken."""
+    dims, sizes = equation.params["dimension_numbers"], equation.params["slice_sizes"]
+    operand, rows = equation.invars[0].aval.shape, equation.invars[1].aval.shape[:-1]
+    paired = dict(sorted(zip(dims.operand_batching_dims, dims.start_indices_batching_dims, strict=True)))
+    kept = [dim for dim in range(len(operand)) if dim not in {*dims.collapsed_slice_dims, *paired}]
+    cut = _Cut(operand, sizes, tuple(dims.start_index_map), rows, paired, kept)
+    order = [*paired.values(), *(place for place in range(len(rows)) if place not in paired.values())]
+    numbers = graph.permuted(
+        cut.numbers(graph, inputs[1]), [*order, *range(len(rows), len(rows) + len(cut.blocks) + 1)]
+    )
+    whole = graph.permuted(inputs[0], [*paired, *cut.indexed, *cut.rest])
+    made = graph.add("GatherND", [whole, numbers], batch_dims=len(paired))
+    places, row = [*cut.blocks, *cut.rest], iter(range(len(rows)))
+    perm = [
+        len(rows) + places.index(kept[dims.offset_dims.index(at)]) if at in dims.offset_dims else order.index(next(row))
+        for at in range(len(rows) + len(kept))
+    ]
+    return graph.permuted(made, perm)
+
+
+@dataclass(frozen=True)
+class _Cut:
+    """Blocks of `sizes` of an operand, one for each row of numbers, whose columns are for the dims `columns`. `paired`:
+    operand dim -> dim of the rows of numbers that runs along with it. `kept`: operand dims that a block has."""
+
+    operand: Sequence[int]
+    sizes: Sequence[int]
+    columns: Sequence[int]
+    rows: Sequence[int]
+    paired: Mapping[int, int]
+    kept: Sequence[int]
+
+    @property
+    def indexed(self) -> list[int]:
+        """Dims of which a part is taken; there is at least one."""
+        found = [dim for dim, size in enumerate(self.operand) if dim not in self.paired and self.sizes[dim] != size]
+        return found or [self.columns[0]]
+
+    @property
+    def blocks(self) -> list[int]:
+        """Dims of which a part is taken, and that a block has."""
+        return [dim for dim in self.indexed if dim in self.kept]
+
+    @property
+    def rest(self) -> list[int]:
+        """Dims that are taken whole."""
+        return [dim for dim in self.kept if dim not in self.indexed]
+
+    def numbers(self, graph: Graph, numbers: str, *, paired: bool = False) -> str:
+        """The positions of all elements of blocks, dims [*rows, *block, position]; those in `paired` dims before the
+        others."""
+        shape = [*self.rows, *(self.sizes[dim] for dim in self.blocks)]
+        found = (
+            [graph.constant(_line(self.rows[row], row, len(shape))) for row in self.paired.values()] if paired else []
+        )
+        for dim in self.indexed:
+            first = graph.ints0(0)
+            if dim in self.columns:
+                column = list(self.columns).index(dim)
+                first = graph.add(
+                    "Cast", [_column(graph, numbers, column, len(self.columns), self.rows)], to=graph.INT64
+                )
+                last = graph.ints0(self.operand[dim] - self.sizes[dim])
+                first = graph.add("Min", [graph.add("Max", [first, graph.ints0(0)]), last])
+                first = graph.add("Reshape", [first, graph.ints(*self.rows, *(1 for _ in self.blocks))])
+            if dim in self.blocks:
+                place = len(self.rows) + self.blocks.index(dim)
+                first = graph.add("Add", [first, graph.constant(_line(self.sizes[dim], place, len(shape)))])
+            found.append(first)
+        wide = [graph.add("Expand", [each, graph.ints(*shape)]) for each in found]
+        cut = [graph.add("Reshape", [each, graph.ints(*shape, 1)]) for each in wide]
+        return str(graph.add("Concat", cut, axis=len(shape)) if len(cut) > 1 else cut[0])
+
+
+def _line(count: int, place: int, rank: int) -> Any:
+    """The numbers 0, 1, 2, ... along one of `rank` dims."""
+    return np.arange(count).reshape([-1 if dim == place else 1 for dim in range(rank)])
+
+
 def _lookup(graph: Graph, equation: Any, numbers: str) -> _Lookup:
     """The parts of a gather. Numbers that only count the rows (`arange`) make a paired dim, all others an
     indexed one."""
@@ -79,8 +163,6 @@ def _lookup(graph: Graph, equation: Any, numbers: str) -> _Lookup:
     paired = dict(zip(dims.operand_batching_dims, dims.start_indices_batching_dims, strict=True))
     columns = {dim: column for column, dim in enumerate(dims.start_index_map) if sizes[dim] != operand[dim]}
     columns = columns or {dim: column for column, dim in enumerate(dims.start_index_map) if operand[dim] == 1}
-    if not columns or any(sizes[dim] != 1 for dim in columns):
-        raise NotImplementedError("parts of rows by number")
     for dim, column in list(columns.items()):
         if len(columns) == 1 or dim not in dims.collapsed_slice_dims:
             continue
@@ -106,8 +188,7 @@ def _counts(numbers: Any, size: int) -> int | None:
     if numbers is None:
         return None
     for place, extent in enumerate(numbers.shape):
-        line = np.arange(size).reshape([-1 if dim == place else 1 for dim in range(numbers.ndim)])
-        if extent == size and (numbers == line).all():
+        if extent == size and (numbers == _line(size, place, numbers.ndim)).all():
             return place
     return None
 
@@ -175,32 +256,71 @@ def _placed(graph: Graph, made: str, look: _Lookup, natural: Sequence[int], firs
 
 
 def scattered(graph: Graph, equation: Any, inputs: Sequence[str]) -> str:
-    """The nodes of a scatter of whole rows: `ScatterND`. Raises `NotImplementedError` for parts of rows."""
+    """The nodes of a scatter of rows or of the elements of blocks: `ScatterND`; of one block (`x.at[:, :5].add`): a
+    `Where` of the positions in it."""
     dims = equation.params["dimension_numbers"]
     operand, updates = equation.invars[0].aval.shape, equation.invars[2].aval.shape
+    if equation.invars[1].aval.ndim == 1:
+        return _block(graph, equation, inputs)
     indexed = list(dims.scatter_dims_to_operand_dims)
     rest = [dim for dim in range(len(operand)) if dim not in indexed]
     window = list(dims.update_window_dims)
-    if dims.operand_batching_dims or sorted(dims.inserted_window_dims) != sorted(indexed):
-        raise NotImplementedError("parts of rows by number, or batches of them")
-    if [updates[place] for place in window] != [operand[dim] for dim in rest]:
-        raise NotImplementedError("parts of rows by number")
-    perm = [*indexed, *rest]
     rows = [place for place in range(len(updates)) if place not in window]
-    numbers = graph.add("Cast", [inputs[1]], to=graph.INT64)
+    is_plain = not dims.operand_batching_dims and sorted(dims.inserted_window_dims) == sorted(indexed)
+    numbers = inputs[1]
+    if not is_plain or [updates[place] for place in window] != [operand[dim] for dim in rest]:
+        paired = dict(sorted(zip(dims.operand_batching_dims, dims.scatter_indices_batching_dims, strict=True)))
+        kept = [dim for dim in range(len(operand)) if dim not in {*dims.inserted_window_dims, *paired}]
+        sizes = [updates[window[kept.index(dim)]] if dim in kept else 1 for dim in range(len(operand))]
+        cut = _Cut(operand, sizes, indexed, equation.invars[1].aval.shape[:-1], paired, kept)
+        numbers = cut.numbers(graph, inputs[1], paired=True)
+        window = [window[kept.index(dim)] for dim in (*cut.blocks, *cut.rest)]
+        indexed, rest = [*paired, *cut.indexed], cut.rest
+    perm = [*indexed, *rest]
+    numbers = graph.add("Cast", [numbers], to=graph.INT64)
     given = [graph.permuted(inputs[0], perm), numbers, graph.permuted(inputs[2], [*rows, *window])]
     made = graph.add("ScatterND", given, reduction=SCATTERS[equation.primitive.name])
     return graph.permuted(made, np.argsort(perm).tolist())
 
 
+_COMBINED: Mapping[str, str] = {"add": "Add", "mul": "Mul", "min": "Min", "max": "Max"}
+
+
+def _block(graph: Graph, equation: Any, inputs: Sequence[str]) -> str:
+    """A scatter of one block, whose first corner is at the given position."""
+    dims, kind = equation.params["dimension_numbers"], SCATTERS[equation.primitive.name]
+    operand, updates = equation.invars[0].aval.shape, equation.invars[2].aval.shape
+    sizes = iter(updates)
+    part = [1 if dim in dims.inserted_window_dims else next(sizes) for dim in range(len(operand))]
+    columns = list(dims.scatter_dims_to_operand_dims)
+    starts = [
+        _column(graph, inputs[1], columns.index(dim), len(columns), ()) if dim in columns else graph.ints0(0)
+        for dim in range(len(operand))
+    ]
+    value = graph.add("Reshape", [inputs[2], graph.ints(*part)])
+    near, inside = _spread(graph, value, part, operand, starts)
+    if kind in _COMBINED:
+        near = graph.add(_COMBINED[kind], [inputs[0], near])
+    return str(graph.add("Where", [inside, near, inputs[0]]) if inside else near)
+
+
 def updated(graph: Graph, equation: Any, inputs: Sequence[str]) -> str:
     """`dynamic_update_slice`: in every dim of which a part is written, the positions follow from the start index."""
     operand, part = (each.aval.shape for each in equation.invars[:2])
-    value, written = inputs[1], ""
+    value, written = _spread(graph, inputs[1], part, operand, inputs[2:])
+    return str(graph.add("Where", [written, value, inputs[0]]) if written else value)
+
+
+def _spread(
+    graph: Graph, value: str, part: Sequence[int], operand: Sequence[int], starts: Sequence[str]
+) -> tuple[str, str]:
+    """A block, spread to the shape of the operand by repeating its borders, and whether a position is in the block;
+    empty where all are."""
+    written = ""
     for dim, (size, extent) in enumerate(zip(part, operand, strict=True)):
         if size == extent:
             continue
-        first = graph.add("Cast", [inputs[2 + dim]], to=graph.INT64)
+        first = graph.add("Cast", [starts[dim]], to=graph.INT64)
         first = graph.add("Min", [graph.add("Max", [first, graph.ints0(0)]), graph.ints0(extent - size)])
         place = graph.add("Sub", [graph.constant(np.arange(extent)), first])
         last = graph.ints0(size - 1)
@@ -210,4 +330,4 @@ def updated(graph: Graph, equation: Any, inputs: Sequence[str]) -> str:
         line = graph.ints(*(extent if each == dim else 1 for each in range(len(operand))))
         inside = graph.add("Reshape", [inside, line])
         written = graph.add("And", [written, inside]) if written else inside
-    return str(graph.add("Where", [written, value, inputs[0]]) if written else value)
+    return value, written

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -48,7 +48,8 @@ class Step:
 @dataclass
 class Graph:
     """The nodes and constants written so far, and the step of each equation. `scope`, `line`: the place in the program
-    that new nodes come from. `drawn`: the names of random numbers, those inside bodies included."""
+    that new nodes come from. `drawn`: the names of random numbers, those inside bodies included. `imaginary`: the names
+    of imaginary parts, by those of the complex values, which are those of their real parts."""
 
     INT64: ClassVar[int] = int(onnx.TensorProto.INT64)
 
@@ -59,10 +60,11 @@ class Graph:
     steps: list[Step] = field(default_factory=list)
     counted: list[int] = field(default_factory=lambda: [0])
     drawn: set[str] = field(default_factory=set)
+    imaginary: dict[str, str] = field(default_factory=dict)
 
     def body(self) -> Graph:
         """A graph inside this one; no name occurs in both."""
-        return Graph(self.scope, self.line, counted=self.counted, drawn=self.drawn)
+        return Graph(self.scope, self.line, counted=self.counted, drawn=self.drawn, imaginary=self.imaginary)
 
     def name(self, kind: str) -> str:
         """A new name."""
@@ -80,6 +82,11 @@ class Graph:
         """Add a constant; returns its name."""
         is_key = dtypes.issubdtype(getattr(value, "dtype", np.float32), dtypes.prng_key)
         name, array = self.name("const"), np.zeros(value.shape, np.uint32) if is_key else np.asarray(value)
+        if np.iscomplexobj(array):
+            name = self.constant(array.real)
+            if array.imag.any():
+                self.imaginary[name] = self.constant(array.imag)
+            return name
         if array.dtype.name == "bfloat16":
             made = helper.make_tensor(name, onnx.TensorProto.BFLOAT16, array.shape, array.astype(np.float32).flatten())
         else:
@@ -106,14 +113,14 @@ class Graph:
         return list(made.input) if made is not None and made.op_type == "Concat" else [name]
 
     def value(self, name: str) -> Any:
-        """The value of a name that is computed from constants alone, else None."""
+        """The value of a name that is computed from constants alone, and by no loop or branch; else None."""
         makers, constants = self._makers(), {one.name: one for one in self.constants}
         needed, waiting, leaves = {}, [name], {}
         while waiting:
             each = waiting.pop()
             if each in constants:
                 leaves[each] = constants[each]
-            elif each not in makers:
+            elif each not in makers or any(attribute.HasField("g") for attribute in makers[each].attribute):
                 return None
             elif each not in needed:
                 needed[each] = makers[each]
@@ -124,12 +131,29 @@ class Graph:
         model = helper.make_model(whole, opset_imports=[helper.make_opsetid("", OPSET)])
         return ReferenceEvaluator(model).run(None, {})[0]
 
+    def unread(self, names: Sequence[str], results: Sequence[str]) -> list[str]:
+        """Which of `names` the results do not need."""
+        needed, nodes = set(results), reversed(self.nodes)
+        for node in nodes:
+            if needed.intersection(node.output):
+                needed.update(_read(node))
+        return [name for name in names if name not in needed]
+
     def _makers(self) -> dict[str, onnx.NodeProto]:
         return {made: node for node in self.nodes for made in node.output}
 
 
 Row = Callable[["Graph", Any, Sequence[str]], Any]
 """Writes the nodes of an equation for inputs of these names; the name of the result, or names of several."""
+
+
+def _read(node: onnx.NodeProto) -> Iterator[str]:
+    """The names that a node reads, those in its bodies included."""
+    yield from node.input
+    for attribute in node.attribute:
+        yield from (output.name for output in attribute.g.output)
+        for inner in attribute.g.node:
+            yield from _read(inner)
 
 
 def weight(name: str, aval: Any) -> onnx.TensorProto:

@@ -16,9 +16,17 @@ import numpy as np
 from jax._src import source_info_util
 from jax._src.interpreters import partial_eval
 from jax.extend.core import ClosedJaxpr, Literal
-from onnx import helper
+from onnx import ValueInfoProto, helper
 
 from shardplan.errors import Diagnostic, ShardplanError, error
+from shardplan.jax.planning.complex_numbers import (
+    all_parts,
+    has_complex,
+    is_complex,
+    joined,
+    real_aval,
+    rows_of_complex,
+)
 from shardplan.jax.planning.draws import drawn, is_draw
 from shardplan.jax.planning.graph import Graph, Step, onnx_type, value_info
 from shardplan.jax.planning.primitives import ROWS
@@ -28,9 +36,9 @@ _CALLS = ("jaxpr", "call_jaxpr", "fun_jaxpr")
 CALLS = frozenset(("pjit", "jit", "closed_call", "core_call"))
 REMATS = frozenset(("checkpoint", "remat", "remat2"))
 CUSTOM = frozenset(("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"))
+COMPLEX = rows_of_complex(ROWS)
 _REFUSED: Mapping[str, str] = {
     "shard_map": "plan the function as it is for one device: the plan says how it is split",
-    "fft": "there are no complex numbers in a plan; plan what is around it",
     "pure_callback": "leave callbacks out of what is planned",
     "debug_callback": "leave jax.debug out of what is planned",
     "io_callback": "leave callbacks out of what is planned",
@@ -85,15 +93,15 @@ def _written(graph: Graph, equation: Any, inputs: list[str], step: Step) -> list
     name = equation.primitive.name
     if name in CALLS | REMATS | CUSTOM and not is_draw(equation):
         return _call(graph, equation, inputs, step)
-    if name == "scan":
-        return _scan(graph, equation, inputs, step)
-    if name == "cond":
-        return _branch(graph, equation.params["branches"], inputs, step)
-    if name == "while":
-        return _one_turn(graph, equation, inputs, step)
+    if name in _COMPOSED:
+        return _COMPOSED[name](graph, equation, inputs, step)
     if name == "optimization_barrier":
         return inputs
-    row = drawn if is_draw(equation) else ROWS.get(name)
+    of_complex = has_complex(equation)
+    row = drawn if is_draw(equation) else (COMPLEX if of_complex else ROWS).get(name)
+    if row is None and of_complex:
+        hint = "plan it as a function of the real and the imaginary part"
+        raise ShardplanError(_no_form(graph, f"there is no form for '{name}' of complex numbers", hint))
     if row is None:
         raise ShardplanError(_no_form(graph, f"there is no form for the primitive '{name}'", _REFUSED.get(name)))
     try:
@@ -121,6 +129,17 @@ def _call(graph: Graph, equation: Any, inputs: list[str], step: Step) -> list[st
     return made
 
 
+def _solved(graph: Graph, equation: Any, inputs: list[str], step: Step) -> list[str]:
+    """The solution of linear equations, by the function of the program that solves them."""
+    lengths, inner = equation.params["const_lengths"], equation.params["jaxprs"].solve
+    first = lengths.matvec + lengths.vecmat
+    given = [*inputs[first : first + lengths.solve], *inputs[sum(lengths) :]]
+    outer, graph.steps = graph.steps, step.inner
+    made = write(graph, inner.jaxpr, [graph.constant(const) for const in inner.consts], given)
+    graph.steps = outer
+    return made
+
+
 def called(equation: Any) -> tuple[Any, Sequence[Any]]:
     """The jaxpr that an equation calls, and its constants."""
     inner = next(equation.params[name] for name in _CALLS if equation.params.get(name) is not None)
@@ -134,21 +153,21 @@ def _scan(graph: Graph, equation: Any, inputs: list[str], step: Step) -> list[st
     fixed, carried = given["num_consts"], given["num_carry"]
     inner = given["jaxpr"]
     body = graph.body()
-    variables = inner.jaxpr.invars
-    arguments = [*inputs[:fixed], *(body.name("in") for _ in variables[fixed:])]
-    given_to = list(inputs[fixed:])
+    avals = [each.aval for each in inner.jaxpr.invars[fixed:]]
+    carried, scanned, stacked = (
+        sum(1 + is_complex(aval) for aval in group)
+        for group in (avals[:carried], avals[carried:], inner.out_avals[carried:])
+    )
+    given_to = all_parts(graph, inputs[fixed:], avals)
+    taken = [value_info(body.name("in"), real_aval(aval)) for aval in avals for _ in range(1 + is_complex(aval))]
+    arguments = [*inputs[:fixed], *joined(graph, [each.name for each in taken], avals)]
     results = write(body, inner.jaxpr, [graph.constant(const) for const in inner.consts], arguments)
-    outputs = [body.add("Identity", [name]) for name in results]
+    made = _results(body, results, inner.out_avals)
     step.inner = body.steps
-    scanned, stacked = len(variables) - fixed - carried, len(results) - carried
-    taken = [
-        value_info(name, variable.aval) for name, variable in zip(arguments[fixed:], variables[fixed:], strict=True)
-    ]
     if not scanned:  # ONNX counts the iterations by what is scanned
         given_to.append(graph.constant(np.arange(given["length"], dtype=np.int32)))
         taken.append(helper.make_tensor_value_info(body.name("turn"), onnx_type(np.int32), []))
         scanned = 1
-    made = [value_info(name, aval) for name, aval in zip(outputs, inner.out_avals, strict=True)]
     back = int(given["reverse"])
     directions = {"scan_input_directions": [back] * scanned, "scan_output_directions": [back] * stacked}
     nodes = helper.make_graph(body.nodes, "body", taken, made, initializer=body.constants)
@@ -157,12 +176,19 @@ def _scan(graph: Graph, equation: Any, inputs: list[str], step: Step) -> list[st
         **{name: each for name, each in directions.items() if each and back},
     )  # fmt: skip
     step.loop = graph.nodes[-1].name
-    return [found] if carried + stacked == 1 else list(found)
+    return joined(graph, [found] if carried + stacked == 1 else list(found), inner.out_avals)
 
 
-def _branch(graph: Graph, branches: Sequence[Any], inputs: list[str], step: Step) -> list[str]:
+def _results(body: Graph, names: Sequence[str], avals: Sequence[Any]) -> list[ValueInfoProto]:
+    """The results of a body, of which each has a name of its own."""
+    copies = [body.add("Identity", [part]) for part in all_parts(body, names, avals)]
+    reals = [real_aval(aval) for aval in avals for _ in range(1 + is_complex(aval))]
+    return [value_info(*each) for each in zip(copies, reals, strict=True)]
+
+
+def _branch(graph: Graph, equation: Any, inputs: list[str], step: Step) -> list[str]:
     """One branch where its number is known (as for branches by platform), else an `If` of all branches."""
-    which = graph.value(inputs[0])
+    branches, which = equation.params["branches"], graph.value(inputs[0])
     if which is None and len(branches) > 1:
         return _chosen(graph, inputs[0], branches, inputs[1:])
     inner = branches[0 if which is None else min(max(int(which), 0), len(branches) - 1)]
@@ -178,20 +204,14 @@ def _chosen(graph: Graph, which: str, branches: Sequence[Any], inputs: Sequence[
     if len(branches) == 1:
         inner = branches[0]
         return write(graph, inner.jaxpr, [graph.constant(const) for const in inner.consts], inputs)
-    bodies = []
+    bodies, avals = [], branches[0].out_avals
     for rest, number in ((branches[:1], first), (branches[1:], first + 1)):
         body = graph.body()
-        made = _chosen(body, which, rest, inputs, number)
-        results = [
-            value_info(body.add("Identity", [name]), aval)
-            for name, aval in zip(made, branches[0].out_avals, strict=True)
-        ]
+        results = _results(body, _chosen(body, which, rest, inputs, number), avals)
         bodies.append(helper.make_graph(body.nodes, "branch", [], results, initializer=body.constants))
     is_first = graph.add("LessOrEqual", [which, graph.constant(np.asarray(first, dtype=np.int32))])
-    found = graph.add(
-        "If", [is_first], results=len(branches[0].out_avals), then_branch=bodies[0], else_branch=bodies[1]
-    )
-    return [found] if isinstance(found, str) else list(found)
+    found = graph.add("If", [is_first], results=len(results), then_branch=bodies[0], else_branch=bodies[1])
+    return joined(graph, [found] if isinstance(found, str) else list(found), avals)
 
 
 _ONE_TURN = "how often a while loop turns depends on data: one turn of it is planned"
@@ -205,3 +225,12 @@ def _one_turn(graph: Graph, equation: Any, inputs: list[str], step: Step) -> lis
     made = write(graph, inner.jaxpr, [graph.constant(const) for const in inner.consts], inputs[of_condition:])
     graph.steps = outer
     return made
+
+
+_COMPOSED: Mapping[str, Callable[[Graph, Any, list[str], Step], list[str]]] = {
+    "scan": _scan,
+    "cond": _branch,
+    "while": _one_turn,
+    "custom_linear_solve": _solved,
+}
+"""Equations with jaxprs of their own that are no plain calls, by the name of the primitive."""

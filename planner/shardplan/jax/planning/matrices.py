@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from shardplan.jax.planning.graph import Graph, Row
+from shardplan.jax.planning.graph import Graph, Row, onnx_type
 
 
 def _grouped(graph: Graph, equation: Any, inputs: Sequence[str]) -> str:
@@ -41,7 +41,32 @@ def _substituted(graph: Graph, equation: Any, inputs: Sequence[str]) -> str:
     return str(graph.add("MatMul", inputs if equation.params["left_side"] else inputs[::-1]))
 
 
+def _decomposed(graph: Graph, equation: Any, inputs: Sequence[str]) -> list[str]:
+    """Parts of products of a matrix with itself, as large as the factors are; of their rows for vectors."""
+    shape = equation.invars[0].aval.shape
+    *_, m, n = shape
+    flipped = graph.permuted(inputs[0], [*range(len(shape) - 2), len(shape) - 1, len(shape) - 2])
+    narrow, wide = graph.add("MatMul", [flipped, inputs[0]]), graph.add("MatMul", [inputs[0], flipped])
+    sources = {graph.add("MatMul", [inputs[0], narrow]): (m, n), narrow: (n, n), wide: (m, m)}
+    return [_part_of(graph, sources, each.aval, len(shape)) for each in equation.outvars]
+
+
+def _part_of(graph: Graph, sources: Mapping[str, tuple[int, int]], made: Any, rank: int) -> str:
+    """The first rows and columns of the first matrix that has as many; a vector is the largest entries of its rows."""
+    is_vector = len(made.shape) == rank - 1
+    wanted = (made.shape[-1], 1) if is_vector else made.shape[-2:]
+    source, sizes = next(each for each in sources.items() if each[1][0] >= wanted[0] and each[1][1] >= wanted[1])
+    if is_vector:
+        source = graph.add("ReduceMax", [source, graph.ints(rank - 1)], keepdims=0)
+    for dim, (size, extent) in enumerate(zip(wanted[: len(made.shape) - rank + 2], sizes, strict=False), rank - 2):
+        if size != extent:
+            source = graph.add("Slice", [source, graph.ints(0), graph.ints(size), graph.ints(dim)])
+    return str(graph.add("Cast", [source], to=onnx_type(made.dtype)))
+
+
 MATRICES: Mapping[str, Row] = {
+    **dict.fromkeys(("lu", "qr", "svd", "eigh"), _decomposed),
+    "lu_pivots_to_permutation": lambda graph, _, inputs: graph.add("Identity", inputs),
     "ragged_dot_general": _grouped,
     "cholesky": _squared,
     "triangular_solve": _substituted,

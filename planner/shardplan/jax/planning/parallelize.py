@@ -15,15 +15,18 @@ from typing import Any
 import jax
 from jax.api_util import debug_info
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun
-from jax.sharding import Mesh
+from jax.sharding import Mesh, PartitionSpec
 
 from shardplan.errors import ShardplanError, error
 from shardplan.jax.device_mesh import check_automatic
+from shardplan.jax.partition_specs import partition_spec
 from shardplan.jax.planning.draws import is_draw
 from shardplan.jax.planning.graph import Graph, Step
 from shardplan.jax.planning.jaxprs import CALLS, REMATS, called, traced
 from shardplan.jax.planning.plan import inputs_of, weights_of, written
+from shardplan.jax.planning.rows import by_rows
 from shardplan.jax.sharding_constraints import constrain
+from shardplan.jax.value_layouts import is_partial, values_of
 from shardplan.plan.types import Plan
 
 
@@ -43,8 +46,9 @@ def parallelize(fn: Callable[..., Any], plan: Plan, mesh: Mesh) -> Callable[...,
         closed, shape = traced(fn, params, *batch)
         graph = Graph()
         weights = weights_of(params)
-        arguments = [*weights, *inputs_of(fn, batch, weights)]
-        written(graph, closed, arguments)
+        inputs = inputs_of(fn, batch, weights)
+        arguments = [*weights, *inputs]
+        written(graph, closed, weights, inputs)
         layouts = _Layouts(plan, mesh, *_known(plan), frozenset(graph.drawn))
         _check_made_for(plan, graph, arguments)
         values = layouts.results(arguments, jax.tree.leaves((params, *batch)))
@@ -83,6 +87,16 @@ class _Layouts:
     def results(self, names: Sequence[str], values: Sequence[Any]) -> list[Any]:
         """Values, constrained as the plan keeps them."""
         return [self._constrained(name, value) for name, value in zip(names, values, strict=True)]
+
+    def made(self, name: str, aval: Any) -> PartitionSpec | None:
+        """How a value is split where it is made; None where nothing says so."""
+        _, layout = values_of(self.plan).made.get(self._called(name), (None, None))
+        if layout is None or is_partial(layout):
+            return None
+        try:
+            return partition_spec(layout, self.plan.mesh, tuple((size,) for size in aval.shape), name)
+        except ShardplanError:  # segments
+            return None
 
     def _called(self, name: str) -> str:
         return f"{self.loop}{name}" if f"{self.loop}{name}" in self.tensors else name
@@ -138,7 +152,16 @@ def _evaluated(layouts: _Layouts, equation: Any, given: list[Any], step: Step) -
         settings = {key: equation.params[key] for key in ("policy", "prevent_cse") if key in equation.params}
         again = jax.checkpoint(lambda *values: _run(layouts, jaxpr, consts, values, step.inner), **settings)
         return list(again(*given))
-    return layouts.results(step.makes, _alone(equation, layouts.operands(step, given)))
+    return layouts.results(step.makes, _by_rows(layouts, equation, layouts.operands(step, given), step))
+
+
+def _by_rows(layouts: _Layouts, equation: Any, given: list[Any], step: Step) -> list[Any]:
+    """The results of one equation, by each device for its own rows where XLA would gather the operands."""
+    spec = layouts.made(step.makes[0], equation.outvars[0].aval) if step.makes else None
+    run = None if spec is None else by_rows(layouts.mesh, equation, spec)
+    if run is None:
+        return _alone(equation, given)
+    return list(jax.tree.leaves(run(*given)))
 
 
 def _alone(equation: Any, given: Sequence[Any]) -> list[Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -14,6 +14,7 @@ from onnx import helper
 from shardplan.api import make_plan
 from shardplan.errors import ShardplanError, error
 from shardplan.jax.named_shardings import path_name
+from shardplan.jax.planning.complex_numbers import all_parts, is_complex, real_aval
 from shardplan.jax.planning.graph import OPSET, Graph, value_info, weight
 from shardplan.jax.planning.jaxprs import abstract, traced, write
 from shardplan.model.read import read_model_bytes
@@ -55,19 +56,33 @@ def onnx_program(fn: Callable[..., Any], params: Any, *batch: Any) -> onnx.Model
     if len({*weights, *inputs}) < len(jax.tree.leaves((params, *batch))):
         hint = "leaves are called by their paths, joined by dots: give one of them another key"
         raise ShardplanError(error("cannot-export", "two leaves of the arguments have one name", hint=hint))
+    _check_real({**weights, **inputs})
     graph = Graph()
-    outputs = written(graph, closed, [*weights, *inputs])
-    results = [value_info(each, leaf) for each, leaf in zip(outputs, jax.tree.leaves(result), strict=True)]
+    outputs = written(graph, closed, weights, inputs)
+    avals = [real_aval(leaf) for leaf in jax.tree.leaves(result) for _ in range(1 + is_complex(leaf))]
+    unread = [weights[node.input[0]] for node in graph.nodes[len(graph.nodes) - len(outputs) + len(avals) :]]
+    results = [value_info(*each) for each in zip(outputs, [*avals, *unread], strict=True)]
     stored = [*(weight(each, leaf) for each, leaf in weights.items()), *graph.constants]
     given = [value_info(each, leaf) for each, leaf in inputs.items()]
     whole = helper.make_graph(graph.nodes, "function", given, results, initializer=stored)
     return helper.make_model(whole, opset_imports=[helper.make_opsetid("", OPSET)])
 
 
-def written(graph: Graph, closed: Any, arguments: Sequence[str]) -> list[str]:
-    """Write a closed jaxpr into `graph`; returns the names of its results, all different."""
-    made = write(graph, closed.jaxpr, [graph.constant(const) for const in closed.consts], arguments)
-    return [str(graph.add("Identity", [each])) for each in made]
+def written(graph: Graph, closed: Any, weights: Iterable[str], inputs: Iterable[str]) -> list[str]:
+    """Write a closed jaxpr into `graph`, for weights and inputs of these names; returns the names of its results, all
+    different. Weights that no result needs are results too, after the others: a train step holds their state."""
+    known = list(weights)
+    consts = [graph.constant(const) for const in closed.consts]
+    names = write(graph, closed.jaxpr, consts, [*known, *inputs])
+    made = all_parts(graph, names, [each.aval for each in closed.jaxpr.outvars])
+    return [str(graph.add("Identity", [each])) for each in (*made, *graph.unread(known, made))]
+
+
+def _check_real(arguments: Mapping[str, Any]) -> None:
+    """Refuse complex arguments: a tensor of a plan is real."""
+    if faults := [name for name, leaf in arguments.items() if is_complex(leaf)]:
+        hint = "let the function take the real and the imaginary part, and join them with jax.lax.complex"
+        raise ShardplanError(error("cannot-export", f"'{faults[0]}' holds complex numbers", hint=hint))
 
 
 def weights_of(params: Any) -> dict[str, Any]:

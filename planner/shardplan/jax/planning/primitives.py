@@ -258,6 +258,26 @@ def _cumulative(graph: Graph, equation: Any, inputs: Sequence[str]) -> str:
     return str(graph.add("CumSum", [inputs[0], axis], reverse=int(equation.params["reverse"])))
 
 
+def _smallest(graph: Graph, equation: Any, inputs: Sequence[str]) -> str:
+    """The minimum of every window."""
+    return str(graph.add("Neg", [window("MaxPool")(graph, equation, [graph.add("Neg", [inputs[0]])])]))
+
+
+def _angle(graph: Graph, equation: Any, inputs: Sequence[str]) -> str:
+    """The angle of (x, y), `atan2(y, x)`: 2 atan(y / (|(x, y)| + x)), and pi where y is 0 and x below."""
+    y, x = inputs
+    far = graph.add("Sqrt", [graph.add("Add", [graph.add("Mul", [x, x]), graph.add("Mul", [y, y])])])
+    half = graph.add("Atan", [graph.add("Div", [y, graph.add("Add", [far, x])])])
+    zero, pi = (graph.constant(_like(equation, number)) for number in (0, np.pi))
+    is_back = graph.add("And", [graph.add("Equal", [y, zero]), graph.add("Less", [x, zero])])
+    return str(graph.add("Where", [is_back, pi, graph.add("Mul", [half, graph.constant(_like(equation, 2))])]))
+
+
+def _cube_root(graph: Graph, equation: Any, inputs: Sequence[str]) -> str:
+    size = graph.add("Pow", [graph.add("Abs", inputs), graph.constant(_like(equation, 1 / 3))])
+    return str(graph.add("Mul", [graph.add("Sign", inputs), size]))
+
+
 ROWS: Mapping[str, Row] = {
     "add": _same("Add"), "add_any": _same("Add"), "sub": _same("Sub"), "mul": _same("Mul"), "div": _same("Div"),
     "max": _same("Max"), "min": _same("Min"), "pow": _same("Pow"), "rem": lambda g, _, i: g.add("Mod", i, fmod=1),
@@ -272,7 +292,7 @@ ROWS: Mapping[str, Row] = {
     "expm1": lambda g, e, i: g.add("Sub", [g.add("Exp", i), g.constant(_like(e, 1))]),
     "exp2": lambda g, e, i: g.add("Pow", [g.constant(_like(e, 2)), i[0]]),
     "erfc": lambda g, e, i: g.add("Sub", [g.constant(_like(e, 1)), g.add("Erf", i)]),
-    "integer_pow": _integer_pow,
+    "integer_pow": _integer_pow, "atan2": _angle, "cbrt": _cube_root,
     "and": _logic("And"), "or": _logic("Or"), "xor": _logic("Xor"), "not": _logic("Not"),
     "eq": _same("Equal"), "ne": _chain("Equal", "Not"), "lt": _same("Less"), "lt_to": _same("Less"),
     "le_to": _same("LessOrEqual"), "le": _same("LessOrEqual"),
@@ -282,6 +302,7 @@ ROWS: Mapping[str, Row] = {
         ("stop_gradient", "copy", "copy_p", "reduce_precision", "sharding_constraint", "reshard", "pvary", "name"),
         _same("Identity"),
     ),
+    "device_put": lambda graph, _, inputs: [graph.add("Identity", [each]) for each in inputs],
     "convert_element_type": _cast, "broadcast_in_dim": _broadcast, "transpose": _transpose,
     **dict.fromkeys(("reshape", "squeeze", "expand_dims"), _reshaped),
     "slice": _slice, "dynamic_slice": _dynamic_slice, "rev": _reversed, "concatenate": _concatenated,
@@ -294,6 +315,6 @@ ROWS: Mapping[str, Row] = {
     "reduce_prod": _reduce("ReduceProd"), "reduce_or": _of_booleans("ReduceMax"),
     "reduce_and": _of_booleans("ReduceMin"), "argmax": _extreme("ArgMax"), "argmin": _extreme("ArgMin"),
     **DRAWS, **MATRICES, **RUNNING, **SPECIAL, "dot_general": _product, "conv_general_dilated": convolution,
-    "reduce_window_max": window("MaxPool"), "reduce_window_sum": window("AveragePool"),
+    "reduce_window_max": window("MaxPool"), "reduce_window_min": _smallest, "reduce_window_sum": window("AveragePool"),
 }  # fmt: skip
 """Rows by the name of the primitive."""
