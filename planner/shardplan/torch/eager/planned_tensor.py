@@ -30,6 +30,7 @@ from shardplan.torch.eager.aliases import (
 )
 from shardplan.torch.eager.autograd_functions import with_gradient
 from shardplan.torch.eager.composites import body_of, is_composite
+from shardplan.torch.eager.control_flow import CONTROL_FLOW
 from shardplan.torch.plain_forms import plain_form
 from shardplan.torch.propagation.engine import Engine
 from shardplan.torch.propagation.plan_graph import Key
@@ -237,6 +238,8 @@ def _body(func: Any, args: Any, kwargs: Mapping[str, Any]) -> Callable[..., Any]
         return _hooked
     if kwargs.get("out") is not None:
         return functools.partial(_filled, func)
+    if func in CONTROL_FLOW:
+        return CONTROL_FLOW[func]
     return plain_form(func, args, kwargs) or (None if has_rule(func) else body_of(func))
 
 

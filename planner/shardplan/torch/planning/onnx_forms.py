@@ -25,6 +25,8 @@ def onnx_forms() -> dict[Callable[..., Any], Callable[..., Any]]:
         **decompositions(op),
         aten._adaptive_avg_pool3d.default: functools.partial(_adaptive_mean, op),  # noqa: SLF001 - torch calls it so
         **{each.default: functools.partial(_grouped, op) for each in grouped if each is not None},
+        aten.amax.default: functools.partial(_extreme, op, op.ReduceMax),
+        aten.amin.default: functools.partial(_extreme, op, op.ReduceMin),
         aten.cummax.default: _running_best(op, op.Max, op.GreaterOrEqual),
         aten.cummin.default: _running_best(op, op.Min, op.LessOrEqual),
         aten.cumprod.default: _running(op, op.Mul),
@@ -40,6 +42,13 @@ def onnx_forms() -> dict[Callable[..., Any], Callable[..., Any]]:
         **dict.fromkeys((aten.index_put.default, aten._unsafe_index_put.default), functools.partial(_with_items, op)),  # noqa: SLF001
         aten.logcumsumexp.default: _running(op, lambda one, other: _log_of_sum(op, one, other)),
     }
+
+
+def _extreme(op: Any, reduce: Callable[..., Any], value: Any, dim: Any = (), keepdim: bool = False) -> Any:
+    """The largest or the least entry along dims, along all of them where none are named."""
+    rank = len(value.shape)
+    dims = [dim] if isinstance(dim, int) else list(dim) or list(range(rank))
+    return reduce(value, op.Constant(value_ints=dims), keepdims=int(keepdim)) if rank else op.Identity(value)
 
 
 def _adaptive_mean(op: Any, value: Any, sizes: Any) -> Any:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from types import FunctionType
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
+from torch._ops import OpOverload, OpOverloadPacket
 
 _IN_PLACE = frozenset(("__iadd__", "__isub__", "__imul__", "__itruediv__", "__setitem__"))
 _NUMBERS = frozenset(("__bool__", "__int__", "__float__", "__index__", "__complex__", "is_nonzero"))
@@ -52,3 +53,20 @@ def in_place(func: Any) -> bool:
     if name.startswith("__"):
         return name in _IN_PLACE
     return name.endswith("_") and not name.endswith("__")
+
+
+def is_pointwise(func: Any) -> bool:
+    """Whether a function makes one tensor of the corresponding elements of its operands, as torch says of operators."""
+    if isinstance(func, OpOverload) and torch.Tag.pointwise in func.tags:
+        return len(func._schema.returns) == 1  # noqa: SLF001 - as above
+    if isinstance(func, FunctionType) or (isinstance(func, OpOverload) and func.namespace != "prims"):
+        return False
+    name = name_of(func)  # of a primitive, the name of the operator that is made of it
+    packet = getattr(torch.ops.aten, name, None) if name.isidentifier() else None
+    return isinstance(packet, OpOverloadPacket) and _are_pointwise(packet)
+
+
+@functools.cache
+def _are_pointwise(packet: OpOverloadPacket) -> bool:
+    kinds = [getattr(packet, name) for name in packet.overloads()]
+    return any(is_pointwise(each) for each in kinds) and all(len(each._schema.returns) == 1 for each in kinds)  # noqa: SLF001
