@@ -178,6 +178,14 @@ def gradient_inside(x: Tensor, y: Tensor) -> Tensor:
     return slope.square() * inner
 
 
+def branched(x: Tensor, y: Tensor) -> Tensor:
+    """A branch that a number decides, and a loop that others end; in a model under a plan, nothing is compiled."""
+    with torch.compiler.set_stance("force_eager" if isinstance(x, Planned) else "default"):
+        made = torch.cond(x.sum() > y.sum(), lambda one, other: one * 2 + other, lambda one, other: one - other, (x, y))
+        small = torch.while_loop(lambda each: each.abs().max() > 1, lambda each: (each * 0.5,), (made.detach(),))
+    return made * small[0]
+
+
 def diagonal_set(x: Tensor) -> Tensor:
     made = x * 2
     made.diagonal().fill_(1.5)
@@ -561,6 +569,15 @@ CASES: dict[str, Case] = {
     ),
     "searched": (
         lambda x, y: torch.searchsorted(y.sort(-1)[0].detach(), x) * x + torch.bucketize(x, WEIGHTS, right=True) * y,
+        [(4, 8), (4, 8)],
+    ),
+    "functions that torch calls elementwise": (
+        lambda x, y: torch.special.i0e(x) * torch.special.erfcx(y.abs()) + torch.special.entr(torch.sigmoid(x)),
+        [(4, 8), (8,)],
+    ),
+    "branches and loops of torch": (branched, [(4, 8), (4, 8)]),
+    "are equal": (
+        lambda x, y: x * (2 + torch.equal(x, y) + torch.equal(y, y)) + torch.ops.aten._is_all_true(y < 9) * y,
         [(4, 8), (4, 8)],
     ),
     "attention of many heads": (

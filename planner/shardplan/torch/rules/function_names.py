@@ -61,12 +61,17 @@ def is_pointwise(func: Any) -> bool:
         return len(func._schema.returns) == 1  # noqa: SLF001 - as above
     if isinstance(func, FunctionType) or (isinstance(func, OpOverload) and func.namespace != "prims"):
         return False
-    name = name_of(func)  # of a primitive, the name of the operator that is made of it
-    packet = getattr(torch.ops.aten, name, None) if name.isidentifier() else None
-    return isinstance(packet, OpOverloadPacket) and _are_pointwise(packet)
+    return _is_pointwise_name(name_of(func))
 
 
 @functools.cache
-def _are_pointwise(packet: OpOverloadPacket) -> bool:
-    kinds = [getattr(packet, name) for name in packet.overloads()]
-    return any(is_pointwise(each) for each in kinds) and all(len(each._schema.returns) == 1 for each in kinds)  # noqa: SLF001
+def _is_pointwise_name(name: str) -> bool:
+    """Of an operator of ATen, or of the primitive that one is made of."""
+    plain = name.removeprefix("bessel_")
+    for known in (name, f"special_{name}", plain, f"special_{plain}"):
+        packet = getattr(torch.ops.aten, known, None) if known.isidentifier() else None
+        if isinstance(packet, OpOverloadPacket):
+            kinds = [getattr(packet, overload) for overload in packet.overloads()]
+            is_one = all(len(each._schema.returns) == 1 for each in kinds)  # noqa: SLF001 - as above
+            return is_one and any(torch.Tag.pointwise in each.tags for each in kinds)
+    return False
