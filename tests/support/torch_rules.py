@@ -186,6 +186,16 @@ def branched(x: Tensor, y: Tensor) -> Tensor:
     return made * small[0]
 
 
+def windows_by_strides(x: Tensor, y: Tensor) -> Tensor:
+    """Windows by strides that are written out, of a transposed tensor and of a piece of one, and by asking for them."""
+    turned, piece, later = (x * 1).transpose(1, 2), (y * 1)[..., 8:], (y * 1)[:, 1:]
+    one = turned.as_strided((4, 5, 4, 8), (64, 8, 8, 1))
+    other = torch.as_strided(piece, (4, 5, 4, 8), (128, 16, 16, 1), 8)
+    row, step, place = later.stride()
+    rest = later.as_strided((4, 5, 2, 16), (row, step, step, place), later.storage_offset())
+    return (one * other).sum(2) + rest[..., 0, 8:]
+
+
 def diagonal_set(x: Tensor) -> Tensor:
     made = x * 2
     made.diagonal().fill_(1.5)
@@ -576,6 +586,7 @@ CASES: dict[str, Case] = {
         [(4, 8), (8,)],
     ),
     "branches and loops of torch": (branched, [(4, 8), (4, 8)]),
+    "windows by strides of memory": (windows_by_strides, [(4, 8, 8), (4, 8, 16)]),
     "are equal": (
         lambda x, y: x * (2 + torch.equal(x, y) + torch.equal(y, y)) + torch.ops.aten._is_all_true(y < 9) * y,
         [(4, 8), (4, 8)],
@@ -651,7 +662,7 @@ def asked_for(x: Tensor) -> Tensor:
 GATHERED = frozenset(
     ("rows where a condition is true", "places where a condition is true", "embedding of bounded norm",
      "rows by a mask", "softmax of a number", "einsum of a diagonal",
-     "a transform of complex numbers", "rows of noise")
+     "a transform of complex numbers", "rows of noise", "windows by strides of memory")
 )  # fmt: skip
 """Those that are in part computed whole by every process."""
 
