@@ -5,6 +5,7 @@ from family_programs.audio import AUDIO
 from family_programs.constructs import CONSTRUCTS
 from family_programs.data_shapes import DATA_SHAPES
 from family_programs.decisions import DECISIONS
+from family_programs.foreign import FOREIGN
 from family_programs.forms import FORMS
 from family_programs.functions import FUNCTIONS
 from family_programs.idioms import IDIOMS
@@ -59,6 +60,7 @@ OWN = {
     **STRUCTURES,
     **WEIGHTS,
     **OBJECTIVES,
+    **FOREIGN,
     **{name: make for name, (make, _) in LOOPS.items()},
 }
 LIBRARIES = {**VISION_LIBRARIES, **MODELS}

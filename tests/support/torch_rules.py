@@ -178,6 +178,24 @@ def gradient_inside(x: Tensor, y: Tensor) -> Tensor:
     return slope.square() * inner
 
 
+def branched(x: Tensor, y: Tensor) -> Tensor:
+    """A branch that a number decides, and a loop that others end; in a model under a plan, nothing is compiled."""
+    with torch.compiler.set_stance("force_eager" if isinstance(x, Planned) else "default"):
+        made = torch.cond(x.sum() > y.sum(), lambda one, other: one * 2 + other, lambda one, other: one - other, (x, y))
+        small = torch.while_loop(lambda each: each.abs().max() > 1, lambda each: (each * 0.5,), (made.detach(),))
+    return made * small[0]
+
+
+def windows_by_strides(x: Tensor, y: Tensor) -> Tensor:
+    """Windows by strides that are written out, of a transposed tensor and of a piece of one, and by asking for them."""
+    turned, piece, later = (x * 1).transpose(1, 2), (y * 1)[..., 8:], (y * 1)[:, 1:]
+    one = turned.as_strided((4, 5, 4, 8), (64, 8, 8, 1))
+    other = torch.as_strided(piece, (4, 5, 4, 8), (128, 16, 16, 1), 8)
+    row, step, place = later.stride()
+    rest = later.as_strided((4, 5, 2, 16), (row, step, step, place), later.storage_offset())
+    return (one * other).sum(2) + rest[..., 0, 8:]
+
+
 def diagonal_set(x: Tensor) -> Tensor:
     made = x * 2
     made.diagonal().fill_(1.5)
@@ -563,6 +581,16 @@ CASES: dict[str, Case] = {
         lambda x, y: torch.searchsorted(y.sort(-1)[0].detach(), x) * x + torch.bucketize(x, WEIGHTS, right=True) * y,
         [(4, 8), (4, 8)],
     ),
+    "functions that torch calls elementwise": (
+        lambda x, y: torch.special.i0e(x) * torch.special.erfcx(y.abs()) + torch.special.entr(torch.sigmoid(x)),
+        [(4, 8), (8,)],
+    ),
+    "branches and loops of torch": (branched, [(4, 8), (4, 8)]),
+    "windows by strides of memory": (windows_by_strides, [(4, 8, 8), (4, 8, 16)]),
+    "are equal": (
+        lambda x, y: x * (2 + torch.equal(x, y) + torch.equal(y, y)) + torch.ops.aten._is_all_true(y < 9) * y,
+        [(4, 8), (4, 8)],
+    ),
     "attention of many heads": (
         lambda x, w, b, v, c: functional.multi_head_attention_forward(
             x, x, x, 8, 2, w, b, None, None, False, 0.0, v, c, need_weights=False
@@ -634,7 +662,7 @@ def asked_for(x: Tensor) -> Tensor:
 GATHERED = frozenset(
     ("rows where a condition is true", "places where a condition is true", "embedding of bounded norm",
      "rows by a mask", "softmax of a number", "einsum of a diagonal",
-     "a transform of complex numbers", "rows of noise")
+     "a transform of complex numbers", "rows of noise", "windows by strides of memory")
 )  # fmt: skip
 """Those that are in part computed whole by every process."""
 

@@ -5,10 +5,14 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("onnxscript")
 
+import torch
 import torch_graphs
 from forced_plans import forced_plan
 
+from shardplan.errors import ShardplanError
+from shardplan.torch.exported.program import export_program
 from shardplan.torch.planning.plan import read_module
+from shardplan.torch.strides import in_order
 
 
 @pytest.fixture(scope="module")
@@ -77,3 +81,39 @@ def test_what_a_graph_cannot_hold_is_said(said, kind):
 def test_all_ranks_say_it(four, model):
     for text in four.run("torch_graphs", "told", forced_plan(model, "2x2", recipe="ZeRO-3"), "hook"):
         assert SAID["hook"] in text
+
+
+class Sound(torch.nn.Module):
+    def forward(self, x):
+        seen = torch.stft(x, 16, 8, window=torch.hann_window(16), return_complex=True)
+        return torch.istft(seen * 2, 16, 8, window=torch.hann_window(16), length=64)
+
+
+def test_a_graph_is_taken_apart_where_an_operator_has_no_rule():
+    """torch looks at numbers in `istft`, and a graph has none."""
+    targets = {str(node.target) for node in export_program(Sound(), (torch.randn(2, 64),), {}).graph.nodes}
+    assert not any("istft" in target for target in targets)
+
+
+class Chosen(torch.nn.Module):
+    def forward(self, x):
+        return torch.cond(x.sum() > 0, torch.tanh, torch.sin, (x,))
+
+
+def test_branches_of_torch_are_refused_by_graphs():
+    with pytest.raises(ShardplanError, match=r"functions? of its own \(torch's cond\)"):
+        export_program(Chosen(), (torch.randn(4),), {})
+
+
+def test_strides_of_memory_are_those_of_entries_in_order():
+    wide = torch.arange(4 * 8 * 16).view(4, 8, 16)
+    for view, given in [
+        (wide.transpose(1, 2), ((4, 5, 4), (128, 16, 3))),
+        (wide[..., 8:], ((4, 5, 8), (128, 16, 1), 8)),
+        (wide[1:3, ::2], ((2, 2), (32, 1), 128 + 32)),
+    ]:
+        size, strides, *offset = given
+        mine = view.contiguous().as_strided(size, *in_order(view, size, strides, *offset))
+        assert torch.equal(mine, view.as_strided(size, strides, *offset))
+    with pytest.raises(ShardplanError, match=r"foreign-memory"):
+        in_order(wide[..., 8:], (4,), (1,), 4)

@@ -149,6 +149,37 @@ def test_running_values_medians_and_what_masks_set_have_onnx_forms():
         torch.testing.assert_close(torch.from_numpy(mine), theirs)
 
 
+@torch.library.custom_op("tests::rows_added", mutates_args=())
+def rows_added(x: torch.Tensor, times: float) -> tuple[torch.Tensor, torch.Tensor]:
+    return x + times, x.sum(0)
+
+
+@rows_added.register_fake
+def _(x, times):
+    return torch.empty_like(x), x.new_empty(x.shape[1:])
+
+
+class Strange(nn.Linear):
+    """Functions of which torch's exporter knows no form: elementwise ones, and an operator of a library; `t` is the
+    name of an input, and of an operator."""
+
+    def forward(self, x, t):
+        h, total = rows_added(super().forward(x), 2.0)
+        h = torch.special.i0e(h.digamma()) + torch.special.xlog1py(h, t @ self.weight.t()).igamma(h)
+        return h.amax() + h.sum() + total.mean()
+
+
+def test_operators_without_an_onnx_form_are_elementwise_or_whole():
+    pytest.importorskip("onnxscript")
+    model = read_module(Strange(8, 16), (torch.randn(8, 8), torch.randn(8, 8)))
+    (whole,) = [each for each in model.operators if each.domain]
+    assert (whole.domain, whole.op_type) == ("tests", "rows_added")
+    assert [model.tensors[name].shape for name in whole.outputs] == [(8, 16), (16,)]
+    assert set(model.inputs) >= {"x", "t"}
+    with pytest.warns(UserWarning, match="1 operator has no sharding rule and will be replicated"):
+        shardplan.make_plan(model, "1x2")
+
+
 def test_a_buffer_may_have_the_name_of_something_of_a_graph_module():
     """torch fails there."""
     pytest.importorskip("onnxscript")

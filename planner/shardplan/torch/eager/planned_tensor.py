@@ -22,6 +22,7 @@ from shardplan.errors import ShardplanError, error
 from shardplan.torch.eager.aliases import (
     SELVES,
     View,
+    in_memory,
     is_contiguous,
     note_views,
     shares,
@@ -30,6 +31,7 @@ from shardplan.torch.eager.aliases import (
 )
 from shardplan.torch.eager.autograd_functions import with_gradient
 from shardplan.torch.eager.composites import body_of, is_composite
+from shardplan.torch.eager.control_flow import CONTROL_FLOW
 from shardplan.torch.plain_forms import plain_form
 from shardplan.torch.propagation.engine import Engine
 from shardplan.torch.propagation.plan_graph import Key
@@ -37,6 +39,7 @@ from shardplan.torch.propagation.values import Value
 from shardplan.torch.rules.dispatch import apply, has_rule
 from shardplan.torch.rules.function_names import in_place, in_torch_names, name_of
 from shardplan.torch.rules.views import is_view
+from shardplan.torch.strides import in_order
 
 _ASKED_OF_LOCAL = frozenset(("requires_grad", "grad_fn", "is_leaf"))
 _SET = (Tensor.requires_grad, Tensor.data)
@@ -103,6 +106,8 @@ class Planned(Tensor):  # type: ignore[misc]
         if name == "__get__" or (name == "__set__" and func.__self__ in _SET):
             return _attribute(func, args)
         if name in _PLAIN or _transforms():
+            if name in _OF_MEMORY and not _transforms():
+                args = in_memory(args[0]), *args[1:]
             with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 - as torch's own subclasses do
                 return func(*args, **kwargs)
         if func is torch.ops.aten.detach.default or (name == "detach" and _asks_a_checkpoint()):
@@ -146,8 +151,10 @@ class Planned(Tensor):  # type: ignore[misc]
 
 _PLAIN = frozenset(
     ("size", "dim", "__len__", "numel", "nelement", "ndimension", "is_floating_point", "is_complex", "get_device",
-     "__repr__", "__hash__", "is_contiguous", "stride", "element_size", "data_ptr", "__format__", "is_nonzero_shape")
+     "__repr__", "__hash__", "is_contiguous", "stride", "storage_offset", "element_size",
+     "data_ptr", "__format__", "is_nonzero_shape")
 )  # fmt: skip
+_OF_MEMORY = frozenset(("stride", "storage_offset"))
 _DUALS = frozenset(("_make_dual", "_unpack_dual"))
 """Functions that bring a tensor into a transform, or out of it (`torch.func.jvp`)."""
 _INNER_BACKWARD = error(
@@ -237,7 +244,20 @@ def _body(func: Any, args: Any, kwargs: Mapping[str, Any]) -> Callable[..., Any]
         return _hooked
     if kwargs.get("out") is not None:
         return functools.partial(_filled, func)
+    if func in _STRIDED and not is_contiguous(args[0]):
+        return _strided
+    if func in CONTROL_FLOW:
+        return CONTROL_FLOW[func]
     return plain_form(func, args, kwargs) or (None if has_rule(func) else body_of(func))
+
+
+def _strided(planned: Planned, size: Any, stride: Any, storage_offset: int | None = None) -> Any:
+    """`as_strided` of a view, whose strides are those of the program's memory."""
+    strides, offset = in_order(in_memory(planned), size, stride, storage_offset)
+    return torch.as_strided(planned.contiguous(), size, strides, offset)
+
+
+_STRIDED = (torch.as_strided, Tensor.as_strided)
 
 
 def _filled(func: Any, *args: Any, out: Any, **kwargs: Any) -> Any:

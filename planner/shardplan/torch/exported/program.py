@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 from torch._functorch import predispatch
+from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, InputSpec, OutputKind, TensorArgument
@@ -17,15 +18,18 @@ from torch.nn.modules import transformer
 from torch.utils import _pytree as pytree
 
 from shardplan.errors import Diagnostic, ShardplanError, error
+from shardplan.torch.eager.composites import is_composite
 from shardplan.torch.exported.attribute_paths import writing_keywords
 from shardplan.torch.exported.grad_modes import inline_grad_modes, refuse_changed_weights
 from shardplan.torch.exported.numbers import numbers_as_tensors
 from shardplan.torch.exported.own_functions import marking_own_functions, remember_calls
-from shardplan.torch.exported.untraceable import having, refusing_untraceable
+from shardplan.torch.exported.untraceable import having, refusing_untraceable, untraceable
 from shardplan.torch.plain_forms import in_plain_forms
 from shardplan.torch.planning.refusals import cause_of
+from shardplan.torch.rules.dispatch import has_rule
 from shardplan.torch.rules.function_names import in_place
 from shardplan.torch.rules.views import is_view
+from shardplan.torch.strides import in_order
 
 
 def export_program(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportedProgram:
@@ -50,7 +54,9 @@ def export_program(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
             raise ShardplanError(error("cannot-export", summary, hint=hint))
     inline_grad_modes(program)
     refuse_changed_weights(program)
-    program = _in_known_operators(program)
+    program = _with_rules(_in_known_operators(program))
+    _refuse_control_flow(program)
+    _read_in_order(program)
     numbers_as_tensors(program)
     remember_calls(program.graph_module, calls)
     return program
@@ -91,6 +97,40 @@ def _in_known_operators(program: ExportedProgram) -> ExportedProgram:
         with writing_keywords():
             return program.run_decompositions({})
     return program
+
+
+def _with_rules(program: ExportedProgram) -> ExportedProgram:
+    """A program in which operators without a rule that torch takes apart (`istft`) are taken apart."""
+    known = torch.export.default_decompositions()
+    while True:
+        unknown = {node.target for node in program.graph.nodes if _is_unknown_composite(node) and node.target in known}
+        if not unknown:
+            return program
+        with writing_keywords():
+            program = program.run_decompositions({each: known[each] for each in unknown})
+
+
+def _is_unknown_composite(node: fx.Node) -> bool:
+    return isinstance(node.target, OpOverload) and not has_rule(node.target) and is_composite(node.target)
+
+
+def _refuse_control_flow(program: ExportedProgram) -> None:
+    for node in program.graph.nodes:
+        if isinstance(node.target, HigherOrderOperator) and node.target.name() in _CONTROL_FLOW:
+            raise untraceable(f"it branches, loops or attends by a function of its own (torch's {node.target.name()})")
+
+
+_CONTROL_FLOW = frozenset(("cond", "while_loop", "scan", "map_impl", "associative_scan", "flex_attention"))
+
+
+def _read_in_order(program: ExportedProgram) -> None:
+    """Writes strides, which the program says of its own memory, as those of the contiguous tensors of a process."""
+    for node in program.graph.nodes:
+        if node.target is torch.ops.aten.as_strided.default:
+            source, size, stride, *offset = node.args
+            memory = source.meta["val"]
+            if not memory.is_contiguous() or memory.storage_offset():
+                node.args = (source, size, *in_order(memory, size, stride, *offset))
 
 
 def _is_of_transform(node: fx.Node) -> bool:

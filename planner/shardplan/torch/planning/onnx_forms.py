@@ -24,7 +24,13 @@ def onnx_forms() -> dict[Callable[..., Any], Callable[..., Any]]:
     return {
         **decompositions(op),
         aten._adaptive_avg_pool3d.default: functools.partial(_adaptive_mean, op),  # noqa: SLF001 - torch calls it so
+        **{
+            getattr(aten, f"adaptive_max_pool{rank}d").default: functools.partial(_adaptive_largest, op, rank)
+            for rank in (2, 3)
+        },
         **{each.default: functools.partial(_grouped, op) for each in grouped if each is not None},
+        aten.amax.default: functools.partial(_extreme, op, op.ReduceMax),
+        aten.amin.default: functools.partial(_extreme, op, op.ReduceMin),
         aten.cummax.default: _running_best(op, op.Max, op.GreaterOrEqual),
         aten.cummin.default: _running_best(op, op.Min, op.LessOrEqual),
         aten.cumprod.default: _running(op, op.Mul),
@@ -42,13 +48,34 @@ def onnx_forms() -> dict[Callable[..., Any], Callable[..., Any]]:
     }
 
 
+def _extreme(op: Any, reduce: Callable[..., Any], value: Any, dim: Any = (), keepdim: bool = False) -> Any:
+    """The largest or the least entry along dims, along all of them where none are named."""
+    rank = len(value.shape)
+    dims = [dim] if isinstance(dim, int) else list(dim) or list(range(rank))
+    return reduce(value, op.Constant(value_ints=dims), keepdims=int(keepdim)) if rank else op.Identity(value)
+
+
 def _adaptive_mean(op: Any, value: Any, sizes: Any) -> Any:
     """Means of windows of equal sizes, where these fit."""
-    space = [int(size) for size in value.shape[-3:]]
-    if any(size % wanted for size, wanted in zip(space, sizes, strict=True)):
-        raise NotImplementedError("windows of unequal sizes")
-    windows = [size // int(wanted) for size, wanted in zip(space, sizes, strict=True)]
-    return op.AveragePool(value, kernel_shape=windows, strides=windows)
+    windows, strides = _windows(value, sizes)
+    return op.AveragePool(value, kernel_shape=windows, strides=strides)
+
+
+def _adaptive_largest(op: Any, rank: int, value: Any, sizes: Any) -> Any:
+    """The largest entries of windows of equal sizes, and where they stand in their map."""
+    windows, strides = _windows(value, sizes)
+    batched = value if len(value.shape) == rank + 2 else op.Unsqueeze(value, op.Constant(value_ints=[0]))
+    made, places = op.MaxPool(batched, kernel_shape=windows, strides=strides)
+    if batched is not value:
+        made, places = (op.Squeeze(each, op.Constant(value_ints=[0])) for each in (made, places))
+    return made, places
+
+
+def _windows(value: Any, sizes: Any) -> tuple[list[int], list[int]]:
+    """Windows and strides of an adaptive pool; windows of unequal sizes are planned as if all were as the largest."""
+    space = [int(size) for size in value.shape[-len(sizes) :]]
+    strides = [size // int(wanted) for size, wanted in zip(space, sizes, strict=True)]
+    return [size - (int(wanted) - 1) * step for size, wanted, step in zip(space, sizes, strides, strict=True)], strides
 
 
 def _with_items(op: Any, value: Any, indices: Any, items: Any, accumulate: bool = False) -> Any:

@@ -26,8 +26,9 @@ from shardplan.torch.planning.below_autograd import below_autograd, ending_trans
 from shardplan.torch.planning.complex_pairs import in_pairs
 from shardplan.torch.planning.largest_shapes import LargestShapes
 from shardplan.torch.planning.onnx_forms import onnx_forms
-from shardplan.torch.planning.refusals import is_of_complex_numbers, is_of_data, is_of_tracing, refusal
+from shardplan.torch.planning.refusals import is_of_complex_numbers, is_of_data, is_of_tracing, refusal, said_of
 from shardplan.torch.planning.reserved_names import renamed, reserved_names, restore
+from shardplan.torch.planning.stand_ins import stand_in, unknown_operator
 from shardplan.torch.with_loss import INPUT, WithLoss, argument_names
 
 _WEIGHTS = "weights"
@@ -116,12 +117,25 @@ def _by_torch(model: nn.Module, args: Any, kwargs: Any, names: list[str]) -> Any
     reserved = reserved_names(model)
     if reserved:
         model = renamed(torch.export.export(model, args, kwargs, strict=False), reserved)
-    program = torch.onnx.export(
-        model, args, kwargs=kwargs, dynamo=True, optimize=False, verbose=False, input_names=names,
-        custom_translation_table=onnx_forms(),
-    )  # fmt: skip
+    program = _written(model, args, kwargs, names)
     restore(program, reserved)
     return program
+
+
+def _written(model: Any, args: Any, kwargs: Any, names: list[str]) -> Any:
+    """The program that torch's exporter writes, once more for each operator of which it knows no ONNX form."""
+    forms = onnx_forms()
+    while True:
+        try:
+            return torch.onnx.export(
+                model, args, kwargs=kwargs, dynamo=True, optimize=False, verbose=False, input_names=names,
+                custom_translation_table=forms,
+            )  # fmt: skip
+        except Exception as problem:
+            operator = None if is_of_complex_numbers(problem) else unknown_operator(said_of(problem))
+            if operator is None or operator in forms:
+                raise
+            forms[operator] = stand_in(operator)
 
 
 def _check_packages() -> None:
@@ -213,7 +227,7 @@ _READ = ("pkg.torch.onnx.name_scopes", "pkg.onnxscript.optimizer.folded_from")
 def _strip(program: Any, model: nn.Module) -> None:
     """Moves the tensors of the module to an external file that nobody opens; removes tensors that nothing reads; and
     renames values with the name of a module's tensor, which torch gives to a buffer `index` and to the result of an
-    operator of that name."""
+    operator of that name, or with the name of an input: `t` is also an operator."""
     import onnx_ir  # noqa: PLC0415 - as above
 
     graph, owned = program.model.graph, _owned(model)
@@ -223,6 +237,7 @@ def _strip(program: Any, model: nn.Module) -> None:
             value.const_value = onnx_ir.ExternalTensor(
                 _WEIGHTS, 0, tensor.nbytes, tensor.dtype, shape=tensor.shape, name=name
             )
+    taken = {*graph.initializers, *(value.name for value in graph.inputs)}
     for node in graph.all_nodes():
         for key in [key for key in node.metadata_props if key not in _READ]:
             del node.metadata_props[key]
@@ -230,7 +245,7 @@ def _strip(program: Any, model: nn.Module) -> None:
             node.op_type = "Identity"
             node.resize_inputs(1)
         for made in node.outputs:
-            if made.name in graph.initializers:
+            if made.name in taken:
                 made.name = f"{made.name}_made_by_{node.name}"
 
 

@@ -96,6 +96,11 @@ def is_of_tracing(problem: BaseException) -> bool:
     return is_backward or any(type(each).__name__ == "TorchExportError" for each in _chain(problem))
 
 
+def said_of(problem: BaseException) -> Iterator[str]:
+    """What is said of a problem and of its causes."""
+    return (str(each) for each in _chain(problem))
+
+
 def _chain(problem: BaseException | None) -> Iterator[BaseException]:
     while problem is not None:
         yield problem

@@ -269,6 +269,17 @@ class Engine:
                 return self._move(self.served(value), read.layout, read.tensor, read.reader)
         return value
 
+    def read_whole(self, value: Value, signature: int) -> Value:
+        """As `read`, where an operator of the plan that makes results of `signature`, of whatever shape, reads a value
+        whole: one that the plan has no rule for either."""
+        chain, whole = value.key[:3], Layout.replicated(len(self.groups.mesh))
+        made = [
+            result
+            for (read, result), how in self.graph.reads.items()
+            if read[:3] == chain and result.signature == signature and how.layout == whole
+        ]
+        return self.read(value, made)
+
     def has_read(self, value: Value, result: Key) -> bool:
         """Whether an operator of the plan that makes `result` reads a value, or the end of its chain."""
         end = self.graph.ends.get(value.key[:3], value.key)

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from types import FunctionType
 from typing import Any
 
+import torch
+
 from shardplan.torch.propagation.engine import Engine, Op, Rule
 from shardplan.torch.rules import (
     attention,
@@ -31,7 +33,7 @@ from shardplan.torch.rules import (
     views,
     windows,
 )
-from shardplan.torch.rules.function_names import name_of
+from shardplan.torch.rules.function_names import is_pointwise, name_of
 
 RULES: Mapping[str, Rule] = {
     **dict.fromkeys(elementwise.ELEMENTWISE, elementwise.elementwise),
@@ -99,6 +101,9 @@ RULES: Mapping[str, Rule] = {
     **dict.fromkeys(indexing.INDEXED, indexing.indexed),
     **dict.fromkeys(indexing.MADE_NEW, indexing.made_new),
     "contains": numbers.contains,
+    "equal": numbers.are_equal,
+    "_is_all_true": lambda engine, op: reductions.reduction(engine, Op("all", torch.all, op.args)),
+    "_is_any_true": lambda engine, op: reductions.reduction(engine, Op("any", torch.any, op.args)),
     "item": numbers.item,
     **dict.fromkeys(("is_same_size", "_has_same_storage_numel"), numbers.alike),
     **dict.fromkeys(("cat", "concat", "concatenate"), slicing.cat),
@@ -125,17 +130,18 @@ def has_rule(func: Callable[..., Any]) -> bool:
     """Whether there is a rule for a function; of losses and `unfold`, for what they are called by, which takes other
     arguments."""
     name = name_of(func)
-    return name in RULES and not (name in _OF_CALLED and isinstance(func, FunctionType))
+    if name not in RULES:
+        return is_pointwise(func)
+    return not (name in _OF_CALLED and isinstance(func, FunctionType))
 
 
 def apply(engine: Engine, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Run one operation; `args` hold values where tensors would be."""
     name = name_of(func)
     op = Op(name, func, args, kwargs)
-    if name not in RULES:
-        return engine.run_rule(fallback.replicated, op)
+    rule = RULES.get(name) or (elementwise.elementwise if is_pointwise(func) else fallback.replicated)
     try:
-        return engine.run_rule(RULES[name], op)
+        return engine.run_rule(rule, op)
     except _UNFORESEEN:  # if the call is wrong, torch says why
         engine.record.without_rule[name] += 1
         return engine.run_rule(fallback.replicated, op)

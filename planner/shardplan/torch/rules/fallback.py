@@ -10,6 +10,7 @@ from torch._ops import OpOverload
 
 from shardplan.torch.gradients.moves import with_own_memory
 from shardplan.torch.propagation.engine import Engine, Op
+from shardplan.torch.propagation.lineage import values_in
 from shardplan.torch.propagation.plan_graph import Key
 from shardplan.torch.propagation.values import Value
 from shardplan.torch.rules.function_names import in_place
@@ -18,7 +19,9 @@ from shardplan.torch.rules.function_names import in_place
 def replicated(engine: Engine, op: Op) -> Any:
     """An operation without a rule: every process does all of it. Operands that it changes in place are written. It is
     recorded where something had to be sent for it: of operands that all have, the plan does nothing less."""
-    gathered, before_it = _Gathered(engine), engine.record.unplanned.total()
+    of = [value.key.signature for value in values_in([*op.args, *op.kwargs.values()])]
+    signature = engine.graph.signatures.nonlinear(of)
+    gathered, before_it = _Gathered(engine, signature), engine.record.unplanned.total()
     given = [gathered.collect(argument) for argument in op.args]
     named = {key: gathered.collect(argument) for key, argument in op.kwargs.items()}
     if engine.record.unplanned.total() > before_it:
@@ -32,7 +35,6 @@ def replicated(engine: Engine, op: Op) -> Any:
     for number, (value, whole) in enumerate(zip(gathered.values, gathered.whole, strict=True)):
         if number in told or _version(whole) != before[number]:
             engine.write(value, whole)
-    signature = engine.graph.signatures.nonlinear([value.key.signature for value in gathered.values])
     return _values(engine, made, signature)
 
 
@@ -45,9 +47,10 @@ class _Place:
 
 @dataclass
 class _Gathered:
-    """The values among the arguments of an operation, in order, and the same gathered."""
+    """The values among the arguments of an operation, in order, and the same gathered. `signature`: of its results."""
 
     engine: Engine
+    signature: int
     values: list[Value] = field(default_factory=list)
     whole: list[Value] = field(default_factory=list)
 
@@ -56,7 +59,7 @@ class _Gathered:
         if isinstance(argument, Value):
             layout = self.engine.constant(argument.local, argument.shape).layout
             self.values.append(argument)
-            whole = self.engine.convert(argument, layout)
+            whole = self.engine.convert(self.engine.read_whole(argument, self.signature), layout)
             if not whole.local.is_contiguous():  # as the program has it
                 whole = replace(whole, local=whole.local.contiguous(), forms={})
             self.whole.append(whole)

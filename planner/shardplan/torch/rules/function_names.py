@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from types import FunctionType
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
+from torch._ops import OpOverload, OpOverloadPacket
 
 _IN_PLACE = frozenset(("__iadd__", "__isub__", "__imul__", "__itruediv__", "__setitem__"))
 _NUMBERS = frozenset(("__bool__", "__int__", "__float__", "__index__", "__complex__", "is_nonzero"))
@@ -52,3 +53,25 @@ def in_place(func: Any) -> bool:
     if name.startswith("__"):
         return name in _IN_PLACE
     return name.endswith("_") and not name.endswith("__")
+
+
+def is_pointwise(func: Any) -> bool:
+    """Whether a function makes one tensor of the corresponding elements of its operands, as torch says of operators."""
+    if isinstance(func, OpOverload) and torch.Tag.pointwise in func.tags:
+        return len(func._schema.returns) == 1  # noqa: SLF001 - as above
+    if isinstance(func, FunctionType) or (isinstance(func, OpOverload) and func.namespace != "prims"):
+        return False
+    return _is_pointwise_name(name_of(func))
+
+
+@functools.cache
+def _is_pointwise_name(name: str) -> bool:
+    """Of an operator of ATen, or of the primitive that one is made of."""
+    plain = name.removeprefix("bessel_")
+    for known in (name, f"special_{name}", plain, f"special_{plain}"):
+        packet = getattr(torch.ops.aten, known, None) if known.isidentifier() else None
+        if isinstance(packet, OpOverloadPacket):
+            kinds = [getattr(packet, overload) for overload in packet.overloads()]
+            is_one = all(len(each._schema.returns) == 1 for each in kinds)  # noqa: SLF001 - as above
+            return is_one and any(torch.Tag.pointwise in each.tags for each in kinds)
+    return False

@@ -20,6 +20,15 @@ def item(engine: Engine, op: Op) -> Any:
     return op.func(engine.convert(over_parts(engine, unknown(value)), whole).local, *op.args[1:], **op.kwargs)
 
 
+def are_equal(engine: Engine, op: Op) -> bool:
+    """Whether two tensors have the same shape and elements (`torch.equal`): one number is sent."""
+    one, other = (as_value(engine, each) for each in op.args)
+    if one.shape != other.shape:
+        return False
+    same = unknown(elementwise(engine, Op("eq", torch.eq, [one, other])))
+    return bool(over_parts(engine, unknown(reduction(engine, Op("all", torch.all, [same])))).local)
+
+
 def contains(engine: Engine, op: Op) -> bool:
     """Whether a number is among the elements: one number is sent."""
     same = unknown(elementwise(engine, Op("eq", torch.eq, list(op.args[:2]))))
