@@ -36,18 +36,20 @@ from shardplan.schedule.streams import Item, Simulation
 
 def just_in_time(phase: Phase, ran: Simulation, step: StepMoves) -> Phase:
     """The phase, of which `ran` is the schedule, with its prefetches issued at the turns in which their latest starts
-    lie, or where they are if that is earlier. A value that is made in the phase is not sent before it is made."""
+    lie, or where they are if that is earlier. A value is not sent before forward has made it; backward has all of
+    them."""
     clock = _Clock(phase.program, ran, step.parts.levels)
     latest = _latest_starts(phase.program, clock, step.parts.levels)
     first = next((index for index, operator in enumerate(phase.operators) if operator >= 0), len(phase.program))
-    made = _made_at(phase) if phase.name in ("first forward", "forward") else {}
+    made = _made_at(phase)
+    is_forward = phase.name in ("first forward", "forward")
     places: dict[int, int] = {}
     keys: list[tuple[int, int, float]] = []
     for index, item in enumerate(phase.program):
         is_prefetch = item.action == "issue" and item.number in latest and phase.operators[index] >= 0
         place = index
         if is_prefetch:
-            sources = {step.parts.moves[number].tensor for number in phase.moves[index]}
+            sources = {step.parts.moves[number].tensor for number in phase.moves[index]} if is_forward else ()
             ready = max((made.get(step.makers[one], index) for one in sources if not step.is_at_hand(one)), default=0)
             after = max((places.get(number, 0) for number in item.after), default=0)
             place = min(index, max(first, ready, after, clock.turn(latest[item.number])))
