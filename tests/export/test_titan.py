@@ -1,6 +1,7 @@
 """`--to torchtitan`: the file is run against the classes that it imports, and what has no boundary to be written at."""
 
 import inspect
+import re
 import sys
 from dataclasses import dataclass, field, replace
 from enum import Enum, StrEnum
@@ -301,9 +302,8 @@ def test_what_has_no_boundary():
     exported = export_titan(read_plan(ROOT / "plans/llama3_8b.4x8.plan.json"))
     said = "error[cannot-say]: a ShardingConfig cannot express what this plan does\n"
     assert str(exported.refused[0]).startswith(said)
-    assert (
-        "'transpose_3' is moved between operators that are in no module with parameters" in exported.refused[0].detail
-    )
+    told = r"'transpose_\d+' is moved between operators that are in no module with parameters"
+    assert re.search(told, exported.refused[0].detail)
     detail = export_titan(example_plan()).refused[0].detail
     assert "'layers.0.attention.qkv.weight' is cut by segments (a fused dim) (and 1 more like this)" in detail
 

@@ -20,7 +20,7 @@ from shardplan.graph.problem import objective_of, to_problem
 from shardplan.model.types import Model, Operator, Parameter, Tensor
 from shardplan.plan.assemble import price
 from shardplan.plan.file import dumps, loads
-from shardplan.plan.phases import EAGER, FARTHER, HOLDING_LESS, Policy
+from shardplan.plan.phases import EAGER, HOLDING_LESS, Policy
 from shardplan.plan.step import schedule_step
 from shardplan.plan.timeline import timeline
 from shardplan.planning import Planner
@@ -130,7 +130,8 @@ def test_any_multipliers_bound_the_schedule_of_every_assignment(model, cluster, 
 def shortest_s(priced):
     """The shortest schedule of an assignment, whatever it holds."""
     parts, kappa = priced.scheduled.parts, priced.built.cluster.overlap.kappa
-    return min(schedule_step(parts, policy, kappa).seconds for policy in (*map(Policy, FARTHER), EAGER, *HOLDING_LESS))
+    policies = (*map(Policy, (2, 4, 8)), Policy(just_in_time=True), EAGER, *HOLDING_LESS)
+    return min(schedule_step(parts, policy, kappa).seconds for policy in policies)
 
 
 @given(larger_models, clusters, options, st.lists(st.floats(0.0, 1.0), min_size=4, max_size=4))

@@ -321,7 +321,7 @@ def refused(tiny: Tiny, plan: Plan, what: str) -> str:
                 shardplan.torch.parallelize(model, plan, mesh)(ids)
             case "unknown operation":
                 shardplan.torch.parallelize(model, plan, mesh)
-                model.transformer.ln_f.forward = lambda x: torch.special.zeta(x, x)
+                model.transformer.ln_f.forward = lambda x: torch.renorm(x, 2.0, 0, 1.0)
                 model(ids)
             case "not parallel":
                 with shardplan.torch.count_comms(model):
@@ -340,7 +340,7 @@ def later(tiny: Tiny, plan: Plan) -> list[str]:
     with warnings.catch_warnings(record=True) as said, torch.no_grad():
         warnings.simplefilter("always")
         model(ids)
-        model.transformer.ln_f.forward = lambda x: torch.special.zeta(x, x)
+        model.transformer.ln_f.forward = lambda x: torch.renorm(x, 2.0, 0, 1.0)
         for _ in range(2):
             model(ids)
     return [str(each.message) for each in said if "no rule" in str(each.message)]

@@ -17,7 +17,7 @@ TEXTS = {
     "inputs": "error[unknown-input]: the plan has no input 'input_idz'",
     "another model": "error[unrealised-move]",
     "unknown operation": "error[unknown-operation]: operations without a rule were run whole on every process: "
-    "special_zeta (1 times)",
+    "renorm (1 times)",
     "not parallel": "error[not-parallel]: no plan has been applied to this model",
 }
 
@@ -36,5 +36,5 @@ def test_refusal(four, plan, what):
 
 def test_what_every_process_computes_whole_later_is_said_once(four, plan):
     said, *others = four.run("torch_cases", "later", tiny_gpt(), plan)
-    assert [text.split(":")[0] for text in said] == ["special_zeta has no rule for what it was given"]
+    assert [text.split(":")[0] for text in said] == ["renorm has no rule for what it was given"]
     assert others == [[]] * 3
