@@ -36,13 +36,15 @@ from shardplan.schedule.streams import Item, Simulation
 
 def just_in_time(phase: Phase, ran: Simulation, step: StepMoves) -> Phase:
     """The phase, of which `ran` is the schedule, with its prefetches issued at the turns in which their latest starts
-    lie, or where they are if that is earlier. A value is not sent before forward has made it; backward has all of
-    them."""
+    lie, or where they are if that is earlier; the same object if none moves. A value is not sent before forward has
+    made it; backward has all of them."""
+    if not any(item.action == "issue" and not item.deferred for item in phase.program):
+        return phase
     clock = _Clock(phase.program, ran, step.parts.levels)
     latest = _latest_starts(phase.program, clock, step.parts.levels)
     first = next((index for index, operator in enumerate(phase.operators) if operator >= 0), len(phase.program))
-    made = _made_at(phase)
     is_forward = phase.name in ("first forward", "forward")
+    made = _made_at(phase) if is_forward else {}
     places: dict[int, int] = {}
     keys: list[tuple[int, int, float]] = []
     for index, item in enumerate(phase.program):
@@ -57,6 +59,8 @@ def just_in_time(phase: Phase, ran: Simulation, step: StepMoves) -> Phase:
             places[item.number] = place if is_prefetch else index + 1
         keys.append((place, int(not is_prefetch), latest[item.number] if is_prefetch else index))
     order = sorted(range(len(keys)), key=keys.__getitem__)
+    if order == list(range(len(keys))):
+        return phase
     return replace(
         phase,
         program=tuple(phase.program[index] for index in order),

@@ -132,19 +132,21 @@ def schedule_step(parts: StepParts, policy: Policy = EAGER, kappa: float = 1.0) 
 
 def schedule_moves(moves: StepMoves, policy: Policy, kappa: float) -> StepSchedule:
     """The schedule of a step whose moves have been indexed already."""
-    plain = replace(policy, just_in_time=False)
-    scheduled = _simulated(moves.parts, plain, phases_of(moves, plain), kappa)
+    plain, parts = replace(policy, just_in_time=False), moves.parts
+    phases = phases_of(moves, plain)
+    simulations = tuple(simulate(phase.program, kappa, parts.levels) for phase in phases)
+    scheduled = StepSchedule(parts, plain, phases, simulations)
     return in_time(moves, scheduled, kappa) if policy.just_in_time else scheduled
 
 
 def in_time(moves: StepMoves, scheduled: StepSchedule, kappa: float) -> StepSchedule:
-    """The same schedule with weights gathered just in time."""
-    phases = tuple(just_in_time(phase, ran, moves) for phase, ran in scheduled.phases_ran())
-    return _simulated(moves.parts, replace(scheduled.policy, just_in_time=True), phases, kappa)
-
-
-def _simulated(parts: StepParts, policy: Policy, phases: tuple[Phase, ...], kappa: float) -> StepSchedule:
-    return StepSchedule(parts, policy, phases, tuple(simulate(phase.program, kappa, parts.levels) for phase in phases))
+    """The same schedule with weights gathered just in time; phases in which nothing moves are not simulated again."""
+    parts, phases = moves.parts, tuple(just_in_time(phase, ran, moves) for phase, ran in scheduled.phases_ran())
+    simulations = tuple(
+        ran if phase is before else simulate(phase.program, kappa, parts.levels)
+        for phase, (before, ran) in zip(phases, scheduled.phases_ran(), strict=True)
+    )
+    return StepSchedule(parts, replace(scheduled.policy, just_in_time=True), phases, simulations)
 
 
 def serial_schedule(parts: StepParts) -> StepSchedule:
