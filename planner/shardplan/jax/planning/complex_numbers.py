@@ -37,6 +37,11 @@ def real_aval(aval: Any) -> Any:
     return jax.ShapeDtypeStruct(aval.shape, dtype) if is_complex(aval) else aval
 
 
+def real_avals(avals: Sequence[Any]) -> list[Any]:
+    """The abstract values of all parts of values, in order."""
+    return [real_aval(aval) for aval in avals for _ in range(1 + is_complex(aval))]
+
+
 def has_complex(equation: Any) -> bool:
     """Whether an equation reads or makes complex numbers."""
     return any(is_complex(each.aval) for each in (*equation.invars, *equation.outvars))

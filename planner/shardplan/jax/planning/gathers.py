@@ -138,8 +138,7 @@ class _Cut:
                 first = graph.add(
                     "Cast", [_column(graph, numbers, column, len(self.columns), self.rows)], to=graph.INT64
                 )
-                last = graph.ints0(self.operand[dim] - self.sizes[dim])
-                first = graph.add("Min", [graph.add("Max", [first, graph.ints0(0)]), last])
+                first = _up_to(graph, first, self.operand[dim] - self.sizes[dim])
                 first = graph.add("Reshape", [first, graph.ints(*self.rows, *(1 for _ in self.blocks))])
             if dim in self.blocks:
                 place = len(self.rows) + self.blocks.index(dim)
@@ -148,6 +147,11 @@ class _Cut:
         wide = [graph.add("Expand", [each, graph.ints(*shape)]) for each in found]
         cut = [graph.add("Reshape", [each, graph.ints(*shape, 1)]) for each in wide]
         return str(graph.add("Concat", cut, axis=len(shape)) if len(cut) > 1 else cut[0])
+
+
+def _up_to(graph: Graph, numbers: str, most: int) -> str:
+    """Positions, those below 0 as 0 and those above the last one as that."""
+    return str(graph.add("Min", [graph.add("Max", [numbers, graph.ints0(0)]), graph.ints0(most)]))
 
 
 def _line(count: int, place: int, rank: int) -> Any:
@@ -321,10 +325,9 @@ def _spread(
         if size == extent:
             continue
         first = graph.add("Cast", [starts[dim]], to=graph.INT64)
-        first = graph.add("Min", [graph.add("Max", [first, graph.ints0(0)]), graph.ints0(extent - size)])
+        first = _up_to(graph, first, extent - size)
         place = graph.add("Sub", [graph.constant(np.arange(extent)), first])
-        last = graph.ints0(size - 1)
-        near = graph.add("Min", [graph.add("Max", [place, graph.ints0(0)]), last])
+        near = _up_to(graph, place, size - 1)
         value = graph.add("Gather", [value, near], axis=dim)
         inside = graph.add("Equal", [place, near])
         line = graph.ints(*(extent if each == dim else 1 for each in range(len(operand))))

@@ -22,9 +22,8 @@ from shardplan.errors import Diagnostic, ShardplanError, error
 from shardplan.jax.planning.complex_numbers import (
     all_parts,
     has_complex,
-    is_complex,
     joined,
-    real_aval,
+    real_avals,
     rows_of_complex,
 )
 from shardplan.jax.planning.draws import drawn, is_draw
@@ -155,11 +154,10 @@ def _scan(graph: Graph, equation: Any, inputs: list[str], step: Step) -> list[st
     body = graph.body()
     avals = [each.aval for each in inner.jaxpr.invars[fixed:]]
     carried, scanned, stacked = (
-        sum(1 + is_complex(aval) for aval in group)
-        for group in (avals[:carried], avals[carried:], inner.out_avals[carried:])
+        len(real_avals(group)) for group in (avals[:carried], avals[carried:], inner.out_avals[carried:])
     )
     given_to = all_parts(graph, inputs[fixed:], avals)
-    taken = [value_info(body.name("in"), real_aval(aval)) for aval in avals for _ in range(1 + is_complex(aval))]
+    taken = [value_info(body.name("in"), aval) for aval in real_avals(avals)]
     arguments = [*inputs[:fixed], *joined(graph, [each.name for each in taken], avals)]
     results = write(body, inner.jaxpr, [graph.constant(const) for const in inner.consts], arguments)
     made = _results(body, results, inner.out_avals)
@@ -182,8 +180,7 @@ def _scan(graph: Graph, equation: Any, inputs: list[str], step: Step) -> list[st
 def _results(body: Graph, names: Sequence[str], avals: Sequence[Any]) -> list[ValueInfoProto]:
     """The results of a body, of which each has a name of its own."""
     copies = [body.add("Identity", [part]) for part in all_parts(body, names, avals)]
-    reals = [real_aval(aval) for aval in avals for _ in range(1 + is_complex(aval))]
-    return [value_info(*each) for each in zip(copies, reals, strict=True)]
+    return [value_info(*each) for each in zip(copies, real_avals(avals), strict=True)]
 
 
 def _branch(graph: Graph, equation: Any, inputs: list[str], step: Step) -> list[str]:

@@ -14,7 +14,7 @@ from onnx import helper
 from shardplan.api import make_plan
 from shardplan.errors import ShardplanError, error
 from shardplan.jax.named_shardings import path_name
-from shardplan.jax.planning.complex_numbers import all_parts, is_complex, real_aval
+from shardplan.jax.planning.complex_numbers import all_parts, is_complex, real_avals
 from shardplan.jax.planning.graph import OPSET, Graph, value_info, weight
 from shardplan.jax.planning.jaxprs import abstract, traced, write
 from shardplan.model.read import read_model_bytes
@@ -59,7 +59,7 @@ def onnx_program(fn: Callable[..., Any], params: Any, *batch: Any) -> onnx.Model
     _check_real({**weights, **inputs})
     graph = Graph()
     outputs = written(graph, closed, weights, inputs)
-    avals = [real_aval(leaf) for leaf in jax.tree.leaves(result) for _ in range(1 + is_complex(leaf))]
+    avals = real_avals(jax.tree.leaves(result))
     unread = [weights[node.input[0]] for node in graph.nodes[len(graph.nodes) - len(outputs) + len(avals) :]]
     results = [value_info(*each) for each in zip(outputs, [*avals, *unread], strict=True)]
     stored = [*(weight(each, leaf) for each, leaf in weights.items()), *graph.constants]
