@@ -32,7 +32,7 @@ from shardplan.verbs.evaluate import evaluate
 from shardplan.verbs.evaluate_problem import evaluate_problem
 from shardplan.verbs.explain import explain
 from shardplan.verbs.export import export
-from shardplan.verbs.help import whole_words
+from shardplan.verbs.help import SOURCES, whole_words
 from shardplan.verbs.init import init
 from shardplan.verbs.inspect import inspect
 from shardplan.verbs.launch import launch, launch_env
@@ -77,7 +77,7 @@ class _Run:
     session: Session | None = None
 
 
-_HELP = """Plan how a neural network is split over a device mesh: from an ONNX graph to a plan file with a proof of how
+_HELP = f"""Plan how a neural network is split over a device mesh: from an ONNX graph to a plan file with a proof of how
 good it is.
 
 \b
@@ -89,7 +89,7 @@ Exit codes: 0 done, 1 the answer is no, 2 could not answer, 3 proven
 infeasible, 4 a limit ended the search, 70 a defect of shardplan, 130
 interrupted.
 
-Options also come from the environment (SHARDPLAN_MESH=4x4) and from shardplan.toml.
+{SOURCES}
 """
 
 

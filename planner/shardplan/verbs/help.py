@@ -23,7 +23,7 @@ _HEADINGS: Final = {
     "Output": ("--output", "--html", "--plot", "--all", "--json", "--color", "--quiet", "--verbose", "--help"),
 }  # fmt: skip
 _HEADING_OF: Final = {option: heading for heading, options in _HEADINGS.items() for option in options}
-_SOURCES = "Options also come from the environment (SHARDPLAN_MESH=4x4) and from shardplan.toml."
+SOURCES: Final = "Options also come from the environment (SHARDPLAN_MESH=4x4) and from shardplan.toml."
 
 Rows = list[tuple[str, str]]
 
@@ -47,7 +47,7 @@ class _Formatter(click.HelpFormatter):
                 with self.section(heading):
                     super().write_dl(its, col_max, col_spacing)
         self.write_paragraph()
-        self.write_text(_SOURCES)
+        self.write_text(SOURCES)
         self.indent()
         return None
 
