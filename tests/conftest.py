@@ -1,4 +1,4 @@
-"""What all tests share: the examples that laws are shown, and which tests run in one process.
+"""What all tests share: the examples that laws are shown, which tests are slow, and which run in one process.
 
 `fixed`, the profile of every ordinary run: a law is shown the same examples wherever and whenever it runs, and as many
 as find what breaks it; more of them find nothing new in the next run. `fresh`, asked for with
@@ -14,6 +14,7 @@ import os
 import sys
 
 import pytest
+import slow_tests
 from hypothesis import settings
 
 os.environ["SHARDPLAN_CHECK_PRICES"] = "1"
@@ -51,7 +52,20 @@ LONG = ("tests/test_tutorials.py", "tests/planning/")
 """What takes long goes next: a file of a minute that begins last has a core for itself."""
 
 
-def pytest_collection_modifyitems(items):
+def pytest_addoption(parser):
+    parser.addoption("--slow", action="store_true", help="run the slow tests, too (tests/support/slow_tests.py)")
+
+
+def pytest_collection_modifyitems(config, items):
+    """Slow tests run where they are asked for: by `--slow`, or by name."""
+    by_name = any("::" in argument for argument in config.args)
+    unknown = [] if by_name else slow_tests.unknown(item.nodeid for item in items)
+    if unknown:
+        raise pytest.UsageError(f"tests/support/slow_tests.py lists tests that do not exist: {', '.join(unknown)}")
+    if not config.getoption("--slow") and not by_name:
+        slow = [item for item in items if slow_tests.is_slow(item.nodeid)]
+        config.hook.pytest_deselected(items=slow)
+        items[:] = [item for item in items if not slow_tests.is_slow(item.nodeid)]
     items.sort(key=lambda item: (not item.nodeid.startswith(TOGETHER), not item.nodeid.startswith(LONG)))
 
 
