@@ -1,4 +1,5 @@
-"""Advice on what makes a step shorter than any layout does: a size rounded up, or fewer devices.
+"""Advice on what makes a step shorter than any layout does: a size rounded up, fewer devices, or optimizer state that
+is sharded apart from its weights.
 
 Nothing is guessed. A change is promising if the lower bound on its step, at the multipliers of the plan and at usual
 ones, is below that of the plan by more than `LEAST`: two plain problems, a small part of the plan's search. The most
@@ -15,6 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from shardplan.advice.optimizer_state import least_step_s
 from shardplan.advice.sizes import Rounding, computing, roundings
 from shardplan.cluster.build import profile_from_resolved
 from shardplan.cluster.mesh import make_cluster, merged
@@ -49,12 +51,12 @@ most promising mesh: a tenth of the plan's search."""
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """With `rounded` in place of `size` for `what`, or on `mesh` if that is not a size, a step takes `step_ns`, shorter
-    by the share `saves`. `option`: the command-line option for it; empty if the model has to be changed."""
+    """With `rounded` in place of `size` for `what`, or with `what` itself if it is no size, a step takes `step_ns`,
+    shorter by the share `saves`. `option`: the command-line option for it; empty if the model has to be changed."""
 
     what: str
-    size: int
-    rounded: int
+    size: int | None
+    rounded: int | None
     step_ns: int
     saves: float
     option: str = ""
@@ -87,6 +89,7 @@ def advise(
     with contextlib.suppress(KeyboardInterrupt):
         found += asked.size()
         found += asked.devices()
+        found += asked.optimizer_state()
     return found
 
 
@@ -151,6 +154,23 @@ class Asked:
         if best is not None:
             yield from self._searched_advice(self.model, best[2], None)
 
+    def optimizer_state(self) -> Iterator[Advice]:
+        """State sharded apart from its weights, if the plan could have it so and is faster with it."""
+        options, summary = self.options, self.plan.summary
+        may_be = options.training and not (options.shard_optimizer or options.target or options.optimizer == "none")
+        if not may_be or self.cluster.mesh.size == 1 or time.monotonic() >= self.ends_s:
+            return
+        self.on_try("optimizer state apart from weights")
+        below_s = (1 - LEAST) * summary.least_ns / NS_PER_S
+        try:
+            step_s = least_step_s(self.model, self.cluster, self._in_time(), self.plan, below_s, WORK)
+        except ShardplanError:
+            return
+        saves = 1 - step_s * NS_PER_S / summary.step_ns
+        if saves > LEAST:
+            what = "optimizer state sharded apart from its weights"
+            yield Advice(what, None, None, round(step_s * NS_PER_S), saves, "--shard-optimizer")
+
     def _may_be_faster(self, cluster: Cluster) -> bool:
         """Whether the step could be short enough on fewer devices."""
         summary = self.plan.summary
@@ -194,6 +214,12 @@ class Asked:
             raise KeyboardInterrupt
         return math.inf if solution.choices is None else solution.bound / PS_PER_S
 
+    def _in_time(self) -> PlanOptions:
+        """The options with what is left of the time limit, if there is one."""
+        if self.options.time_limit is None:
+            return self.options
+        return replace(self.options, time_limit=max(0.0, self.ends_s - time.monotonic()))
+
     def _planner(self, model: Model, cluster: Cluster) -> Planner:
         """Raises `ShardplanError` for a request that cannot be planned."""
         key = id(model), cluster.mesh
@@ -203,11 +229,9 @@ class Asked:
 
     def _searched_advice(self, model: Model, cluster: Cluster, size: Rounding | None) -> Iterator[Advice]:
         """The advice, if the step of a full search is short enough."""
-        left_s = self.ends_s - time.monotonic()
         try:
-            if math.isfinite(left_s):
-                options = replace(self.options, time_limit=max(0.0, left_s))
-                planner = Planner(model, cluster, options, reasons=False)
+            if self.options.time_limit is not None:
+                planner = Planner(model, cluster, self._in_time(), reasons=False)
             else:
                 planner = self._planner(model, cluster)
             step_ns = finished(planner.plan(work=WORK)).summary.step_ns

@@ -19,7 +19,7 @@ def describe_advice(console: Console, found: Sequence[Advice]) -> None:
 
 def advice_line(advice: Advice) -> str:
     """`batch 16 instead of 15: step 432 ms, 26.5 % shorter   --dim batch=16`."""
-    changed = f"{advice.what} {advice.rounded:,} instead of {advice.size:,}"
+    changed = advice.what if advice.size is None else f"{advice.what} {advice.rounded:,} instead of {advice.size:,}"
     option = f"   {advice.option}" if advice.option else ""
     return f"{changed}: step {duration(advice.step_ns)}, {percent(advice.saves)} shorter{option}"
 
