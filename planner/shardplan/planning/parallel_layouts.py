@@ -103,7 +103,8 @@ class Layouts:
             return [count]
         kind = self.kinds[axis]
         if self._is_weight and kind != EXPERT:
-            return [*shards, count, count + 2]
+            is_cut = kind == TENSOR and len(self.kind.shape) > 1 and bool(shards)
+            return shards if is_cut else [*shards, count, count + 2]
         known = [place for place in shards if self.kind.shards[place] in map(S, self.dims.get(kind, ()))]
         if not self._is_fixed(kind):
             return [*(known or shards), count, count + 2, *([] if self._is_weight else [count + 1])]
