@@ -27,7 +27,7 @@ from shardplan.cost.occupancy import links_of
 from shardplan.graph import edges
 from shardplan.graph.flow import Flow, carried_pairs, trace
 from shardplan.graph.fusion import Fusion, fuse
-from shardplan.graph.near import Near, Nearby
+from shardplan.graph.near import Offer
 from shardplan.graph.operators import OperatorPricer, OperatorSpace
 from shardplan.graph.options import PlanOptions
 from shardplan.graph.precision import PRECISIONS, Cast, narrowed
@@ -35,7 +35,6 @@ from shardplan.graph.pricing import Pricing
 from shardplan.graph.remat import Recompute, recompute
 from shardplan.graph.tensors import MovePrices, TensorKind, TensorSpace
 from shardplan.graph.traffic import Traffic, tensor_kinds
-from shardplan.layout.layout import Layout
 from shardplan.model.types import Model
 from shardplan.rules.types import Rule
 from shardplan.schedule.links import LinkLevels
@@ -74,7 +73,7 @@ class CostGraph:
     emitted: dict[tuple[object, ...], object] = field(default_factory=dict)
     """The moves along one edge for a pair of choices."""
     is_near: bool = False
-    """Whether only layouts near some plans are offered: moves that pass through others may be priced too high."""
+    """Whether only some layouts are offered: moves that pass through others may be priced too high."""
 
     @cached_property
     def node_data(self) -> tuple[tuple[Node, dict[str, Any]], ...]:
@@ -163,7 +162,7 @@ def build_cost_graph(
     constraints: ResolvedConstraints | None = None,
     complete: bool = True,
     again: Recompute | None = None,
-    near: Near | None = None,
+    near: Offer | None = None,
 ) -> CostGraph:
     """The cost graph of `model`, whose operator i has rule `rules[i]`, on `cluster`.
 
@@ -212,12 +211,12 @@ def build_cost_graph(
 class _Spaces:
     """The choices of every kind of tensor, made once."""
 
-    def __init__(self, prices: MovePrices, traffic: Traffic, near: Near | None) -> None:
+    def __init__(self, prices: MovePrices, traffic: Traffic, near: Offer | None) -> None:
         self._prices, self._near = prices, near
         self._made: dict[TensorKind, TensorSpace] = {}
         self._together = UnionFind()
         """Kinds of one tensor that is kept, served and updated: moves between them use the same layouts."""
-        self._layouts: dict[TensorKind, set[Layout]] = {}
+        self._names: dict[TensorKind, set[str]] = {}
         roles = (traffic.kept, traffic.served, traffic.updated)
         if near is None:
             return
@@ -225,16 +224,13 @@ class _Spaces:
             self._together.union(*(kinds[name] for kinds in roles if name in kinds))
         for kinds in roles:
             for name, kind in kinds.items():
-                self._layouts.setdefault(self._together[kind], set()).update(near.layouts.get(name, ()))
+                self._names.setdefault(self._together[kind], set()).add(name)
 
     def of(self, kind: TensorKind) -> TensorSpace:
         if kind not in self._made:
-            mesh = self._prices.mesh
-            nearby = None
+            mesh, nearby = self._prices.mesh, None
             if self._near is not None:
-                nearby = Nearby(
-                    frozenset(self._layouts[self._together[kind]]), self._near.free, kind.shards, mesh.shape
-                )
+                nearby = self._near.to(self._names[self._together[kind]], kind, mesh.shape)
             self._made[kind] = TensorSpace(kind, mesh, self._prices, nearby)
         return self._made[kind]
 

@@ -9,8 +9,9 @@ tables.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,10 +20,31 @@ from shardplan.layout.layout import Layout
 from shardplan.layout.placement import RP, Placement
 from shardplan.layout.transitions import State
 
+if TYPE_CHECKING:
+    from shardplan.graph.tensors import TensorKind
+
 Codes = NDArray[np.int64]
 _MOST_BETWEEN = 32
 """Number of combinations of different layouts on the fixed axes up to which moves may pass through them: more finds
 cheaper moves, with matrices that grow with the square."""
+
+
+class Offered(Protocol):
+    """The only layouts that the tensors of one kind may have. Placement codes are those of `shardplan.graph.tensors`:
+    shards, R, P, R/P."""
+
+    def codes(self) -> Codes:
+        """All of them as codes, shape (layouts, axes)."""
+
+    def states(self) -> tuple[State, ...]:
+        """The plain layouts that values and gradients have in them and on the paths between them."""
+
+
+class Offer(Protocol):
+    """The only layouts that a cost graph offers."""
+
+    def to(self, names: Collection[str], kind: TensorKind, sizes: tuple[int, ...]) -> Offered:
+        """Those of the tensors `names`, which are of one kind, on a mesh of these sizes."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +53,11 @@ class Near:
 
     layouts: Mapping[str, frozenset[Layout]]
     free: frozenset[int] = frozenset()
+
+    def to(self, names: Collection[str], kind: TensorKind, sizes: tuple[int, ...]) -> Nearby:
+        """The layouts near to those of any of the tensors."""
+        layouts = frozenset[Layout]().union(*(self.layouts.get(name, ()) for name in names))
+        return Nearby(layouts, self.free, kind.shards, sizes)
 
 
 @dataclass(frozen=True)

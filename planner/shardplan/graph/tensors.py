@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 
 from shardplan.cost.coalesce import in_bucket
 from shardplan.cost.moves import CollectiveSeconds, Index, MoveSpace, Seconds, move_space
-from shardplan.graph.near import Nearby
+from shardplan.graph.near import Offered
 from shardplan.layout.collective import Collective
 from shardplan.layout.layout import Layout
 from shardplan.layout.mesh import Mesh
@@ -58,7 +59,7 @@ class TensorSpace:
     `forward`, `gradient`: state numbers of the value and gradient of every kept choice, shape (choices,).
     """
 
-    def __init__(self, kind: TensorKind, mesh: Mesh, prices: MovePrices, nearby: Nearby | None = None) -> None:
+    def __init__(self, kind: TensorKind, mesh: Mesh, prices: MovePrices, nearby: Offered | None = None) -> None:
         """`nearby`: the only layouts that are offered."""
         self._layouts: dict[int, Layout] = {}
         self.kind = kind
@@ -103,6 +104,11 @@ class TensorSpace:
         count = len(self.kind.shards)
         plain = np.where(codes == count + 1, count, np.where(codes == count + 2, count + 1, codes))
         return self.space.state_of(plain)
+
+    @cached_property
+    def offered(self) -> frozenset[Layout]:
+        """The plain layouts that moves may pass through."""
+        return frozenset(self.space.layout(state, self.kind.shards) for state in range(len(self.space.states)))
 
     def offers(self, codes: Index) -> NDArray[np.bool_]:
         """Whether some offered layout begins with these pair codes, shape (layouts, axes or fewer)."""

@@ -29,7 +29,7 @@ from shardplan.units import NS_PER_S
 
 _MOST_AXES = 4
 """Number of mesh axes up to which a move may pass through any layout of its tensor. With more there are too many: it
-passes only through layouts with the shards of its two ends, and may be more expensive for that."""
+passes only through those that are offered, as its price in the cost graph does."""
 
 
 class Emitter:
@@ -231,12 +231,13 @@ class Emitter:
         def price(collective: Collective) -> float:
             return seconds(collective, float(size_bytes)) + STEP_S
 
-        def legal(layout: Layout) -> bool:
-            return is_legal(layout, mesh, kind.shape)
-
         partial = {p for p in (*source.placements, *target.placements) if p.kind == "P"} or {P()}
-        between = kind.shards if len(mesh) <= _MOST_AXES else ()
-        steps = lower(mesh, source, target, price, shards=(*between, *partial), legal=legal)
+        is_wide = len(mesh) > _MOST_AXES and space.nearby is not None and partial == {P()}
+
+        def legal(layout: Layout) -> bool:
+            return is_legal(layout, mesh, kind.shape) and (not is_wide or layout in space.offered)
+
+        steps = lower(mesh, source, target, price, shards=(*kind.shards, *partial), legal=legal)
         return tuple(_emitted(one.collective, size_bytes, seconds(one.collective, float(size_bytes))) for one in steps)
 
 

@@ -14,7 +14,7 @@ from shardplan.graph.build import CostGraph, build_cost_graph
 from shardplan.graph.cache import cache_obstacles
 from shardplan.graph.flow import microbatch_obstacles, training_obstacles
 from shardplan.graph.memory import Memory
-from shardplan.graph.near import Near
+from shardplan.graph.near import Near, Offer
 from shardplan.graph.options import PlanOptions
 from shardplan.graph.pricing import Pricing
 from shardplan.graph.remat import Recompute
@@ -38,7 +38,7 @@ MOST_AXES = 6
 class Instance:
     """What is to be planned. `rules[i]`: the rule of operator i. `complete`: no strategy is pruned, and the cost model
     of another planner contributes its prices only, not its restrictions. `decided`: with `remat` `auto`, a plan that
-    fixes what is recomputed."""
+    fixes what is recomputed. `offer`: the only layouts that are considered."""
 
     model: Model
     rules: tuple[Rule, ...]
@@ -49,6 +49,7 @@ class Instance:
     pricing: Pricing
     complete: bool = False
     decided: Plan | None = None
+    offer: Offer | None = None
 
     @property
     def chooses_remat(self) -> bool:
@@ -69,6 +70,7 @@ def instance_of(
     *,
     complete: bool = False,
     decided: Plan | None = None,
+    offer: Offer | None = None,
 ) -> Instance:
     """The instance of a request. Raises `ShardplanError` for a model that cannot be planned as asked."""
     if obstacles := _obstacles(model, options):
@@ -94,7 +96,7 @@ def instance_of(
         moves, optimizer = pricing.moves, pricing.optimizer
         made = Pricing.made(cluster.mesh, collectives, pricing.compute, moves.levels_of, moves.bucket_bytes)
         pricing = replace(made, optimizer=optimizer)
-    return Instance(model, rules, cluster, options, limit_bytes, constraints, pricing, complete, decided)
+    return Instance(model, rules, cluster, options, limit_bytes, constraints, pricing, complete, decided, offer)
 
 
 class CostGraphs:
@@ -139,11 +141,11 @@ class CostGraphs:
             self._near = (near, remat), (built, Memory(built))
         return self._near[1]
 
-    def _build(self, remat: Recompute | None = None, near: Near | None = None) -> CostGraph:
+    def _build(self, remat: Recompute | None = None, near: Offer | None = None) -> CostGraph:
         asked = self.instance
         return build_cost_graph(
             asked.model, asked.rules, asked.cluster, asked.options, pricing=asked.pricing,
-            constraints=asked.constraints, again=remat, near=near,
+            constraints=asked.constraints, again=remat, near=near or asked.offer,
         )  # fmt: skip
 
 

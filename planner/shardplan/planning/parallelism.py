@@ -243,8 +243,8 @@ def hidden_of(model: Model) -> int:
     return max(sorted(set(widths)), key=widths.count) if widths else 0
 
 
-def restriction(parallelism: Parallelism, axes: Sequence[KindOfAxis], hidden: int) -> Restrict:
-    """The restriction to what `parallelism` fixes on a mesh of `axes`; `hidden` is the hidden size."""
+def restriction(parallelism: Parallelism, kinds: tuple[str, ...], hidden: int) -> Restrict:
+    """The restriction to what `parallelism` fixes on a mesh with axes of these `kinds`; `hidden` is the hidden size."""
     # with the model itself: another one may get the number of one that is gone
     known: dict[int, tuple[Model, Mapping[str, int]]] = {}
 
@@ -254,7 +254,6 @@ def restriction(parallelism: Parallelism, axes: Sequence[KindOfAxis], hidden: in
             known[id(built.model)] = built.model, batch_dims_of(built.model, built.rules)
         return known[id(built.model)][1]
 
-    kinds = tuple(axis.kind for axis in axes)
     latest: list[tuple[CostGraph, Allowed]] = []
 
     def of(built: CostGraph) -> Allowed:

@@ -13,6 +13,7 @@ from shardplan.cluster.types import Cluster
 from shardplan.errors import Diagnostic, InfeasibleError, LimitError, ShardplanError, warning
 from shardplan.graph.build import CostGraph
 from shardplan.graph.memory import Memory
+from shardplan.graph.near import Offer
 from shardplan.graph.options import PlanOptions
 from shardplan.graph.problem import at, objective_of
 from shardplan.graph.remat import Recompute
@@ -88,16 +89,20 @@ class Planner:
         complete: bool = False,
         decided: Plan | None = None,
         coarse: CoarsePlans | None = None,
+        offer: Offer | None = None,
     ) -> None:
         """`reasons`: if nothing fits, find out what fills the memory and which constraints conflict. `complete`,
-        `decided`: as in `Instance`. `coarse`: plans of coarser meshes, shared with other meshes over the same links.
+        `decided`, `offer`: as in `Instance`. `coarse`: plans of coarser meshes, shared with other meshes over the same
+        links.
 
         Raises `ShardplanError` for a model that cannot be planned as asked.
         """
         self._on_progress, self._warn = on_progress, on_warning or (lambda _: None)
         self._reasons = reasons
         self._coarse = CoarsePlans() if coarse is None else coarse
-        self.instance = instance_of(model, cluster, options, self._warn, complete=complete, decided=decided)
+        self.instance = instance_of(
+            model, cluster, options, self._warn, complete=complete, decided=decided, offer=offer
+        )
         self._answers = Answers(self.instance, self._warn)
         self.known: Known = {}
         """Plans that `solve_at` has scheduled."""

@@ -45,13 +45,17 @@ def batch_dims(
 def batch_dims_of(model: Model, rules: Sequence[Rule]) -> dict[str, int]:
     """`batch_dims` of `model`, whose operator i has rule `rules[i]`: dim 0 of its inputs, unless it is said what it is
     (`Model.fed`)."""
+    return dims_that_follow(model, rules, {name: model.fed.get(name, 0) for name in model.inputs})
+
+
+def dims_that_follow(model: Model, rules: Sequence[Rule], given: Mapping[str, int]) -> dict[str, int]:
+    """`batch_dims` of `model` for other dims than the batch, which are `given` for some inputs or weights."""
     operators = [
         Wired(rule.equation, operator.inputs, operator.outputs)
         for operator, rule in zip(model.operators, rules, strict=True)
     ]
     shapes = {name: tensor.shape for name, tensor in model.tensors.items()}
-    given = {name: model.fed.get(name, 0) for name in model.inputs}
-    return batch_dims(operators, shapes, given, {parameter.tensor for parameter in model.parameters})
+    return batch_dims(operators, shapes, given, {parameter.tensor for parameter in model.parameters} - given.keys())
 
 
 def in_microbatch(shape: tuple[int, ...], dim: int | None, microbatches: int) -> tuple[int, ...]:

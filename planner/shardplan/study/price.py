@@ -7,17 +7,14 @@ the last: three are planned.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from shardplan.cluster.build import Profile
 from shardplan.cluster.mesh import make_cluster
 from shardplan.cluster.profile import load_profile
 from shardplan.cluster.types import Cluster
-from shardplan.errors import Diagnostic, InfeasibleError, ShardplanError
+from shardplan.errors import InfeasibleError, ShardplanError
 from shardplan.graph.options import UNLIMITED_BYTES, PlanOptions, Remat
 from shardplan.graph.precision import Narrow, PrecisionName, narrow_tensors
 from shardplan.layout.layout import Layout
@@ -32,12 +29,12 @@ from shardplan.pipeline.schedule import Schedule
 from shardplan.pipeline.submeshes import Submesh
 from shardplan.plan.types import Memory, Plan
 from shardplan.planning import Planner
-from shardplan.planning.instance import MOST_WHOLE
+from shardplan.planning.instance import MOST_AXES, MOST_WHOLE
+from shardplan.planning.parallel_layouts import LeftOpen
 from shardplan.planning.parallelism import (
     CONTEXT,
     DATA,
     EXPERT,
-    KindOfAxis,
     Parallelism,
     axes_of,
     bad,
@@ -67,6 +64,22 @@ from shardplan.study.trained import (
 
 FLAT = (CONTEXT, EXPERT, DATA)
 """Kinds of ranks over which Megatron cuts the flat buffers of its distributed optimizer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fixed:
+    """What a configuration fixes on a mesh with axes of these `kinds`. `zero`: within a step; `sharded`: parameters
+    are."""
+
+    kinds: tuple[str, ...]
+    restrict: Restrict
+    zero: int
+    sharded: bool
+
+    @property
+    def flat(self) -> tuple[int, ...]:
+        """Axes over which the optimizer's state is sharded as flat buffers."""
+        return tuple(place for place, kind in enumerate(self.kinds) if kind in FLAT) if self.zero == 1 else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,8 +156,9 @@ def price(
         cluster = replace(cluster, training=replace(cluster.training, exchanges_only=True))
     profile = as_filled(cluster, parallelism)
     axes = axes_of(parallelism, profile)
-    if len(axes) > MOST_WHOLE:
-        raise ShardplanError(_too_many_axes(parallelism, axes, profile))
+    if len(axes) > MOST_AXES:
+        hint = "let each kind fill a level of links or stay inside one"
+        raise ShardplanError(bad(f"{len(axes)} mesh axes; at most {MOST_AXES} can be priced", hint))
     part = Submesh(make_cluster(profile, mesh_text(axes, profile)))
     limit = cluster.device.usable_bytes if options.memory_limit_bytes is None else options.memory_limit_bytes
     inside = parallelism.within_a_step
@@ -153,34 +167,14 @@ def price(
         # torch's context_parallel, Megatron-Core and Transformer Engine deal out a causal sequence from both ends
         dealt_sequence=parallelism.context > 1,
     )  # fmt: skip
-    fixed = restriction(inside, axes, hidden_of(model))
-    flat = [place for place, axis in enumerate(axes) if axis.kind in FLAT] if inside.zero == 1 else []
+    kinds = tuple(axis.kind for axis in axes)
+    fixed = Fixed(kinds, restriction(inside, kinds, hidden_of(model)), inside.zero, parallelism.shards_parameters)
     if parallelism.pipeline == 1:
-        plan = _fastest(
-            model, part.cluster, options, limit, fixed, on_progress, sharded=parallelism.shards_parameters, flat=flat
-        )
+        plan = _fastest(model, part.cluster, options, limit, fixed, on_progress)
         held = (plan.summary.memory,)
         return Priced(parallelism, plan, held, limit, options.microbatches, cluster.device.usable_fraction)
     whole = make_cluster(profile, mesh_text(axes_of(parallelism, profile, whole=True), profile))
-    return _pipeline(parallelism, model, whole, part, options, limit, fixed, on_progress, flat=flat)
-
-
-def _too_many_axes(parallelism: Parallelism, axes: Sequence[KindOfAxis], profile: Profile) -> Diagnostic:
-    """The error about a configuration with too many mesh axes: names those like it that have few enough."""
-    told = " x ".join(f"{axis.kind} {axis.size} ({profile.levels[axis.level].name})" for axis in axes)
-    over = parallelism.ways(EXPERT)
-    others: Mapping[str, Mapping[str, Any]] = {
-        "--cp 1": {"context": 1},
-        "--ep 1": {"expert": 1},
-        f"--dp {over}": {"data": over},
-    }
-    few = []
-    for option, change in others.items():
-        with contextlib.suppress(ShardplanError):
-            other = replace(parallelism, **change)
-            few += [option] if other != parallelism and len(axes_of(other, profile)) <= MOST_WHOLE else []
-    hint = f"the same with {' or with '.join(few)} can be" if few else "let each kind fill a machine or stay inside one"
-    return bad(f"{len(axes)} mesh axes, {told}; at most {MOST_WHOLE} can be priced", hint)
+    return _pipeline(parallelism, model, whole, part, options, limit, fixed, on_progress)
 
 
 def _fastest(
@@ -188,20 +182,21 @@ def _fastest(
     cluster: Cluster,
     options: PlanOptions,
     limit: int,
-    fixed: Restrict,
+    fixed: Fixed,
     on_progress: OnProgress | None,
     *,
     loss: bool = True,
-    sharded: bool = False,
-    flat: Sequence[int] = (),
 ) -> Plan:
     """The fastest plan that fits, or the fastest of all if none does, as a trainer runs it. `loss`: the model ends in
-    it; `sharded`: parameters are sharded; `flat`: axes over which the optimizer's state is sharded as flat buffers."""
+    it."""
+    sharded, offer = fixed.sharded, None
+    if len(fixed.kinds) > MOST_WHOLE:
+        offer = LeftOpen.of(fixed.kinds, model, model_rules(model))
 
     def under(bytes_: int) -> Plan:
         asked = replace(options, memory_limit_bytes=bytes_)
-        planner = Planner(model, cluster, asked, on_progress, reasons=False)
-        found = as_held(planner.chosen(fixed), cluster, loss=loss, flat=flat, precision=saved)
+        planner = Planner(model, cluster, asked, on_progress, reasons=False, offer=offer)
+        found = as_held(planner.chosen(fixed.restrict), cluster, loss=loss, flat=fixed.flat, precision=saved)
         return as_run(found, cluster, recomputed=options.remat == "full", loss=loss, sharded=sharded, narrow=narrow)
 
     saved = "" if sharded else options.precision  # torchao's products keep their operands as they are
@@ -224,10 +219,8 @@ def _pipeline(
     part: Submesh,
     options: PlanOptions,
     limit: int,
-    fixed: Restrict,
+    fixed: Fixed,
     on_progress: OnProgress | None,
-    *,
-    flat: Sequence[int],
 ) -> Priced:
     pieces, stages = parallelism.pieces, parallelism.pipeline
     schedule = Schedule("interleaved", parallelism.virtual) if parallelism.virtual > 1 else Schedule("1f1b")
@@ -243,9 +236,9 @@ def _pipeline(
         held = most if 0 < place < pieces - 1 else waiting[place]
         own = part_of(chain, place, place + 1, f"{model.name}.stage{place}")
         asked = replace(options, in_flight=held)
-        room, loss, sharded = limit // parallelism.virtual, place == pieces - 1, parallelism.shards_parameters
-        plan = _fastest(own, part.cluster, asked, room, fixed, turn.tell, loss=loss, sharded=sharded, flat=flat)
-        plans[place] = accumulating_in_fp32(plan) if sharded else plan
+        room, loss = limit // parallelism.virtual, place == pieces - 1
+        plan = _fastest(own, part.cluster, asked, room, fixed, turn.tell, loss=loss)
+        plans[place] = accumulating_in_fp32(plan) if fixed.sharded else plan
     stands_for, transfers = [0, *[inner] * (pieces - 2), pieces - 1], Transfers(cluster)
     found = assemble_result(
         chain,

@@ -16,7 +16,6 @@ from shardplan.planning.parallelism import (
     DATA,
     EXPERT,
     TENSOR,
-    KindOfAxis,
     Parallelism,
     check_model,
     hidden_of,
@@ -72,11 +71,9 @@ def divides(roles: Roles, mesh: Mesh, model: Model, microbatches: int) -> bool:
 
 def trainer_limits(roles: Roles, built: CostGraph) -> Allowed:
     """The restriction to what a trainer does with these roles; `None` if the model's sizes do not divide."""
-    cluster = built.cluster
-    parallelism = parallelism_of(roles, cluster.mesh, sharded_optimizer=bool(built.updated))
-    if not divides(roles, cluster.mesh, built.model, built.options.microbatches):
+    mesh = built.cluster.mesh
+    parallelism = parallelism_of(roles, mesh, sharded_optimizer=bool(built.updated))
+    if not divides(roles, mesh, built.model, built.options.microbatches):
         first = next(iter(built.kept))
         return {("kept", first): np.zeros(len(built.kept[first]), dtype=np.bool_)}
-    sizes = zip(roles, cluster.mesh.shape, cluster.axis_levels, strict=True)
-    axes = [KindOfAxis(_KINDS[role], size, level) for role, size, level in sizes]
-    return restriction(parallelism, axes, hidden_of(built.model))(built)
+    return restriction(parallelism, tuple(_KINDS[role] for role in roles), hidden_of(built.model))(built)

@@ -1,0 +1,84 @@
+"""Configurations with more mesh axes than all layouts are considered for: memory by hand, times by other meshes."""
+
+import math
+
+import pytest
+
+import shardplan
+from shardplan.cluster.mesh import make_cluster
+from shardplan.cluster.profile import load_profile
+from shardplan.graph.options import PlanOptions
+from shardplan.models import described
+from shardplan.planning.parallelism import DATA, TENSOR, Parallelism, hidden_of, restriction
+from shardplan.study import price as study
+
+DENSE = "transformer:layers=2,hidden=512,heads=8,kv_heads=8,vocab=1024,seq=256"
+EXPERTS = "transformer:layers=2,hidden=256,heads=8,kv_heads=8,ffn=512,vocab=1024,seq=256,experts=8,top_k=2"
+
+
+def elements(model) -> tuple[int, int]:
+    """The parameters of experts, and all others."""
+    shapes = [model.tensor(parameter.tensor).shape for parameter in model.parameters]
+    return tuple(sum(math.prod(shape) for shape in shapes if (len(shape) == 3) == stacked) for stacked in (True, False))
+
+
+@pytest.mark.parametrize(
+    ("axes", "options"),
+    [
+        (4, {"tp": 8, "cp": 2, "dp": 16, "ep": 8}),
+        (5, {"tp": 2, "cp": 2, "dp": 16, "ep": 8}),
+        (6, {"tp": 8, "cp": 4, "dp": 64, "ep": 8, "cluster": "trn2-16"}),
+    ],
+)
+@pytest.mark.parametrize("zero", [1, 3])
+def test_state_is_what_megatron_counts(axes, options, zero):
+    """Experts are cut over tp x ep, all else over tp, and the optimizer's state over all ranks."""
+    priced = shardplan.price(EXPERTS, zero=zero, **options)
+    experts, others = elements(described(EXPERTS))
+    tp, every = options["tp"], options["tp"] * options["cp"] * options["dp"]
+    held = experts / tp / options["ep"] + others / tp if zero == 1 else (experts + others) / every
+    assert len(priced.plan.mesh.shape) == axes
+    assert priced.peak.parameters == pytest.approx(2 * held, rel=0.03)  # bf16; normalisations are whole
+    assert priced.peak.optimizer == pytest.approx(12 * (experts + others) / every, rel=0.03)  # fp32: weight and moments
+
+
+@pytest.mark.parametrize(
+    ("model", "options"),
+    [
+        (DENSE, {"tp": 8, "dp": 16, "zero": 1, "sequence_parallel": True}),
+        (DENSE, {"tp": 8, "cp": 2, "dp": 16, "zero": 1}),
+        (DENSE, {"tp": 2, "cp": 2, "dp": 8, "zero": 3}),
+        (EXPERTS, {"tp": 8, "dp": 16, "ep": 8, "zero": 1}),
+    ],
+)
+def test_few_axes_cost_the_same_among_the_layouts_left_open(model, options, monkeypatch):
+    every = shardplan.price(model, **options)
+    monkeypatch.setattr(study, "MOST_WHOLE", 0)
+    limited = shardplan.price(model, **options)
+    assert limited.plan.summary.step_ns == pytest.approx(every.plan.summary.step_ns, rel=1e-3)
+    assert limited.peak.total == pytest.approx(every.peak.total, rel=1e-3)
+
+
+@pytest.mark.parametrize("zero", [0, 1])
+def test_an_axis_cut_in_three_costs_what_it_costs_whole(zero, monkeypatch):
+    """Data parallelism over one link, as one axis of eight and as three of two."""
+    model, profile = described(f"{DENSE},batch=8"), load_profile("h100-dgx")
+    monkeypatch.setattr(study, "MOST_WHOLE", 0)
+    parallelism = Parallelism(tensor=8, data=8, zero=zero)
+
+    def plan(mesh, kinds):
+        fixed = study.Fixed(kinds, restriction(parallelism, kinds, hidden_of(model)), zero, sharded=False)
+        options = PlanOptions(shard_optimizer=zero == 1, effort="quick", in_time=False)
+        return study._fastest(model, make_cluster(profile, mesh), options, 1 << 40, fixed, None)
+
+    whole = plan("net=8,up=8", (DATA, TENSOR))
+    cut = plan("net0=2,net1=2,net2=2,up=8", (DATA, DATA, DATA, TENSOR))
+    assert cut.summary.step_ns == pytest.approx(whole.summary.step_ns, rel=1e-3)
+    assert cut.summary.memory.total == pytest.approx(whole.summary.memory.total, rel=1e-3)
+
+
+def test_twice_the_context_ranks_halve_activations_and_work():
+    options = {"tp": 2, "dp": 16, "ep": 8, "zero": 1}
+    two, four = (shardplan.price("transformer:mixtral-8x7b,layers=2", cp=cp, **options) for cp in (2, 4))  # five axes
+    assert four.spent.compute_ns == pytest.approx(two.spent.compute_ns / 2, rel=0.1)
+    assert two.peak.activations / 2 < four.peak.activations < 0.65 * two.peak.activations  # whole keys and values
