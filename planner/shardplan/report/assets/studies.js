@@ -45,7 +45,7 @@ function together(points) {
   return [...places.values()];
 }
 // Memory over step, both logarithmic; what is best is filled and labelled
-function pareto(points) {
+function pareto(points, items) {
   const width = 900, height = 420, pad = { left: 84, right: 40, top: 24, bottom: 44 };
   const scale = (values, from, to) => {
     const low = Math.log(Math.min(...values) || 1) - 0.06, high = Math.log(Math.max(...values) || 1) + 0.06;
@@ -58,7 +58,7 @@ function pareto(points) {
     const one = many.find((each) => each.best) || many[0], color = axisColor(clusters.indexOf(one.cluster));
     const group = svg("g", { tabindex: one.best ? 0 : -1, role: "img", "aria-label": `${one.cluster} ${words(many)}: ${duration(one.step)}, ${bytes(one.memory)}, ${counted(one.devices, "device")}` },
       svg("circle", { cx: x(one.step), cy: y(one.memory), r: one.best ? 6 : 4, fill: one.best ? color : "none", stroke: color, "stroke-width": 1.6 }));
-    return tipped(group, `${one.cluster}, ${words(many)}\n${duration(one.step)}, ${bytes(one.memory)} per device, ${counted(one.devices, "device")}${one.tokens ? `\n${Math.round(one.tokens).toLocaleString("en")} tokens/s` : ""}`);
+    return tipped(group, `${one.cluster}, ${words(many)}\n${duration(one.step)}, ${bytes(one.memory)} per device, ${counted(one.devices, "device")}${one.rate ? `\n${Math.round(one.rate).toLocaleString("en")} ${items}/s` : ""}`);
   });
   const taken = points.map((one) => [x(one.step) - 6, x(one.step) + 6, y(one.memory)]);
   const labels = together(points).filter((many) => many.some((one) => one.best)).map((many) => {
@@ -88,12 +88,12 @@ function sweepView(report) {
   const varies = (key) => new Set(report.points.map((one) => one[key])).size > 1;
   const points = [...report.points].sort((a, b) => b.best - a.best || a.step - b.step), priced = points.some((one) => one.cost !== null && one.cost !== undefined);
   return [
-    points.length ? section("chart", "Memory over step", el("div", { class: "card scroll" }, pareto(points))) : null,
+    points.length ? section("chart", "Memory over step", el("div", { class: "card scroll" }, pareto(points, report.items))) : null,
     section("points", "Plans", el("div", { class: "card" }, sortable(points, [
       { label: "cluster", value: (one) => one.cluster }, { label: "mesh", value: (one) => one.mesh }, ...(varies("microbatches") ? [{ label: "microbatches", value: (one) => one.microbatches, number: true }] : []),
       ...(varies("remat") ? [{ label: "rematerialisation", value: (one) => one.remat }] : []), ...(varies("stages") ? [{ label: "stages", value: (one) => one.stages }] : []), { label: "devices", value: (one) => one.devices, number: true },
       { label: "step", value: (one) => one.step, text: (one) => duration(one.step), number: true }, { label: "memory", value: (one) => one.memory, text: (one) => bytes(one.memory), number: true },
-      { label: "tokens/s", value: (one) => one.tokens || 0, text: (one) => Math.round(one.tokens || 0).toLocaleString("en"), number: true },
+      { label: `${report.items}/s`, value: (one) => one.rate || 0, text: (one) => Math.round(one.rate || 0).toLocaleString("en"), number: true },
       ...(priced ? [{ label: "USD per step", value: (one) => one.cost || 0, text: (one) => (one.cost === null ? "" : one.cost.toFixed(4)), number: true }] : []),
       { label: "Pareto-optimal", value: (one) => Number(one.best), text: (one) => (one.best ? "yes" : "") },
     ], { name: "plans" }))),
