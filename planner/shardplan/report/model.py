@@ -49,6 +49,7 @@ class _View:
         return {
             "label": one_line(label(segment, self.plan)),
             "count": len(segment.copies),
+            "block": segment.is_block,
             "compute": sum(operators[index].compute_ns for index in members),
             "exposed": round(sum(map(self._exposed, members))),
             "paths": [one_line(path) for path in paths],
