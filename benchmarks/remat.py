@@ -27,7 +27,7 @@ from shardplan.verbs.inputs import load_model  # noqa: E402
 
 FLAGS = ("none", "selective", "full", "auto")
 GIB = 2**30
-HEADER = """| model | mesh | limit GiB | remat | step ms | bound ms | GiB | again | CPU s |
+HEADER = """| model | mesh | limit GiB | remat | step ms | bound ms | GiB | recomputed operators | CPU s |
 |---|---|--:|---|--:|--:|--:|--:|--:|"""
 
 

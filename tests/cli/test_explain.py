@@ -142,7 +142,6 @@ def test_what_does_not_fit(shardplan, mlp):
     [
         (("explain", PLAN, "up.weigh", "--model", "mlp.onnx"), "error[no-match]: no tensor or operator matches 'up.we"),
         (("explain", PLAN, "*", "--model", "mlp.onnx"), "error[too-many]: '*' matches 2 things of 2 kinds; explain"),
-        (("explain", PLAN, "up.weight"), "to explain NAME, give the plan's --model"),
         (("explain", "absent.json"), "absent.json: error[unreadable-plan]"),
     ],
 )
@@ -150,6 +149,17 @@ def test_refusals(arguments, said, shardplan, solved):
     run = shardplan(*arguments)
     assert run.code == 2
     assert said in run.err
+
+
+def test_the_model_is_the_one_that_the_plan_records(shardplan, solved):
+    assert (
+        shardplan("explain", PLAN, "up.weight").out
+        == shardplan("explain", PLAN, "up.weight", "--model", "mlp.onnx").out
+    )
+    Path("mlp.onnx").rename("moved.onnx")
+    run = shardplan("explain", PLAN, "up.weight")
+    absent = f"{PLAN}: error[no-model]: its model 'mlp.onnx' is neither here, nor beside the plan or above it"
+    assert (run.code, run.err.splitlines()) == (2, [absent, "hint: give it with --model"])
 
 
 def test_a_plan_of_another_model(shardplan, solved):

@@ -63,6 +63,15 @@ def test_a_plan_that_is_known_survives_ctrl_c(model, mesh, moments):
     assert "interrupted" in found
 
 
+def test_the_best_plan_is_told_while_the_search_goes_on(model):
+    told = []
+    plan = plan_model(model, on("2x4"), PlanOptions(), told.append)
+    best = [standing.best for standing in told if math.isfinite(standing.best)]
+    assert len(best) > 1, "it was told more than once, so before the end"
+    assert best == sorted(best, reverse=True)
+    assert best[-1] >= plan.summary.step_ns * 1000 > 0
+
+
 def test_a_pipeline_that_is_known_survives_ctrl_c(model):
     options, schedule = PlanOptions(microbatches=4), parse_schedule("1f1b")
 

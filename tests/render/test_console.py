@@ -130,7 +130,7 @@ def test_names_stand_in_their_row_where_most_rows_have_room():
     )
 
 
-def test_names_stand_below_their_rows_where_most_have_no_room():
+def test_but_for_the_first_names_stand_below_their_rows_where_most_have_no_room():
     long = "layers.attention.projection"
     said = shown(30, ("1 ms", long, "compute"), ("2 ms", long, "compute"), ("3 ms", "up", "compute"))
-    assert said.splitlines()[-2:] == ["3 ms", "    up  compute"]
+    assert said.splitlines()[-2:] == ["3 ms  up", "    compute"]

@@ -14,17 +14,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
-from small_models import small_model
+from small_models import proto_of, small_model
 
 from shardplan.cluster.mesh import make_cluster
 from shardplan.cluster.profile import load_profile
 from shardplan.errors import ShardplanError
 from shardplan.graph.options import PlanOptions
+from shardplan.model.read import read_model_bytes
 from shardplan.models import transformer
 from shardplan.planning import plan_model
 from shardplan.request import Request
 from shardplan.study.engines import DaskEngine, LocalEngine, engine_of
-from shardplan.study.sweep import Combination, Point, all_combinations, pareto, plan_point, sweep
+from shardplan.study.sweep import Combination, Point, all_combinations, items_of, pareto, plan_point, sweep
 
 SCHEMA = json.loads((files("shardplan.render") / "documents.schema.json").read_text(encoding="utf-8"))
 REQUESTS = all_combinations(["generic"], ["2", "2x2", "2x"], [1, 2], ["none", "selective"])
@@ -57,6 +58,13 @@ def test_points_are_what_solve_gives(model, found):
         assert point.step_us == plan.summary.step_ns / 1000
         assert point.memory_bytes == plan.summary.memory.total
         assert point.tokens_per_s == pytest.approx(8 / point.step_us * 1e6, abs=1e-3)
+
+
+def test_a_step_counts_tokens_of_sequences_and_samples_of_the_rest(found):
+    assert found.items == "samples"
+    assert items_of(transformer(layers=1, hidden=64, heads=2, vocab=128, seq=32, batch=4)) == ("tokens", 128)
+    images = "m (float[8,3] x, int64[8] labels) => (float[8,4] y) <float[3,4] w> { y = MatMul (x, w) }"
+    assert items_of(read_model_bytes(proto_of(images).SerializeToString(), "m")) == ("samples", 8)
 
 
 def test_what_is_recomputed_is_chosen_point_by_point():
@@ -196,7 +204,7 @@ def test_the_verb(shardplan, mlp):
     run = shardplan(*SWEEP, "--engine", "local", "-o", "sweep.json", "--plot", "sweep.png")
     assert (run.code, run.err) == (0, "")
     assert run.out.splitlines()[0].split() == [
-        "cluster", "mesh", "micro", "devices", "step", "memory", "tokens/s"
+        "cluster", "mesh", "micro", "devices", "step", "memory", "samples/s"
     ]  # fmt: skip
     assert "of 4 plans are Pareto-optimal in step, memory, devices" in run.out
     assert Path("sweep.png").read_bytes().startswith(b"\x89PNG")

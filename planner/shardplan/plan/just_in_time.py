@@ -144,7 +144,7 @@ class _Link:
     """
 
     def __init__(self, level: str, program: Sequence[Item], clock: _Clock, links: LinkLevels) -> None:
-        self._starts, self._free, self._ran = clock.starts, clock.free[level], clock.free_ran[level]
+        self._starts, self._free, self._ran = np.array(clock.starts), clock.free[level], clock.free_ran[level]
         carried = [
             (clock.before(index), item.seconds * links.share(level, item.levels), item.deferred)
             for index, item in enumerate(program)

@@ -129,9 +129,10 @@ def kappa_of(cluster: Mapping[str, object]) -> float:
     return float(kappa)
 
 
-def laid_out(plan: Plan) -> tuple[Timeline, list[Laid]]:
-    """The scheduled step of a plan without stages: tasks with their times, and the details of each for a trace."""
-    scheduled = step_schedule(plan)
+def laid_out(plan: Plan, scheduled: StepSchedule | None = None) -> tuple[Timeline, list[Laid]]:
+    """The scheduled step of a plan without stages: tasks with their times, and the details of each for a trace.
+    `scheduled`: its `step_schedule`, if that is at hand."""
+    scheduled = scheduled or step_schedule(plan)
     stream = {link: number for number, link in enumerate(_links(plan), 1)}
     tasks: list[Task] = []
     starts: list[float] = []

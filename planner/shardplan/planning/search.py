@@ -111,11 +111,13 @@ class Found:
 @dataclass
 class Spent:
     """What a search has spent: `work`, in the units of `shardplan.solve.constants`, and the longest time (seconds) that
-    the schedule of one plan took. For the progress line only: `solved`, the plain problems of answered questions at
-    most; `left`, those of questions to come, and `later`, those of later searches."""
+    the schedule of one plan took. For the progress line only: `best_s`, the shortest step of a plan that fits;
+    `solved`, the plain problems of answered questions at most; `left`, those of questions to come, and `later`, those
+    of later searches."""
 
     work: float = 0.0
     layout_s: float = 0.0
+    best_s: float = math.inf
     solved: int = 0
     left: int = 0
     later: int = 0
@@ -196,6 +198,8 @@ class Search:
         limit, is_over = self.limit_bytes, lambda: self._is_late(before, known)
         found = judged(assignments, limit, self.known, is_over, only_best=self.only_best)
         self._is_late(before, known)
+        fitting = (one.step_s for one in found if one.keeps(self.instance.limit_bytes))
+        self.spent.best_s = min(self.spent.best_s, *fitting, math.inf)
         return found
 
     def _is_late(self, before: float, known: int) -> bool:

@@ -81,8 +81,7 @@ class Watch:
         tell, doing = self.on_progress, _doing(question)
 
         def update(progress: Progress) -> None:
-            steps = [candidate.step_s * PS_PER_S for candidate in search.known.values()]
-            best = min(steps, default=math.inf)
+            best = search.spent.best_s * PS_PER_S
             bound = self.bound if math.isfinite(self.bound) else progress.bound
             spent, most = search.spent, most_solved(question, search.instance.options)
             solved = min(progress.solved, most - 1)

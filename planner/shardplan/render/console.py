@@ -103,7 +103,7 @@ class _Open(Table):
 
     def stacked(self, width: int) -> list[RenderableType]:
         """The same in `width` columns with names whole: at the end of their row where most rows have room for them,
-        else on a line below it."""
+        else, but for a first one that has, on lines below it."""
         others = [column for place, column in enumerate(self.columns) if place not in self.named]
         names = [column for place, column in enumerate(self.columns) if place in self.named]
         widths = [max((_width(cell) for cell in (column.header, *column.cells)), default=0) for column in others]
@@ -116,9 +116,12 @@ class _Open(Table):
         rows = [[[column.header for column in part] for part in (others, names)]] if self.show_header else []
         cells = [[list(column.cells) for column in part] for part in (others, names)]
         rows += [[[column[place] for column in part] for part in cells] for place in range(self.row_count)]
-        beside = _beside([below for _, below in rows], width - sum(each + _GUTTER for each in widths))
+        room = width - sum(each + _GUTTER for each in widths)
+        beside = _beside([below for _, below in rows], room)
         made: list[RenderableType] = []
-        for number, ((row, below), said) in enumerate(zip(rows, beside, strict=True)):
+        for number, ((row, below), joined) in enumerate(zip(rows, beside, strict=True)):
+            first = None if joined is not None or _width(below[0]) > room else below[0]
+            said, rest = (first, below[1:]) if joined is None and first is not None else (joined, below)
             place = number - int(self.show_header)
             line = Table.grid(padding=(0, _GUTTER, 0, 0))
             line.style = self.header_style if place < 0 else self.rows[place].style or ""
@@ -127,7 +130,7 @@ class _Open(Table):
             if said is not None:
                 line.add_column(no_wrap=True)
             line.add_row(*row, *([] if said is None else [said]))
-            made += [line, *([] if said is not None else _below(_joined(below), width, line.style))]
+            made += [line, *([] if joined is not None else _below(rest, width, line.style))]
         return made
 
 
@@ -158,19 +161,25 @@ def _beside(rows: list[list[RenderableType]], room: int) -> list[Text | None]:
     return found if 2 * sum(text is not None for text in found) > len(rows) else [None] * len(rows)
 
 
-def _below(said: Text, width: int, style: StyleType) -> list[Text]:
-    """What is said below a row: lines that end between words, which stay whole."""
-    words, ends = [0], [match.end() for match in re.finditer(r"\s+", said.plain)]
-    for start, end in itertools.pairwise([0, *ends, len(said.plain)]):
-        room = width - _BELOW - (_GUTTER if words[-1] else 0)
-        if start > words[-1] and cell_len(said.plain[words[-1] : end].rstrip()) > room:
-            words.append(start)
-    lines = said.divide(words[1:])
-    indents = [_BELOW, *[_BELOW + _GUTTER] * len(words)]
-    return [
-        Text(" " * indent, style=style, no_wrap=True, overflow="ignore").append_text(line)
-        for indent, line in zip(indents, lines, strict=False)
-    ]
+def _below(cells: list[RenderableType], width: int, style: StyleType) -> list[Text]:
+    """The cells below a row: each whole on a line, beside others where there is room; lines of one that is too long end
+    between words, which stay whole."""
+    lines: list[Text] = []
+    for cell in filter(_width, cells):
+        text = cell if isinstance(cell, Text) else Text(str(cell))
+        if lines and _width(lines[-1]) + _GUTTER + _width(text) <= width:
+            lines[-1].append(" " * _GUTTER).append_text(text)
+            continue
+        words, ends = [0], [match.end() for match in re.finditer(r"\s+", text.plain)]
+        for start, end in itertools.pairwise([0, *ends, len(text.plain)]):
+            room = width - _BELOW - (_GUTTER if lines or words[-1] else 0)
+            if start > words[-1] and cell_len(text.plain[words[-1] : end].rstrip()) > room:
+                words.append(start)
+        for line in text.divide(words[1:]):
+            line.rstrip()
+            indent = " " * (_BELOW + (_GUTTER if lines else 0))
+            lines.append(Text(indent, style=style, no_wrap=True, overflow="ignore").append_text(line))
+    return lines
 
 
 def _width(cell: RenderableType) -> int:

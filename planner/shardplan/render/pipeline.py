@@ -20,7 +20,7 @@ def show_stages(console: Console, plan: Plan) -> None:
         rows.add_row(*stage_row(stage, plan.summary.step_ns))
     emit(console, rows, _schedule_line(pipeline, plan), "")
     if pipeline.transfers:
-        sent = table("stages", "sent on", ">bytes", ">time", "=forward", "=backward", "=from → to")
+        sent = table("stages", "tensor", ">bytes", ">time", "=forward", "=backward", "=from → to")
         for transfer in pipeline.transfers:
             sent.add_row(*_transfer_cells(transfer, pipeline))
         emit(console, sent, "")

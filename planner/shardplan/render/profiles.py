@@ -9,8 +9,10 @@ from rich.console import Console
 from rich.text import Text
 
 from shardplan.cluster.build import Profile
+from shardplan.cluster.mesh import make_cluster
 from shardplan.escapes import one_line
 from shardplan.render.console import Folded, emit, table
+from shardplan.render.solve import contention
 from shardplan.text_lines import KEPT
 from shardplan.units import decimal_size, rate
 
@@ -35,12 +37,15 @@ def profile_row(profile: Profile) -> dict[str, object]:
 
 def show_profiles(console: Console, profiles: Sequence[Profile]) -> None:
     """One line per profile; without names of axes and links where a terminal is too narrow for them."""
-    wide = ["*links per device"] if console.width >= _WIDE else []
+    wide = ["*links"] if console.width >= _WIDE else []
     rows = table("name", "device", ">memory", ">bf16", "*mesh" if wide else "mesh", *wide, "=numbers")
     for profile in profiles:
+        cluster = make_cluster(profile)
         links = ", ".join(
-            f"{one_line(level.name)} {rate(level.link_bytes_per_s)}".replace(" ", KEPT)
-            for level in reversed(profile.levels)
+            f"{one_line(level.name)} {rate(level.link_bytes_per_s)}".replace(" ", KEPT) + (shared and f" ({shared})")
+            for level, shared in [(level, contention(cluster, number)) for number, level in enumerate(cluster.levels)][
+                ::-1
+            ]
         )
         rows.add_row(
             profile.name,

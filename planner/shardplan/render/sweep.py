@@ -40,7 +40,7 @@ def show_sweep(console: Console, found: Sweep, *, everything: bool = False) -> N
         ">devices",
         ">step",
         ">memory",
-        ">tokens/s",
+        f">{found.items}/s",
         *([">per step"] * priced),
         *(["*"] * noted),
     )

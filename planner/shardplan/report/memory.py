@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from shardplan.plan.held import spans
-from shardplan.plan.timeline import step_schedule
+from shardplan.plan.step import StepSchedule
 from shardplan.plan.types import Plan
 from shardplan.report.names import Names
 from shardplan.units import NS_PER_S
@@ -19,7 +19,7 @@ from shardplan.units import NS_PER_S
 _MOST_HOLDERS = 12
 
 
-def memory_over_time(plan: Plan, names: Names) -> dict[str, object]:
+def memory_over_time(plan: Plan, names: Names, scheduled: StepSchedule) -> dict[str, object]:
     """`points`: [ns, activations, gradients of activations] in bytes, from that moment on; `state`: parameters, their
     gradients and optimizer state; `peak`: of these moments; `holders`: the largest values held at it."""
     count = len(plan.operators)
@@ -34,7 +34,7 @@ def memory_over_time(plan: Plan, names: Names) -> dict[str, object]:
             row[moment] += row[moment - 1]
     memory = plan.summary.memory
     state = memory.parameters + memory.gradients + memory.optimizer
-    points = [[at, held[moment], passing[moment]] for at, moment in _moments(plan)]
+    points = [[at, held[moment], passing[moment]] for at, moment in _moments(plan, scheduled)]
     peak = max(range(2 * count + 1), key=lambda moment: held[moment] + passing[moment], default=0)
     holders = sorted(
         (
@@ -55,11 +55,11 @@ def memory_over_time(plan: Plan, names: Names) -> dict[str, object]:
     }
 
 
-def _moments(plan: Plan) -> Iterator[tuple[int, int]]:
+def _moments(plan: Plan, scheduled: StepSchedule) -> Iterator[tuple[int, int]]:
     """(ns at which a moment begins, the moment), in the first of each phase's repetitions."""
     count = len(plan.operators)
     now = 0.0
-    for phase, ran in step_schedule(plan).phases_ran():
+    for phase, ran in scheduled.phases_ran():
         for span in sorted(ran.spans, key=lambda one: (one.start, one.item)):
             number = phase.operators[span.item]
             if phase.program[span.item].action == "compute" and 0 <= number < count:

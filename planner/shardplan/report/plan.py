@@ -13,6 +13,7 @@ from shardplan.cost.named import measure_of
 from shardplan.escapes import one_line
 from shardplan.plan.breakdown import Breakdown, Exposure, breakdown
 from shardplan.plan.parts import devices_per_host
+from shardplan.plan.timeline import step_schedule
 from shardplan.plan.types import Plan
 from shardplan.render.pipeline import stage_row
 from shardplan.render.recipes import Recognizer, axis_shares
@@ -67,7 +68,9 @@ def _about(plan: Plan, asked: tuple[str, str], alternatives: Alternatives) -> di
         "moves": move_rows(plan, alternatives),
     }
     if not measure.unit:
-        drawn |= {"schedule": schedule_record(plan, names), "memory": memory_over_time(plan, names)}
+        scheduled = step_schedule(plan)
+        drawn["schedule"] = schedule_record(plan, names, scheduled)
+        drawn["memory"] = memory_over_time(plan, names, scheduled)
     return {**said, **drawn, "names": names.listed()}
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from shardplan.escapes import one_line
 from shardplan.plan.pipeline_timeline import pipeline_timeline
+from shardplan.plan.step import StepSchedule
 from shardplan.plan.timeline import laid_out, streams_of
 from shardplan.plan.types import Plan
 from shardplan.report.names import Names
@@ -17,11 +18,12 @@ _SAME_S = 1e-12
 """Seconds up to which two moments are one."""
 
 
-def schedule_record(plan: Plan, names: Names) -> dict[str, object]:
-    """`streams`, and as columns of `tasks`: name, stream, start, duration (ns), phase, bytes, exposed ns, the operators
-    it is issued after and awaited before, and whether it is on the critical path. `unlisted`: [how many repetitions
-    like the last one, from ns, to ns] of what a step has more often than is listed."""
-    made, about = laid_out(plan)
+def schedule_record(plan: Plan, names: Names, scheduled: StepSchedule) -> dict[str, object]:
+    """Of the `step_schedule` of a plan: `streams`, and as columns of `tasks`: name, stream, start, duration (ns),
+    phase, bytes, exposed ns, the operators it is issued after and awaited before, and whether it is on the critical
+    path. `unlisted`: [how many repetitions like the last one, from ns, to ns] of what a step has more often than is
+    listed."""
+    made, about = laid_out(plan, scheduled)
     critical = critical_path(made)
     tasks = [
         [

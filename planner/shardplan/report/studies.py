@@ -52,6 +52,7 @@ def sweep_report(found: Sweep) -> dict[str, object]:
     return {
         "kind": "sweep",
         "title": f"{found.model}: {counted(len(planned), 'plan')}",
+        "items": found.items,
         "points": [_point(point, best=point in best) for point in planned],
         "failed": [
             [one_line(str(point.request)), one_line(point.reason)] for point in found.points if point not in planned
@@ -70,7 +71,7 @@ def _point(point: Point, *, best: bool) -> dict[str, object]:
         "devices": point.devices,
         "step": round((point.step_us or 0) * _NS_PER_US),
         "memory": point.memory_bytes or 0,
-        "tokens": point.tokens_per_s,
+        "rate": point.tokens_per_s,
         "cost": point.cost_usd,
         "best": best,
     }

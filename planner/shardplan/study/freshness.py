@@ -48,20 +48,27 @@ def model_now(plan: Plan, file: str, given: Given) -> Model | None:
 
     Raises `ShardplanError`: `no-model` if the recorded file does not exist; or as reading it does.
     """
-    if given.alone:
+    if given.alone or (given.model is None and not source(plan, "model")):
         return None
-    if given.model is not None:
-        return load_model_of(plan, file, given.model)
+    return model_of(plan, file, given.model, f", {_ALONE}")
+
+
+def model_of(plan: Plan, file: str, given: str | None, otherwise: str = "") -> Model:
+    """The model `given`, else the one that `plan`, read from `file`, records. `otherwise`: ends a hint.
+
+    Raises `ShardplanError`: `no-model` if none is recorded, or the recorded file does not exist; or as reading it does.
+    """
+    if given is not None:
+        return load_model_of(plan, file, given)
     recorded = source(plan, "model")
-    if not recorded:
-        return None
     path = recorded if recorded.startswith(PREFIX) else found_path(recorded, file)
     if path is None and factory_of(recorded):
         summary = f"its model '{recorded}' is a function, which is called only where you name it"
-        raise ShardplanError(error("no-model", summary, file=file, hint=f"--model {recorded}, {_ALONE}"))
+        raise ShardplanError(error("no-model", summary, file=file, hint=f"--model {recorded}{otherwise}"))
     if path is None:
-        summary = f"its model '{recorded}' is neither here, nor beside the plan or above it"
-        raise ShardplanError(error("no-model", summary, file=file, hint=f"give it with --model, {_ALONE}"))
+        absent = f"its model '{recorded}' is neither here, nor beside the plan or above it"
+        summary = absent if recorded else "it does not record the file of its model"
+        raise ShardplanError(error("no-model", summary, file=file, hint=f"give it with --model{otherwise}"))
     return load_model_of(plan, file, path)
 
 

@@ -56,7 +56,7 @@ class Combination:
 @dataclass(frozen=True, slots=True)
 class Point:
     """The result of one request. `outcome`: that of the plan, or `infeasible`, `limit` or `refused` with the `reason`;
-    then all numbers are None. `tokens_per_s`: of the first input of whole numbers (else rows of the first input).
+    then all numbers are None. `tokens_per_s`: tokens, or samples, of a step (`items_of`) per second.
     `cost_usd`: of a step, if the profile has the price of a device. `mesh`: the one planned on."""
 
     request: Combination
@@ -73,12 +73,14 @@ class Point:
 
 @dataclass(frozen=True)
 class Sweep:
-    """`points`: in the order of the requests, those planned so far. `model`, `asked`: what a file must agree with."""
+    """`points`: in the order of the requests, those planned so far. `model`, `asked`: what a file must agree with.
+    `items`: what a step is counted in, tokens or samples."""
 
     model: str
     digest: str
     asked: Mapping[str, object]
     points: tuple[Point, ...] = field(default=())
+    items: str = "tokens"
 
 
 class Engine(Protocol):
@@ -114,7 +116,8 @@ def sweep(
     """
     request = as_read(request)
     assert not isinstance(request.model, str | Path)
-    empty = Sweep(request.model.name, structure_digest(request.model), _asked(request))
+    items, _ = items_of(request.model)
+    empty = Sweep(request.model.name, structure_digest(request.model), _asked(request), items=items)
     known = {point.request: point for point in _read(path, empty)} if path else {}
     for combination in combinations:
         if combination in known and on_point is not None:
@@ -171,17 +174,20 @@ def _point(model: Model, request: Combination, cluster: Cluster, plan: Plan) -> 
         step_us=step_us,
         bound_us=(summary.step_bound_ns or summary.bound_ns) / 1000,
         memory_bytes=summary.memory.total,
-        tokens_per_s=round(_tokens(model) / step_us * 1e6, 3) if step_us else None,
+        tokens_per_s=round(items_of(model)[1] / step_us * 1e6, 3) if step_us else None,
         cost_usd=None if price is None else float(cast("float", price)) * plan.mesh.size * step_us / _HOUR_US,
     )
 
 
-def _tokens(model: Model) -> int:
-    """Elements of the first input of whole numbers; else rows of the first input. Padding does not count."""
+def items_of(model: Model) -> tuple[str, int]:
+    """What a step is counted in, and how many of them it takes, without padding: tokens, the elements of the first
+    input of whole numbers that has two dims (batch and sequence); without one samples, the rows of the first input."""
     model = model if model.padding is None else model.padding.of
     inputs = [model.tensor(name) for name in model.inputs]
-    whole = [tensor for tensor in inputs if tensor.dtype in ("int64", "int32") and tensor.shape]
-    return whole[0].elements if whole else next((tensor.shape[0] for tensor in inputs if tensor.shape), 1)
+    sequences = (tensor for tensor in inputs if tensor.dtype in ("int64", "int32") and len(tensor.shape) == 2)
+    if (sequence := next(sequences, None)) is not None:
+        return "tokens", sequence.elements
+    return "samples", next((tensor.shape[0] for tensor in inputs if tensor.shape), 1)
 
 
 def pareto(points: Iterable[Point]) -> tuple[Point, ...]:

@@ -1,4 +1,4 @@
-"""`shardplan explain PLAN [NAME] --model MODEL`: what takes the time, and why this and not that."""
+"""`shardplan explain PLAN [NAME]`: what takes the time, and why this and not that."""
 
 from __future__ import annotations
 
@@ -13,7 +13,11 @@ from shardplan.verbs.session import Session, verb
 @click.command(short_help="Say what takes the time, or why a tensor has its layout.")
 @click.argument("plan", type=click.Path(path_type=str))
 @click.argument("name", required=False)
-@click.option("--model", metavar="MODEL", help="The model of the plan, as given to solve; needed to explain NAME.")
+@click.option(
+    "--model",
+    metavar="MODEL",
+    help="The model of the plan, as given to solve; by default as the plan records it.",
+)
 @click.option(
     "--instead",
     metavar="SPEC",
@@ -33,27 +37,24 @@ def explain(
     """
     from shardplan.plan.file import read_plan
     from shardplan.render.explain import explain_document, show_explanation, show_shares
+    from shardplan.study.freshness import model_of
     from shardplan.study.shares import shares_of
 
-    if name is not None and model is None:
-        raise click.UsageError("to explain NAME, give the plan's --model")
     if instead is not None and name is None:
         raise click.UsageError("--instead says how NAME is to be: which one?")
     loaded = read_plan(plan)
     if model is not None and name is None:
         from shardplan.study.explain import check_model
-        from shardplan.study.instance import load_model_of
 
-        check_model(loaded, plan, load_model_of(loaded, plan, model))
-    if name is None or model is None:
+        check_model(loaded, plan, model_of(loaded, plan, model))
+    if name is None:
         shares = shares_of(loaded)
         document = explain_document(loaded, None, shares, None)
         return session.finish(document, lambda console: show_shares(console, loaded, shares))
     from shardplan.study.explain import check_model, described
     from shardplan.study.explain import explain as explain_name
-    from shardplan.study.instance import load_model_of
 
-    whole = load_model_of(loaded, plan, model)
+    whole = model_of(loaded, plan, model)
     subject, file, part, label = loaded, plan, whole, ""
     if loaded.pipeline is not None:
         from shardplan.program.machine.pipeline import stage_of

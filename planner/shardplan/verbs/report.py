@@ -33,20 +33,24 @@ def check_report(path: str | None, *others: str | None) -> None:
     check_other(path, "report")
 
 
-def plan_document(plan: Plan, file: str, model: str | None = None, why: int = 0) -> Mapping[str, Any]:
+def plan_document(session: Session, plan: Plan, file: str, model: str | None = None, why: int = 0) -> Mapping[str, Any]:
     """The report of the plan in `file`, with alternatives of the `why` largest groups of parameters of `model`, and
     of as many tensors whose moves are exposed for longest."""
     from shardplan.report.plan import plan_report
 
-    if not why or model is None:
+    if not why:
         return plan_report(plan, file)
     from shardplan.report.tables import costliest_tensors, largest_parameters
     from shardplan.study.explain import explain
-    from shardplan.study.instance import load_model_of
+    from shardplan.study.freshness import model_of
 
-    whole = load_model_of(plan, file, model)
+    whole = model_of(plan, file, model)
     names = dict.fromkeys((*largest_parameters(plan, why), *costliest_tensors(plan, why)))
-    return plan_report(plan, file, {name: explain(plan, file, whole, name).alternatives for name in names})
+    found = {
+        name: explain(plan, file, whole, name, session.begin(f"{number} of {len(names)} explained")).alternatives
+        for number, name in enumerate(names)
+    }
+    return plan_report(plan, file, found)
 
 
 def write_report(session: Session, path: str | None, document: Document) -> None:

@@ -35,9 +35,9 @@ from shardplan.verbs.session import EXIT_DONE, Session, verb
     type=click.IntRange(0, 1000),
     default=0,
     help="In the report, alternatives for the N largest groups of parameters and the N tensors with the costliest "
-    "moves, each solved again; needs --model.",
+    "moves, each solved again.",
 )
-@click.option("--model", metavar="MODEL", help="The model of the plan, for --why.")
+@click.option("--model", metavar="MODEL", help="The model of the plan, for --why; by default as the plan records it.")
 @budget_option
 @verb
 def show(session: Session, /, plan: str, form: str, show_all: bool, **about_report: Any) -> int:
@@ -48,14 +48,14 @@ def show(session: Session, /, plan: str, form: str, show_all: bool, **about_repo
     html, why, model = (about_report[name] for name in ("html", "why", "model"))
     if session.as_json and form != "text":
         raise click.UsageError(f"--json and --format {form} ask for two things")
-    if why and (model is None or not (html or form == "html")):
-        raise click.UsageError("--why N goes with --model and with --html or --format html")
+    if why and not (html or form == "html"):
+        raise click.UsageError("--why N goes with --html or --format html")
     check_report(html, plan, model)
     loaded = read_plan(plan)
     if why and loaded.pipeline is not None:
         raise click.UsageError("--why is not for a pipeline: shardplan explain has it for one name")
     if html or form == "html":
-        document = plan_document(loaded, plan, model, why)
+        document = plan_document(session, loaded, plan, model, why)
         write_report(session, html, lambda: document)
         if form == "html":
             from shardplan.report.page import page

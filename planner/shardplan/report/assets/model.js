@@ -34,7 +34,7 @@ function segmentBox(report, segment, longest) {
   const used = [...new Set([...said.keys()].map((key) => Number(key.split(" ")[0])))].sort();
   const times = el("span", { class: "shares" }, el("span", { class: "bar minibar", "aria-hidden": "true" },
     el("span", { style: { width: share(segment.compute), background: "var(--compute)" } }), el("span", { style: { width: share(segment.exposed), background: "var(--other)" } })));
-  const node = el("details", { class: `segment${segment.block ? " block" : ""}` }, el("summary", {},
+  const node = el("details", { class: `segment${segment.count > 1 ? " block" : ""}` }, el("summary", {},
     el("span", { class: "times" }, segment.count > 1 ? `${segment.count} ×` : ""),
     el("code", {}, segment.label),
     el("span", { class: "splits" }, used.map((axis) => el("i", { class: "dot", style: { background: axisColor(axis) }, title: `split over ${mesh.axes[axis].name}` })), el("span", { class: "soft" }, counted(segment.operators.length, "operator"))),

@@ -115,7 +115,7 @@ function moveTable(report) {
   const details = (row, line) => unfolding("why", line, columns.length, () => {
     return why(report, row[0], [
       `${row[6][0].toUpperCase()}${row[6].slice(1)}, from ${row[4]} to ${row[5]} by ${row[3]}, ${row[2] === 1 ? "once" : `${row[2]} times`} a step, ${bytes(row[8])} each: the value is kept in one layout and read in another.`,
-      `It takes ${format(row[9])}, of which ${format(row[10])} exposed; the rest runs beside compute.`,
+      `It takes ${format(row[9])}, ${row[10] >= row[9] ? "all exposed" : row[10] ? `${format(row[10])} exposed; the rest runs beside compute` : "overlapped"}.`,
       alternatives(report, row[11]),
     ]);
   });

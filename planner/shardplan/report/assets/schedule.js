@@ -124,7 +124,8 @@ function lanes(view, schedule, names, axesOf, labels = schedule.streams) {
         pen.fillStyle = filled(color(task));
         pen.fillRect(from, top, Math.max(0.5, to - from - (to - from > 3 ? 0.6 : 0)), tall - (below < 1 ? 0.6 : 0));
         if (task[T_CRITICAL]) { pen.fillStyle = critical; pen.fillRect(from, y + LANE - 7, Math.max(0.5, to - from), 2.5); }
-        if (to - from > 60 && tall >= 10) texts.push([names[task[T_NAME]], from, to, top + tall / 2, tall < 14]);
+        const label = names[task[T_NAME]], number = /^(?:forward|backward) (\d+)$/.exec(label); // of a microbatch
+        if (to - from > (number ? 14 : 60) && tall >= 10) texts.push([number && to - from < 76 ? number[1] : label, from, to, top + tall / 2, tall < 14]);
       }
       pen.fillStyle = filled("--card");
       for (const [label, from, to, middle, small] of texts) {

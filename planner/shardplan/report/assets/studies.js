@@ -5,10 +5,10 @@ function diffView(report) {
   const sides = report.sides.map((side, number) => el("div", {}, el("h3", {}, number ? "New" : "Old", ": ", el("code", {}, side.file)), el("p", { class: "soft" }, side.line), stepCard({ ...side, unit: "" }, longest), el("div", { style: { height: "10px" } }), memoryCard(side.summary, most)));
   const effects = [...report.effects.map((row) => [...row, row[0] === "memory" ? bytes : duration]), ...report.held.map((row) => [...row, bytes])];
   return [
-    section("summary", "Side by side", el("div", { class: "grid" }, sides), report.causes.length ? el("div", { class: "card", style: { marginTop: "14px" } }, el("h3", {}, "Inputs that differ"), el("ul", {}, report.causes.map((text) => el("li", {}, text)))) : null),
+    section("summary", "Side by side", el("p", { class: "lead" }, "The bars of both plans have one scale."), el("div", { class: "grid" }, sides), report.causes.length ? el("div", { class: "card", style: { marginTop: "14px" } }, el("h3", {}, "Inputs that differ"), el("ul", {}, report.causes.map((text) => el("li", {}, text)))) : null),
     section("effects", "Effects", el("div", { class: "card scroll" }, el("table", { class: "narrow" }, el("thead", {}, el("tr", {}, ["quantity", "old", "new", "change"].map((text, at) => el("th", { scope: "col", class: at ? "number" : "" }, text)))),
       el("tbody", {}, effects.map(([name, before, after, format]) => el("tr", {}, el("th", { scope: "row" }, name === "communication" ? "exposed communication" : name), el("td", { class: "number" }, format(before)), el("td", { class: "number" }, format(after)), el("td", { class: "number" }, signed(after - before, format)))))))),
-    section("changes", "Changed decisions", el("p", { class: "lead" }, report.unchanged ? `${counted(report.unchanged, "decision")} of tensors and operators did not change.` : ""), el("div", { class: "card" }, sortable(report.changes, [
+    section("changes", "Changed decisions", el("p", { class: "lead" }, report.unchanged ? `${counted(report.unchanged, "decision")} of tensors and operators did not change.` : ""), report.changes.length ? el("div", { class: "card" }, sortable(report.changes, [
       { label: "change", value: (row) => (row[3] ? (row[4] ? "changed" : "removed") : "added") },
       { label: "what", value: (row) => row[0] },
       { label: "name", value: (row) => row[1], node: (row) => named(row[1]), name: true },
@@ -17,22 +17,22 @@ function diffView(report) {
       { label: "after", value: (row) => row[4], node: (row) => layoutChips(row[4], report.sides[1].mesh.axes) },
       { label: "bytes per device", value: (row) => row[5], text: (row) => (row[5] ? bytes(row[5]) : ""), node: (row) => (row[5] ? signed(row[5], bytes) : ""), number: true },
       { label: "time", value: (row) => row[6], text: (row) => (row[6] ? duration(row[6]) : ""), node: (row) => (row[6] ? signed(row[6], duration) : ""), number: true },
-    ], { name: "changes" }))),
+    ], { name: "changes" })) : el("div", { class: "card" }, "No decision changed.")),
   ];
 }
 const sizes = (mesh) => mesh.split(/,| x /).map((part) => part.split("=").pop()).join("x");
 const asked = (point) => [sizes(point.mesh), point.microbatches > 1 ? `${point.microbatches} microbatches` : "", point.remat !== "none" ? point.remat : "", point.stages ? `stages ${point.stages}` : ""].filter(Boolean).join(", ");
-// A few round numbers between two, for a logarithmic axis; of sizes as multiples of a power of 1024
-function ticks(low, high, base) {
-  const unit = base ? base ** Math.floor(Math.log(high) / Math.log(base)) : 1, found = [];
+// A few round numbers between two, for a logarithmic axis; `binary`: multiples of a power of two, for bytes
+function ticks(low, high, binary = false) {
+  const found = [];
   if (high < 8 * low) {
-    const rough = (high - low) / unit / 6 || 1, power = 10 ** Math.floor(Math.log10(rough));
-    const step = unit * power * [1, 2, 2.5, 5, 10].find((by) => by * power >= rough);
+    const rough = (high - low) / 6 || 1, power = 10 ** Math.floor(Math.log10(rough));
+    const step = binary ? 2 ** Math.ceil(Math.log2(rough)) : power * [1, 2, 2.5, 5, 10].find((by) => by * power >= rough);
     for (let at = Math.ceil(low / step) * step; at <= high; at += step) found.push(at);
-    return found;
-  }
-  for (let power = 10 ** Math.floor(Math.log10(low / unit)); power * unit <= high; power *= 10)
-    for (const by of high < 100 * low ? [1, 2, 5] : [1]) if (by * power * unit >= low && by * power * unit <= high) found.push(by * power * unit);
+  } else if (binary) {
+    for (let at = 2 ** Math.ceil(Math.log2(low)); at <= high; at *= high < 100 * low ? 2 : 8) found.push(at);
+  } else for (let power = 10 ** Math.floor(Math.log10(low)); power <= high; power *= 10)
+    found.push(...(high < 100 * low ? [1, 2, 5] : [1]).map((by) => by * power).filter((at) => at >= low && at <= high));
   return found;
 }
 // Points at one place, which have a mark together
@@ -45,7 +45,7 @@ function together(points) {
   return [...places.values()];
 }
 // Memory over step, both logarithmic; what is best is filled and labelled
-function pareto(points) {
+function pareto(points, items) {
   const width = 900, height = 420, pad = { left: 84, right: 40, top: 24, bottom: 44 };
   const scale = (values, from, to) => {
     const low = Math.log(Math.min(...values) || 1) - 0.06, high = Math.log(Math.max(...values) || 1) + 0.06;
@@ -58,7 +58,7 @@ function pareto(points) {
     const one = many.find((each) => each.best) || many[0], color = axisColor(clusters.indexOf(one.cluster));
     const group = svg("g", { tabindex: one.best ? 0 : -1, role: "img", "aria-label": `${one.cluster} ${words(many)}: ${duration(one.step)}, ${bytes(one.memory)}, ${counted(one.devices, "device")}` },
       svg("circle", { cx: x(one.step), cy: y(one.memory), r: one.best ? 6 : 4, fill: one.best ? color : "none", stroke: color, "stroke-width": 1.6 }));
-    return tipped(group, `${one.cluster}, ${words(many)}\n${duration(one.step)}, ${bytes(one.memory)} per device, ${counted(one.devices, "device")}${one.tokens ? `\n${Math.round(one.tokens).toLocaleString("en")} tokens/s` : ""}`);
+    return tipped(group, `${one.cluster}, ${words(many)}\n${duration(one.step)}, ${bytes(one.memory)} per device, ${counted(one.devices, "device")}${one.rate ? `\n${Math.round(one.rate).toLocaleString("en")} ${items}/s` : ""}`);
   });
   const taken = points.map((one) => [x(one.step) - 6, x(one.step) + 6, y(one.memory)]);
   const labels = together(points).filter((many) => many.some((one) => one.best)).map((many) => {
@@ -73,7 +73,7 @@ function pareto(points) {
     return null;
   });
   const ends = (values) => [Math.min(...values) || 1, Math.max(...values) || 1];
-  const steps = ticks(...ends(points.map((one) => one.step))), sizes = ticks(...ends(points.map((one) => one.memory)), 1024);
+  const steps = ticks(...ends(points.map((one) => one.step))), sizes = ticks(...ends(points.map((one) => one.memory)), true);
   const lines = svg("g", { stroke: "var(--line)" },
     steps.map((ns) => svg("line", { x1: x(ns), x2: x(ns), y1: pad.top, y2: height - pad.bottom, "stroke-dasharray": "2 4" })),
     sizes.map((size) => svg("line", { x1: pad.left - 6, x2: width - pad.right, y1: y(size), y2: y(size), "stroke-dasharray": "2 4" })),
@@ -88,12 +88,12 @@ function sweepView(report) {
   const varies = (key) => new Set(report.points.map((one) => one[key])).size > 1;
   const points = [...report.points].sort((a, b) => b.best - a.best || a.step - b.step), priced = points.some((one) => one.cost !== null && one.cost !== undefined);
   return [
-    points.length ? section("chart", "Memory over step", el("div", { class: "card scroll" }, pareto(points))) : null,
+    points.length ? section("chart", "Memory over step", el("div", { class: "card scroll" }, pareto(points, report.items))) : null,
     section("points", "Plans", el("div", { class: "card" }, sortable(points, [
       { label: "cluster", value: (one) => one.cluster }, { label: "mesh", value: (one) => one.mesh }, ...(varies("microbatches") ? [{ label: "microbatches", value: (one) => one.microbatches, number: true }] : []),
       ...(varies("remat") ? [{ label: "rematerialisation", value: (one) => one.remat }] : []), ...(varies("stages") ? [{ label: "stages", value: (one) => one.stages }] : []), { label: "devices", value: (one) => one.devices, number: true },
       { label: "step", value: (one) => one.step, text: (one) => duration(one.step), number: true }, { label: "memory", value: (one) => one.memory, text: (one) => bytes(one.memory), number: true },
-      { label: "tokens/s", value: (one) => one.tokens || 0, text: (one) => Math.round(one.tokens || 0).toLocaleString("en"), number: true },
+      { label: `${report.items}/s`, value: (one) => one.rate || 0, text: (one) => Math.round(one.rate || 0).toLocaleString("en"), number: true },
       ...(priced ? [{ label: "USD per step", value: (one) => one.cost || 0, text: (one) => (one.cost === null ? "" : one.cost.toFixed(4)), number: true }] : []),
       { label: "Pareto-optimal", value: (one) => Number(one.best), text: (one) => (one.best ? "yes" : "") },
     ], { name: "plans" }))),
