@@ -61,9 +61,7 @@ SLOW: Mapping[str, tuple[str, ...]] = {
     "tests/plan/test_buckets.py": ("test_buckets_make_no_plan_slower",),
     "tests/planning/test_monotone.py": ("test_a_plan_is_never_slower_than_a_recipe[wide]",),
     "tests/planning/test_recomputed_plans.py": ("test_no_flag_is_faster[0.8]",),
-    "tests/planning/test_rematerialisation.py": (
-        "test_the_objective_is_the_least_of_every_choice_tried_one_by_one",
-    ),
+    "tests/planning/test_rematerialisation.py": ("test_the_objective_is_the_least_of_every_choice_tried_one_by_one",),
     "tests/planning/test_runtimes.py": (
         "test_what_is_planned_for_a_format_is_exported_to_it[llama-training-targets0]",
         "test_what_is_planned_for_a_format_is_exported_to_it[bert-training-targets3]",

@@ -44,6 +44,8 @@ STILL_SENT: Final = 0.75
 """Share of the exposed communication that is expected on half the devices of an axis; none if the axis is gone."""
 HOPE: Final = 0.9
 """Fewer devices are tried if that communication and all the compute take less than this share of the step."""
+BOUND_WORK: Final = 200.0
+"""Work for a bound, under a memory limit that its best assignment does not keep: a proof may take minutes."""
 WORK: Final = 2e3
 """Work, in the units of `shardplan.solve.constants`, for the search of the most promising size, and for that of the
 most promising mesh: a tenth of the plan's search."""
@@ -163,7 +165,7 @@ class Asked:
         self.on_try("optimizer state apart from weights")
         below_s = (1 - LEAST) * summary.least_ns / NS_PER_S
         try:
-            step_s = least_step_s(self.model, self.cluster, self._in_time(), self.plan, below_s, WORK)
+            step_s = least_step_s(self.model, self.cluster, self._in_time(), self.plan, below_s, WORK, BOUND_WORK)
         except ShardplanError:
             return
         saves = 1 - step_s * NS_PER_S / summary.step_ns
@@ -207,7 +209,7 @@ class Asked:
             rough = cluster if self.options.constraints else merged(cluster)[0]  # constraints may name its axes
             planner = self._planner(model, rough)
             multipliers = planner.usual_multipliers if usual else self.plan.summary.multipliers
-            solution = planner.solve_at(multipliers).solution
+            solution = planner.solve_at(multipliers, work=BOUND_WORK).solution
         except ShardplanError:
             return math.inf
         if solution.outcome == "interrupted":

@@ -17,19 +17,19 @@ from shardplan.units import NS_PER_S, PS_PER_S
 
 
 def least_step_s(
-    model: Model, cluster: Cluster, options: PlanOptions, plan: Plan, below_s: float, work: float
+    model: Model, cluster: Cluster, options: PlanOptions, plan: Plan, below_s: float, work: float, bound_work: float
 ) -> float:
     """The seconds of the best step that is found where the operators are split as in `plan` and only the places of
     weights and of their state are free, or at usual multipliers where everything is; infinite if no step below a lower
-    bound of `below_s` is possible. `work`: of the search. Raises `ShardplanError` for a request that cannot be
-    planned."""
+    bound of `below_s` is possible. `work`, `bound_work`: of the search, and of the bound. Raises `ShardplanError` for a
+    request that cannot be planned."""
     decided = Decided.of_plan(plan)
 
     def as_split(built: CostGraph) -> Allowed:
         return {node: mask for node, mask in decided.fixed(built).items() if node[0] == "operator"}
 
     planner = Planner(model, cluster, replace(options, shard_optimizer=True), reasons=False, decided=plan)
-    free = planner.solve_at(planner.usual_multipliers).solution
+    free = planner.solve_at(planner.usual_multipliers, work=bound_work).solution
     if free.outcome == "interrupted":
         raise KeyboardInterrupt
     if free.choices is None or free.bound / PS_PER_S >= below_s:

@@ -384,13 +384,13 @@ def _with(search: Search, found: Found, question: Question, *, proves: bool = Tr
     return found.better(search.judged(hopeful), limit), bound_s
 
 
-def of_linear(search: Search, linear: Linear) -> Questions[Answer]:
+def of_linear(search: Search, linear: Linear, work: float = math.inf) -> Questions[Answer]:
     """The best assignment of one linear function of the terms, or the proof that there is none. It is solved without a
-    memory limit first, which is fast, and exact if the result fits."""
+    memory limit first, which is fast, and exact if the result fits; else under the limit, with `work` at most."""
     unlimited = yield Question(None, linear.objective, linear)
     if unlimited.solution.outcome == "optimal":
         limit = search.instance.limit_bytes
         plans = search.judged(unlimited.candidates)
         if plans and plans[0].keeps(limit):
             return unlimited
-    return (yield Question(search.instance.limit_bytes, linear.objective, linear))
+    return (yield Question(search.instance.limit_bytes, linear.objective, linear, work=work))
