@@ -10,7 +10,7 @@ from shardplan.plan.encode import dumps
 from shardplan.plan.file import read_plan
 from shardplan.plan.padding import pads_of
 from shardplan.study.instance import load_model
-from shardplan.study.sweep import _tokens
+from shardplan.study.sweep import items_of
 
 BATCH = "transformer:layers=2,hidden=1024,heads=16,vocab=8192,seq=512,batch=15"
 
@@ -60,4 +60,4 @@ def test_it_goes_with_one_mesh(others, message):
 
 def test_padding_is_no_throughput():
     model = load_model(BATCH, {"pad:input_ids[0]": 16})
-    assert _tokens(model) == 15 * 512
+    assert items_of(model) == ("tokens", 15 * 512)
