@@ -1,1 +1,1 @@
-"""Advice with a plan: a size rounded up, or fewer devices, if a solve shows that the step gets shorter."""
+"""Advice with a plan: what a solve shows to be faster (a size rounded up, fewer devices, optimizer state apart)."""

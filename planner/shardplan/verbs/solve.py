@@ -63,7 +63,7 @@ _SOME_SECONDS = 0.01
     "--advice/--no-advice",
     default=True,
     show_default=True,
-    help="Also say which size, rounded up, or which fewer devices would make the step more than 2 % shorter.",
+    help="Also say if a size rounded up, fewer devices or --shard-optimizer would make the step more than 2 % shorter.",
 )
 @option("--require-optimal", is_flag=True, help="Allow no gap, and exit with 4 unless the plan is proven optimal.")
 @html_option
