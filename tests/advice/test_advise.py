@@ -20,6 +20,7 @@ STATE = f"{GPT},vocab=8192,seq=512,batch=16"
 FEWER = "transformer:layers=2,hidden=1100,heads=4,head_size=275,style=gpt,vocab=4004,seq=516,batch=4"
 
 
+APART = "optimizer state sharded apart from its weights"
 HELD = "--pad 'transformer.wte.weight[0]=50264'"
 
 
@@ -58,7 +59,7 @@ def test_a_size_that_axes_do_not_divide_is_named_with_the_step_that_was_solved(
 def test_optimizer_state_apart_from_its_weights_is_named_where_that_is_faster():
     (found,), plan = advised(STATE, "2x2")
     line = advice_line(found)
-    assert line.startswith("optimizer state sharded apart from its weights: step ")
+    assert line.startswith(f"{APART}: step ")
     assert line.endswith(" shorter   --shard-optimizer")
     assert found.saves == pytest.approx(1 - found.step_ns / plan.summary.step_ns)
     assert found.saves > LEAST
@@ -76,7 +77,7 @@ def test_no_problem_of_all_layouts_is_built_on_many_axes(monkeypatch):
 
 def test_sizes_that_all_axes_divide_are_no_advice():
     found, _ = advised(f"{GPT},vocab=8192,seq=512,batch=16", "2x4")
-    assert all(one.size is None or one.what == "devices" for one in found)
+    assert [one.what for one in found if one.what != "devices"] == [APART]
 
 
 def test_fewer_devices_are_named_where_they_are_faster():
@@ -102,7 +103,7 @@ def test_when_there_is_none(given):
 def test_under_a_time_limit_of_which_enough_is_left():
     instance, plan = planned(BATCH, "4x4", time_limit=200.0)
     found = advise(instance.model, instance.cluster, instance.options, plan, left_s=190.0)
-    assert [one.what for one in found if one.size] == ["batch"]
+    assert [one.what for one in found] == ["batch", APART]
     assert isinstance(instance.options, PlanOptions)
 
 
