@@ -163,9 +163,10 @@ class Asked:
         if not may_be or self.cluster.mesh.size == 1 or time.monotonic() >= self.ends_s:
             return
         self.on_try("optimizer state apart from weights")
-        below_s = (1 - LEAST) * summary.least_ns / NS_PER_S
         try:
-            step_s = least_step_s(self.model, self.cluster, self._in_time(), self.plan, below_s, WORK, BOUND_WORK)
+            step_s = least_step_s(
+                self.model, self.cluster, self._in_time(), self.plan, self._promising_s, WORK, BOUND_WORK
+            )
         except ShardplanError:
             return
         saves = 1 - step_s * NS_PER_S / summary.step_ns
@@ -189,13 +190,18 @@ class Asked:
         work = sum(max(0.0, one.compute_ns - starts_ns) * computing(one, self.plan.mesh) for one in self.plan.operators)
         return fixed + work / devices
 
+    @property
+    def _promising_s(self) -> float:
+        """A change is promising if a lower bound on its step is below this."""
+        return (1 - LEAST) * self.plan.summary.least_ns / NS_PER_S
+
     def _promised_step_s(self, model: Model, cluster: Cluster) -> float:
         """A lower bound on the step of a changed request, if it is below that of the plan by more than `LEAST`; else
         infinite."""
         least_s = 0.0
         for usual in (False, True):
             least_s = max(least_s, self._bound_s(model, cluster, usual=usual))
-            if least_s >= (1 - LEAST) * self.plan.summary.least_ns / NS_PER_S:
+            if least_s >= self._promising_s:
                 return math.inf
         return least_s
 

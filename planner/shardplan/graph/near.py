@@ -29,6 +29,16 @@ _MOST_BETWEEN = 32
 cheaper moves, with matrices that grow with the square."""
 
 
+def value_codes(codes: Codes, count: int) -> Codes:
+    """The codes of the values of layouts of a tensor with `count` shards: that of R/P is whole."""
+    return np.where(codes == count + 2, count, codes)
+
+
+def gradient_codes(codes: Codes, count: int) -> Codes:
+    """The codes of the gradients: that of P is whole, that of R/P partial."""
+    return np.where(codes == count + 1, count, np.where(codes == count + 2, count + 1, codes))
+
+
 class Offered(Protocol):
     """The only layouts that the tensors of one kind may have. Placement codes are those of `shardplan.graph.tensors`:
     shards, R, P, R/P."""
@@ -101,9 +111,9 @@ class Nearby:
 
     def _plain(self, codes: tuple[int, ...]) -> Iterable[tuple[int, ...]]:
         """The value's and the gradient's half."""
-        count = len(self.shards)
-        yield tuple(count if code == count + 2 else code for code in codes)
-        yield tuple({count + 1: count, count + 2: count + 1}.get(code, code) for code in codes)
+        row, count = np.array(codes, dtype=np.int64), len(self.shards)
+        yield tuple(value_codes(row, count).tolist())
+        yield tuple(gradient_codes(row, count).tolist())
 
     def _spread(self, codes: Iterable[tuple[int, ...]], alphabet: int) -> Codes:
         """The layouts with every placement on the free axes."""

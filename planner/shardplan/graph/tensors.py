@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from shardplan.cost.coalesce import in_bucket
 from shardplan.cost.moves import CollectiveSeconds, Index, MoveSpace, Seconds, move_space
-from shardplan.graph.near import Offered
+from shardplan.graph.near import Offered, gradient_codes, value_codes
 from shardplan.layout.collective import Collective
 from shardplan.layout.layout import Layout
 from shardplan.layout.mesh import Mesh
@@ -96,14 +96,11 @@ class TensorSpace:
 
     def forward_state(self, codes: Index) -> Index:
         """States of the values of layouts given by pair codes, shape (..., axes) -> (...); -1 where there is none."""
-        count = len(self.kind.shards)
-        return self.space.state_of(np.where(codes == count + 2, count, codes))
+        return self.space.state_of(value_codes(codes, len(self.kind.shards)))
 
     def gradient_state(self, codes: Index) -> Index:
         """States of the gradients of layouts given by pair codes: R/P has a partial gradient, P a replicated one."""
-        count = len(self.kind.shards)
-        plain = np.where(codes == count + 1, count, np.where(codes == count + 2, count + 1, codes))
-        return self.space.state_of(plain)
+        return self.space.state_of(gradient_codes(codes, len(self.kind.shards)))
 
     @cached_property
     def offered(self) -> frozenset[Layout]:

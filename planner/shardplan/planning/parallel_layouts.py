@@ -12,10 +12,11 @@ import itertools
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
-from shardplan.graph.near import Codes
+from shardplan.graph.near import Codes, gradient_codes, value_codes
 from shardplan.graph.tensors import TensorKind
 from shardplan.layout.placement import Placement, S
 from shardplan.layout.transitions import State
@@ -70,6 +71,10 @@ class Layouts:
 
     def codes(self) -> Codes:
         """All offered layouts as codes, shape (layouts, axes)."""
+        return self._codes
+
+    @cached_property
+    def _codes(self) -> Codes:
         alphabets = [self._alphabet(axis) for axis in range(len(self.sizes))]
         rows = np.array(list(itertools.product(*alphabets)), dtype=np.int64).reshape(-1, len(self.sizes))
         rows = rows[self._divides(rows) & self._alike(rows)]
@@ -77,10 +82,8 @@ class Layouts:
 
     def states(self) -> tuple[State, ...]:
         """The plain layouts of values and gradients in these layouts."""
-        count, codes = self._count, self.codes()
-        values = np.where(codes == count + 2, count, codes)
-        gradients = np.where(codes == count + 1, count, np.where(codes == count + 2, count + 1, codes))
-        halves = np.unique(np.concatenate([values, gradients]), axis=0)
+        both = [value_codes(self._codes, self._count), gradient_codes(self._codes, self._count)]
+        halves = np.unique(np.concatenate(both), axis=0)
         return tuple(self._state(row) for row in halves.tolist())
 
     @property

@@ -198,8 +198,8 @@ class Search:
         limit, is_over = self.limit_bytes, lambda: self._is_late(before, known)
         found = judged(assignments, limit, self.known, is_over, only_best=self.only_best)
         self._is_late(before, known)
-        fitting = (one.step_s for one in found if one.keeps(self.instance.limit_bytes))
-        self.spent.best_s = min(self.spent.best_s, *fitting, math.inf)
+        fitting = [one.step_s for one in found if one.keeps(self.instance.limit_bytes)]
+        self.spent.best_s = min([self.spent.best_s, *fitting])
         return found
 
     def _is_late(self, before: float, known: int) -> bool:

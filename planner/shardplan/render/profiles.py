@@ -43,9 +43,8 @@ def show_profiles(console: Console, profiles: Sequence[Profile]) -> None:
         cluster = make_cluster(profile)
         links = ", ".join(
             f"{one_line(level.name)} {rate(level.link_bytes_per_s)}".replace(" ", KEPT) + (shared and f" ({shared})")
-            for level, shared in [(level, contention(cluster, number)) for number, level in enumerate(cluster.levels)][
-                ::-1
-            ]
+            for number, level in reversed(list(enumerate(cluster.levels)))
+            for shared in [contention(cluster, number)]
         )
         rows.add_row(
             profile.name,

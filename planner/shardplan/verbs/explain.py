@@ -43,11 +43,11 @@ def explain(
     if instead is not None and name is None:
         raise click.UsageError("--instead says how NAME is to be: which one?")
     loaded = read_plan(plan)
-    if model is not None and name is None:
-        from shardplan.study.explain import check_model
-
-        check_model(loaded, plan, model_of(loaded, plan, model))
     if name is None:
+        if model is not None:
+            from shardplan.study.explain import check_model
+
+            check_model(loaded, plan, model_of(loaded, plan, model))
         shares = shares_of(loaded)
         document = explain_document(loaded, None, shares, None)
         return session.finish(document, lambda console: show_shares(console, loaded, shares))
