@@ -57,8 +57,8 @@ def pytest_addoption(parser):
 
 
 def pytest_collection_modifyitems(config, items):
-    """Slow tests run where they are asked for: by `--slow`, or by name. With `--lf` files are collected in part, so what
-    is listed cannot be compared with them."""
+    """Slow tests run where they are asked for: by `--slow`, or by name. With `--lf` files are collected in part, so
+    what is listed cannot be compared with them."""
     by_name = any("::" in argument for argument in config.args)
     unknown = (
         [] if by_name or config.getoption("lf", default=False) else slow_tests.unknown(item.nodeid for item in items)
