@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -10,6 +11,7 @@ from shardplan.graph.memory import Memory
 from shardplan.schedule.objective import (
     Linear,
     Objective,
+    PhaseSums,
     Sum,
     levels_of_sets,
     serial_objective,
@@ -49,11 +51,19 @@ def objective_of(built: CostGraph) -> Objective:
     readers = _readers_of_weights(built)
     if not levels or not readers:
         return objective
-    first = tuple(Sum("gathered first", levels[-1], reader) for reader in readers[:_FIRST_READERS])
-    last = (Sum("reduced last", levels[-1], readers[-1]),)
-    cuts = {phase.name: last if "once" in phase.segments else first for phase in objective.phases}
-    cuts.pop("backward", None)
+    cuts = {phase.name: _cuts(phase, levels, readers) for phase in objective.phases if phase.name != "backward"}
     return objective.with_cuts(cuts)
+
+
+def _cuts(phase: PhaseSums, levels: Sequence[str], readers: Sequence[int]) -> tuple[Sum, ...]:
+    """Sums around the operators at the ends of a phase: what is gathered before the first readers of weights, or
+    reduced after the backward of the first one, is exposed; and all that is gathered comes before the last reader, all
+    that is reduced after its backward."""
+    if "once" in phase.segments:
+        ends = (Sum("reduced last", level, readers[0]) for level in levels)
+        return (Sum("reduced last", levels[-1], readers[-1]), *ends)
+    first = (Sum("gathered first", levels[-1], reader) for reader in readers[:_FIRST_READERS])
+    return (*first, *(Sum("gathered first", level, readers[-1]) for level in levels))
 
 
 def _readers_of_weights(built: CostGraph) -> list[int]:

@@ -1,15 +1,16 @@
 """The time of a step as an objective: a sum over phases of the maximum of several linear sums of terms.
 
 Let C be the compute of a phase, X its blocking moves, and X_l and H_l its blocking and its asynchronous communication
-on link level l. For the outermost level o and for every l, every schedule of `shardplan.schedule.streams` takes
+on link level l. For every l, every schedule of `shardplan.schedule.streams` takes
 
-    T >= C + X + (1 - 1/kappa) (H_o - X'_o)        X'_o: blocking moves that do not occupy o
+    T >= C + X + (1 - 1/kappa) (H_l - X'_l)        X'_l: what blocking moves leave free of l
     T >= X_l + H_l
 
-X_l and H_l count a collective that an outer level bounds with its share of l (`shardplan.schedule.links`). The first
-bound holds because H_o overlaps compute, which then takes kappa times as long, or other waiting, or blocking moves on
-other levels, which may then take longer, but by no more than the sum undercounts. A value that operator p reads is
-gathered before p, and a gradient made at p is reduced after p. So with l the outermost level, for every p also
+X_l and H_l count a collective that an outer level bounds with its share of l (`shardplan.schedule.links`), and X'_l
+counts a blocking move with the rest of l. The first bound holds because H_l overlaps compute, which then takes kappa
+times as long, or other waiting, or blocking moves that leave l free, which may then take longer, but by no more than
+the sum undercounts. A value that operator p reads is gathered before p, and a gradient made at p is reduced after p. So
+for every p also
 
     T >= X_l before p + H_l of what is read up to p + (C + X) from p on
     T >= (C + X) up to p + H_l of what is made from p on + X_l after p
@@ -41,8 +42,8 @@ ALWAYS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Sum:
-    """One right hand side. `busy`: compute and blocking moves, plus what `level` slows down; `link`: all traffic of
-    `level`; the other kinds: both, around the operator `cut`, which is p above."""
+    """One right hand side. `busy`: compute and blocking moves, plus what traffic of `level` slows down; `link`: all
+    traffic of `level`; the other kinds: both, around the operator `cut`, which is p above."""
 
     side: Side
     level: str
@@ -139,8 +140,9 @@ def plain_sum(objective: Objective, forward: float, backward: float, *, outermos
     several levels counts on each."""
 
     def weight(one: Sum, phase: PhaseSums) -> float:
-        if one.side != "link" or (outermost and one.level != phase.sums[-1].level):
-            return float(one.side == "busy")
+        base = phase.sums[0]
+        if one.side != "link" or (outermost and one.level != base.level):
+            return float(one is base)
         return backward if "backward" in phase.segments else forward
 
     weights = tuple(tuple(weight(one, phase) for one in phase.sums) for phase in objective.phases)
@@ -172,7 +174,8 @@ def step_objective(
 ) -> Objective:
     """The objective of a step; `levels`: names of the link levels that some collective may occupy, innermost first."""
     base = Sum("busy", levels[-1] if levels else "")
-    sums = (base, *(Sum("link", level) for level in levels))
+    inner = (Sum("busy", level) for level in levels[:-1])
+    sums = (base, *inner, *(Sum("link", level) for level in levels))
     phases: list[PhaseSums] = []
 
     def phase(name: str, count: int, *segments: Segment) -> None:
@@ -201,27 +204,27 @@ def serial_objective(*, training: bool, microbatches: int) -> Objective:
 
 def _share(chosen: Sum, term: Term, position: int, objective: Objective) -> float:
     """The coefficient of a term in one sum."""
-    on_level = chosen.level in term.levels
+    on_link = objective.links.share(chosen.level, term.levels)
     if chosen.side == "busy":
-        return _busy(term, objective.kappa, on_level=on_level)
+        return _busy(term, objective.kappa, on_link)
     if chosen.side == "link":
-        return objective.links.share(chosen.level, term.levels) if term.resource != "compute" else 0.0
-    return _at_cut(chosen, term, position, on_level=on_level)
+        return on_link if term.resource != "compute" else 0.0
+    return _at_cut(chosen, term, position, on_link)
 
 
-def _busy(term: Term, kappa: float, *, on_level: bool) -> float:
+def _busy(term: Term, kappa: float, on_link: float) -> float:
     if kappa == 0.0 or term.resource == "compute":
         return 1.0
     slower = 1.0 - 1.0 / max(1.0, kappa)
     if term.resource == "blocking":
-        return 1.0 if on_level else 1.0 - slower
-    return slower if on_level else 0.0
+        return 1.0 - slower * (1.0 - on_link)
+    return slower * on_link
 
 
-def _at_cut(chosen: Sum, term: Term, position: int, *, on_level: bool) -> float:
+def _at_cut(chosen: Sum, term: Term, position: int, on_link: float) -> float:
     """What is gathered up to the cut and computed from it on, or computed up to it and reduced from it on; forward runs
     to higher positions, backward to lower ones."""
-    at, on_link = position == chosen.cut, 1.0 if on_level else 0.0
+    at = position == chosen.cut
     behind = position > chosen.cut if chosen.side == "gathered first" else position < chosen.cut
     first = chosen.side != "reduced last"
     computed = at or behind is first
