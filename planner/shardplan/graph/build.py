@@ -12,7 +12,7 @@ nothing.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -32,7 +32,7 @@ from shardplan.graph.operators import OperatorPricer, OperatorSpace
 from shardplan.graph.options import PlanOptions
 from shardplan.graph.precision import PRECISIONS, Cast, narrowed
 from shardplan.graph.pricing import Pricing
-from shardplan.graph.remat import Recompute, recompute
+from shardplan.graph.remat import Recompute, recompute, recomputed
 from shardplan.graph.tensors import MovePrices, TensorKind, TensorSpace
 from shardplan.graph.traffic import Traffic, tensor_kinds
 from shardplan.model.types import Model
@@ -206,6 +206,17 @@ def build_cost_graph(
     _add_nodes(built)
     _add_edges(built)
     return built
+
+
+def gathering_again(built: CostGraph) -> CostGraph:
+    """The same choices with the prices as if no gathered weight stayed for backward."""
+    recompute = recomputed(
+        built.model, built.rules, built.flow, built.recompute.until, built.recompute.saved, holds=False
+    )
+    again = replace(built, graph=nx.MultiGraph(), recompute=recompute)
+    _add_nodes(again)
+    _add_edges(again)
+    return again
 
 
 class _Spaces:

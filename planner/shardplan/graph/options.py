@@ -61,6 +61,12 @@ class PlanOptions:
         return self.mode == "training"
 
     @property
+    def holds_weights(self) -> bool:
+        """Whether gathered weights may stay from forward to backward: while several microbatches wait for their
+        backward, as in a pipeline, that would hardly save a gather, and other runtimes gather again."""
+        return self.training and self.in_flight == 1 and self.gathers_in_time and self.cost_model.is_ours
+
+    @property
     def gathers_in_time(self) -> bool:
         """Whether weights may be gathered just in time for their readers."""
         return self.in_time and not self.target

@@ -25,13 +25,15 @@ _TRANSPARENT = frozenset({"pointwise", "view", "memory"})
 @dataclass(frozen=True)
 class Recompute:
     """`until[i]`: operator i is recomputed right before the backward of operator `until[i]`. `saved`: values saved for
-    backward. `needed`: (operator, operand) pairs that backward reads; `served`: tensors that are gathered for readers
-    again in backward."""
+    backward. `needed`: (operator, operand) pairs that are brought again for backward; `served`: tensors that are
+    gathered for readers again in backward. `held`: pairs of weights that backward reads and that stay gathered from
+    forward on, as far as memory allows."""
 
     until: Mapping[int, int]
     saved: frozenset[str]
     needed: frozenset[tuple[int, int]] = frozenset()
     served: frozenset[str] = frozenset()
+    held: frozenset[tuple[int, int]] = frozenset()
     again: frozenset[int] = field(init=False, default=frozenset())
 
     def __post_init__(self) -> None:
@@ -62,11 +64,11 @@ def recompute(model: Model, rules: Sequence[Rule], flow: Flow, fusion: Fusion, o
         found = attention_cores(model, rules, flow)
     for segment in found:
         until.update(dict.fromkeys(sorted(segment.operators), segment.last))
-    return saving_least(model, rules, flow, fusion, until)
+    return saving_least(model, rules, flow, fusion, until, holds=options.holds_weights)
 
 
 def saving_least(
-    model: Model, rules: Sequence[Rule], flow: Flow, fusion: Fusion, until: Mapping[int, int]
+    model: Model, rules: Sequence[Rule], flow: Flow, fusion: Fusion, until: Mapping[int, int], *, holds: bool
 ) -> Recompute:
     """The result of recomputing the operators `until` while saving as little as possible."""
     latest = latest_reads(model, rules, flow, fusion)
@@ -75,25 +77,36 @@ def saving_least(
         ends = {until[reader] for reader, _ in flow.readers.get(name, ()) if reader in until}
         if ends - {until.get(maker)} and name not in flow.weightlike:
             saved.add(name)
-    return recomputed(model, rules, flow, until, frozenset(saved))
+    return recomputed(model, rules, flow, until, frozenset(saved), holds=holds)
 
 
 def recomputed(
-    model: Model, rules: Sequence[Rule], flow: Flow, until: Mapping[int, int], saved: frozenset[str]
+    model: Model, rules: Sequence[Rule], flow: Flow, until: Mapping[int, int], saved: frozenset[str], *, holds: bool
 ) -> Recompute:
-    """The result of recomputing the operators `until` while saving the values `saved`."""
+    """The result of recomputing the operators `until` while saving the values `saved`; with `holds`, gathered weights
+    stay for backward where they can."""
     needed = frozenset(
         (index, position)
         for index, (operator, rule) in enumerate(zip(model.operators, rules, strict=True))
         if any(name in flow.needs_grad for name in operator.outputs)
         for position in needed_operands(operator, rule, flow.needs_grad)
     )
+    held = frozenset(pair for pair in needed if _can_stay(model, flow, until, *pair)) if holds else frozenset()
     served = frozenset(
         name
         for name, readers in flow.readers.items()
-        if any(index in until or (index, position) in needed for index, position in readers)
+        if any(index in until or pair in needed - held for pair in readers for index in pair[:1])
     )
-    return Recompute(until, saved, needed, served)
+    return Recompute(until, saved, needed - held, served, held)
+
+
+def _can_stay(model: Model, flow: Flow, until: Mapping[int, int], index: int, position: int) -> bool:
+    """Whether an operand is a weight that can stay gathered for its reader's backward: in a loop, or for a reader that
+    is recomputed, it is brought again."""
+    name = model.operators[index].inputs[position]
+    readers = [reader for reader, _ in flow.readers.get(name, ())]
+    outside = name not in flow.lives_in and not any(model.operators[reader].reads_in for reader in readers)
+    return outside and name in flow.weightlike and not any(reader in until for reader in readers)
 
 
 def latest_reads(model: Model, rules: Sequence[Rule], flow: Flow, fusion: Fusion) -> dict[str, int]:

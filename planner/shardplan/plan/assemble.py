@@ -11,25 +11,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, cast
 
-import numpy as np
-from numpy.typing import NDArray
-
 from shardplan.cluster.mesh import cluster_digest
 from shardplan.errors import ShardplanError, checks_itself, error
 from shardplan.graph.build import CostGraph, Node
-from shardplan.graph.memory import Category, Holding
 from shardplan.graph.memory import Memory as MemoryRows
 from shardplan.graph.options import PlanOptions
 from shardplan.graph.problem import node_order
 from shardplan.graph.remat import Recompute, recomputed
 from shardplan.model.digest import structure_digest
 from shardplan.model.types import Model, Parameter
-from shardplan.plan.bucketing import BucketPrices, in_buckets
 from shardplan.plan.emit import Emitter
-from shardplan.plan.in_flight import in_flight_bytes
-from shardplan.plan.phases import EAGER, HOLDING_LESS
-from shardplan.plan.step import StepSchedule, in_time, schedule_moves, serial_schedule
-from shardplan.plan.step_moves import StepMoves, StepParts, block_starts
+from shardplan.plan.fitting import Fitted, Lowered
+from shardplan.plan.step import StepSchedule
+from shardplan.plan.step_moves import StepParts
 from shardplan.plan.types import Memory, Move, OperatorDecision, Plan, Summary, TensorDecision
 from shardplan.solve.problem import Costs
 from shardplan.units import NS_PER_S, PS_PER_S
@@ -39,11 +33,6 @@ OPTIMAL = 1e-6
 """Relative distance from the bound up to which a plan's schedule counts as optimal."""
 MOST_ROUNDED = 1e-4
 """Relative distance between bound and step up to which it may be explained by rounding times to nanoseconds."""
-WORTH_HOLDING = 1e-3
-"""Share of the step that gathering weights just in time has to save, as communication in flight takes memory."""
-_TEMPORARIES = 4
-"""Row of `held_bytes` that has them."""
-
 _TOLERANCE = 1e-7
 """Relative; beside the roundings of single prices to nanoseconds."""
 
@@ -65,19 +54,43 @@ class Proof:
 
 @dataclass(frozen=True)
 class Priced:
-    """An assignment with its moves and its schedule. `operators`: its decisions; `memory`: bytes at the peak, including
-    what is in flight; `penalty_s`: seconds charged for broken soft constraints. `mismatch`: the plan's price and the
-    cost graph's, if they differ."""
+    """An assignment with its moves and its schedule. `penalty_s`: seconds charged for broken soft constraints.
+    `mismatch`: the plan's price and the cost graph's, if they differ."""
 
-    built: CostGraph
-    choice: Mapping[Node, int]
-    operators: tuple[OperatorDecision, ...]
-    moves: tuple[Move, ...]
-    optimizer_ns: int
-    scheduled: StepSchedule
-    memory: Memory
+    lowered: Lowered
+    fitted: Fitted
     penalty_s: float = 0.0
     mismatch: str = ""
+
+    @property
+    def built(self) -> CostGraph:
+        return self.lowered.built
+
+    @property
+    def choice(self) -> Mapping[Node, int]:
+        return self.lowered.choice
+
+    @property
+    def operators(self) -> tuple[OperatorDecision, ...]:
+        """The decisions on operators."""
+        return self.lowered.operators
+
+    @property
+    def optimizer_ns(self) -> int:
+        return self.lowered.optimizer_ns
+
+    @property
+    def scheduled(self) -> StepSchedule:
+        return self.fitted.scheduled
+
+    @property
+    def moves(self) -> tuple[Move, ...]:
+        return tuple(self.scheduled.parts.moves)
+
+    @property
+    def memory(self) -> Memory:
+        """Bytes at the peak, including what is in flight."""
+        return self.fitted.memory
 
     @property
     def step_s(self) -> float:
@@ -96,40 +109,25 @@ def price(
     """Lowers, prices and schedules an assignment. `penalties`: picoseconds for choices that break soft constraints;
     `below_s`: if the plan cannot take less, penalties included, its schedule is not optimised.
 
-    Weights are gathered as early, and gradients reduced as late, as the memory limit allows; a plan that exceeds the
-    limit under every schedule gets the schedule that needs the least memory.
+    Weights stay gathered and are gathered as early, and gradients reduced as late, as the memory limit allows; a plan
+    that exceeds the limit under every schedule gets the schedule that needs the least memory.
     """
     choice = dict(zip(node_order(built), choices, strict=True))
     operators = tuple(_decision(built, choice, index) for index in range(len(built.operators)))
     optimizer_ns = round(_optimizer_seconds(built, choice) * NS_PER_S)
-    held = held_bytes(memory.holdings, memory.moments, choice)
+    lowered = Lowered(built, choice, operators, optimizer_ns, memory)
     penalty_s = sum(float(cost[choice[node]]) for node, cost in (penalties or {}).items()) / PS_PER_S
-    charged = step_parts(built, operators, Emitter(built, choice).moves(), optimizer_ns)
-    mismatch = _mismatch(built, choice, charged)
-    step = _in_buckets(built, charged)
-    scheduled, peak = _scheduled(built, memory, step, held, limit_bytes, below_s - penalty_s)
-    moves = tuple(step.parts.moves)
-    return Priced(built, choice, operators, moves, optimizer_ns, scheduled, peak, penalty_s, mismatch)
+    mismatch = _mismatch(built, choice, lowered.parts())
+    fitted = lowered.fitted(limit_bytes, below_s - penalty_s)
+    return Priced(lowered, fitted, penalty_s, mismatch)
 
 
-def _in_buckets(built: CostGraph, charged: StepParts, *, full: bool = False) -> StepMoves:
-    levels = [level.name for level in built.cluster.levels]
-    prices = BucketPrices(built.cluster.mesh, built.prices.seconds, built.prices.bucket_bytes, levels, full)
-    return in_buckets(StepMoves(charged), prices, lambda name: built.model.tensor(name).dtype)
-
-
-def in_best_buckets(priced: Priced, memory: MemoryRows, limit_bytes: int) -> Priced:
+def in_best_buckets(priced: Priced, limit_bytes: int) -> Priced:
     """The same assignment, with full buckets if that shortens the schedule, and with the operators at which its moves
     are issued and awaited."""
-    built, choice = priced.built, priced.choice
     if any(move.bucket is not None for move in priced.moves):
-        charged = step_parts(built, priced.operators, Emitter(built, choice).moves(), priced.optimizer_ns)
-        step = _in_buckets(built, charged, full=True)
-        held = held_bytes(memory.holdings, memory.moments, choice)
-        scheduled, peak = _scheduled(built, memory, step, held, limit_bytes)
-        if peak.total <= max(limit_bytes, priced.memory.total) and scheduled.seconds < priced.step_s:
-            priced = replace(priced, moves=tuple(step.parts.moves), scheduled=scheduled, memory=peak)
-    return replace(priced, moves=priced.scheduled.marked(priced.moves))
+        priced = replace(priced, fitted=priced.lowered.in_full_buckets(priced.fitted, limit_bytes))
+    return priced
 
 
 def _mismatch(built: CostGraph, choice: Mapping[Node, int], parts: StepParts) -> str:
@@ -161,62 +159,6 @@ def charged_seconds(built: CostGraph, choice: Mapping[Node, int]) -> float:
     return picoseconds / PS_PER_S
 
 
-def step_parts(
-    built: CostGraph, operators: Sequence[OperatorDecision], moves: Sequence[Move], optimizer_ns: int
-) -> StepParts:
-    """The parts of an assignment's step, for its schedule."""
-    copies = [copy for block in built.model.blocks for copy in block.copies]
-    return StepParts(
-        operators,
-        moves,
-        tuple(built.cluster.levels[level].name for level in built.cluster.axis_levels),
-        built.options.training,
-        built.options.microbatches,
-        optimizer_ns,
-        block_starts(len(operators), copies),
-        built.links,
-        frozenset(name for name, tensor in built.model.tensors.items() if tensor.role == "input"),
-    )
-
-
-def _scheduled(
-    built: CostGraph,
-    memory: MemoryRows,
-    step: StepMoves,
-    held: NDArray[np.int64],
-    limit_bytes: int,
-    below_s: float = math.inf,
-) -> tuple[StepSchedule, Memory]:
-    """The shortest schedule of those that fit, or the one that needs the least memory, and its bytes at the peak.
-
-    Gathering weights just in time saves at most the time that the step waits for them; it is not tried if that cannot
-    give a step below `below_s`.
-    """
-    if not built.options.cost_model.is_ours:
-        return serial_schedule(step.parts), peak_of(held)
-
-    kappa = built.cluster.overlap.kappa
-
-    def holding(scheduled: StepSchedule) -> tuple[StepSchedule, Memory]:
-        more = held.copy()
-        more[_TEMPORARIES] += in_flight_bytes(built, step.parts, scheduled, memory)
-        return scheduled, peak_of(more)
-
-    best, peak = holding(schedule_moves(step, EAGER, kappa))
-    if peak.total > limit_bytes:
-        for policy in HOLDING_LESS:
-            best, peak = holding(schedule_moves(step, policy, kappa))
-            if peak.total <= limit_bytes:
-                break
-        return best, peak
-    worth_s = max(WORTH_HOLDING * best.seconds, best.seconds - below_s)
-    if built.options.gathers_in_time and best.waited_s > worth_s:
-        other, more = holding(in_time(step, best, kappa))
-        if more.total <= limit_bytes and other.seconds <= best.seconds * (1.0 - WORTH_HOLDING):
-            return other, more
-    return best, peak
-
-
 def assemble(priced: Priced, limit_bytes: int, proof: Proof) -> Plan:
     """The plan of a priced assignment and its proof."""
     built, choice = priced.built, priced.choice
@@ -233,7 +175,7 @@ def assemble(priced: Priced, limit_bytes: int, proof: Proof) -> Plan:
         summary=_summary(priced, limit_bytes, proof),
         tensors=_tensors(built, choice, emitter),
         operators=priced.operators,
-        moves=priced.moves,
+        moves=priced.scheduled.marked(priced.moves),
         warnings=tuple(str(diagnostic) for diagnostic in (*built.model.warnings, *built.pricer.compute.warnings)),
         blocks=tuple((block.names, block.copies) for block in built.model.blocks),
     )
@@ -318,7 +260,7 @@ def recompute_of(plan: Plan, built: CostGraph) -> Recompute:
         raise ShardplanError(error("damaged-plan", summary, hint="solve again"))
     until = {number[name]: number[before] for name, before in wanted.items()}
     saved = frozenset(tensor.name for tensor in plan.tensors if tensor.saved)
-    return recomputed(built.model, built.rules, built.flow, until, saved)
+    return recomputed(built.model, built.rules, built.flow, until, saved, holds=built.options.holds_weights)
 
 
 def _decision(built: CostGraph, choice: Mapping[Node, int], index: int) -> OperatorDecision:
@@ -392,25 +334,3 @@ def _optimizer_seconds(built: CostGraph, choice: Mapping[Node, int]) -> float:
         node, state = built.optimizer_node(name)
         seconds += float(built.pricer.optimizer_seconds(state, built.model.tensor(name).dtype)[choice[node]])
     return seconds
-
-
-def held_bytes(holdings: Sequence[Holding], moments: int, choice: Mapping[Node, int]) -> NDArray[np.int64]:
-    """Bytes of every category (in the order of `Memory`) at every moment, shape (5, moments)."""
-    categories: tuple[Category, ...] = ("parameters", "gradients", "optimizer", "activations", "temporaries")
-    change = np.zeros((len(categories), moments + 1), dtype=np.int64)
-    for holding in holdings:
-        amount = int(holding.amount[choice[holding.node]])
-        row = categories.index(holding.category)
-        change[row, holding.start] += amount
-        change[row, holding.end] -= amount
-    return change.cumsum(axis=1)[:, :-1]
-
-
-def peak_of(held: NDArray[np.int64]) -> Memory:
-    """The bytes (of `held_bytes`) at the first moment with the largest sum."""
-    return Memory(*(int(value) for value in held[:, peak_moment(held)]))
-
-
-def peak_moment(held: NDArray[np.int64]) -> int:
-    """The first moment with the largest sum."""
-    return int(held.sum(axis=0).argmax()) if held.shape[1] else 0

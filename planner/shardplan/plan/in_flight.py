@@ -1,4 +1,5 @@
-"""Memory in flight: gathered weights from their issue on, gradients until their reduction has ended.
+"""Memory in flight: gathered weights from their issue on, gradients until their reduction has ended, and gathered
+weights that stay from forward to backward (`shardplan.plan.staying`).
 
 The memory rows of the cost graph (`shardplan.graph.memory`) count a gathered weight while its reader runs, and a
 gradient while it is made. This module adds what a schedule holds for longer, moment by moment.
@@ -17,6 +18,7 @@ from shardplan.layout.layout import Layout
 from shardplan.layout.mesh import Mesh
 from shardplan.plan.buckets import tiles
 from shardplan.plan.phases import Phase
+from shardplan.plan.staying import bytes_of, copies
 from shardplan.plan.step import StepSchedule
 from shardplan.plan.step_moves import StepParts
 from shardplan.schedule.streams import Simulation
@@ -36,7 +38,7 @@ def in_flight_bytes(built: CostGraph, parts: StepParts, scheduled: StepSchedule,
             if end > begin:
                 change[begin] += size
                 change[end] -= size
-    return change.cumsum()[:-1]
+    return change.cumsum()[:-1] + bytes_of(copies(built, parts.moves, memory), memory.moments)
 
 
 def _moments(memory: Memory, issued: int, ended: int, *, backward: bool, gathered: bool) -> tuple[int, int]:

@@ -103,6 +103,8 @@ def searched(
     if free is not None and (free.bound_s >= below_s or free.candidate.keeps(limit_bytes)):
         return free
     search.spent.left = _most_solved(search) // 2
+    if free is not None and free.candidate.layouts.built.recompute.held and not (chooses_remat or search.again):
+        return (yield from _with_fewer_staying(search, roomy, free, remat, below_s))
     try:
         found = yield from under_the_limit(search, free, remat, chooses_remat=chooses_remat, enough_s=enough_s)
     except NoPlanError as none:
@@ -112,6 +114,23 @@ def searched(
     if found.candidate.step_s < below_s:
         found = yield from looked(search, found)
     return found
+
+
+def _with_fewer_staying(
+    search: Search, roomy: Search, free: Found, remat: Recompute | None, below_s: float
+) -> Questions[Found]:
+    """The best plan if memory is too short for all gathered weights of `free`, the best plan without a limit, to stay:
+    that plan with as many as fit, and the result of a search at prices as if none stayed. The bound holds for any
+    choice of what stays."""
+    limit_bytes = search.limit_bytes
+    free = replace(free, limit_bytes=limit_bytes).better(_again_under_the_limit(search, roomy), limit_bytes)
+    if free.candidate.keeps(limit_bytes) and (free.gap <= NEAR or search.is_over):
+        return free
+    found = yield from searched(replace(search, again=True), remat, below_s=below_s)
+    proven = free
+    with contextlib.suppress(NoPlanError):
+        proven = yield from of_phases(search, limit_bytes, remat, parts=2, start=free.multipliers, averages=1)
+    return proven.proven_by(free).better([free.candidate, found.candidate], limit_bytes)
 
 
 def _again_under_the_limit(search: Search, roomy: Search) -> list[Candidate]:
@@ -245,7 +264,7 @@ def asked(search: Search, question: Question, work: float) -> Questions[Answer]:
     """Asks one question with a work limit and adds the work of its answer to what the search has spent."""
     most = most_solved(question, search.instance.options)
     search.spent.left = max(search.spent.left, most)
-    answer = yield replace(question, work=work)
+    answer = yield replace(question, work=work, again=search.again)
     search.spent.work += answer.solution.work
     search.spent.solved += most
     search.spent.left -= most

@@ -23,6 +23,7 @@ from shardplan.planning.objective import Maxima
 from shardplan.planning.reduction import Assignment, Layouts, Posed, Reduction, Restrict
 from shardplan.planning.rematerialisation import Rematerialisation, everything
 from shardplan.planning.restrictions import KnownToPlanner, Restriction
+from shardplan.planning.staying_weights import StayingWeights
 from shardplan.schedule.objective import Linear, Objective, Weights, single_sums
 from shardplan.solve import Plane, Problem, Progress, Solution, Start, solve
 from shardplan.units import PS_PER_S
@@ -44,7 +45,8 @@ class Question:
 
     Objective: `objective` (default: that of the step), or `linear`, one linear function of the terms in its place.
     Choices: `remat` fixes what is recomputed (default: the options), with `chooses_remat` the solver chooses it;
-    `equal_layers` gives all copies of a block the same layouts; `near` offers only layouts near these plans;
+    `equal_layers` gives all copies of a block the same layouts; `near` offers only layouts near these plans; `again`
+    asks for prices as if all weights were gathered again for backward;
     `restriction` is what is allowed; `without` are constraints that are dropped; `limit_bytes` is the memory limit, if
     any. Where the search starts: `start` are multipliers, `planes` cutting planes of questions that allow less,
     `prices` the multipliers of memory (picoseconds per byte at each moment). Where it ends: `ends_s` is a time
@@ -61,6 +63,7 @@ class Question:
     chooses_remat: bool = False
     equal_layers: bool = False
     near: Near | None = None
+    again: bool = False
     restriction: Restrict | None = None
     without: Sequence[Constraint] = ()
     start: Weights = ()
@@ -110,7 +113,8 @@ def chain(
     those that change what the choices are. `invert` runs in reverse order."""
     peers = () if instance.complete else (KnownToPlanner(instance.options.cost_model),)
     restricting = (ConstraintMasks(instance.constraints, question.without), Restriction(question.restriction), *peers)
-    return restricting, (Rematerialisation(), Maxima(objective.sizes), EqualLayers(_most_left(instance, question)))
+    alike = EqualLayers(_most_left(instance, question))
+    return restricting, (Rematerialisation(), StayingWeights(), Maxima(objective.sizes), alike)
 
 
 def _most_left(instance: Instance, question: Question) -> float:
@@ -149,7 +153,8 @@ def answer(graphs: CostGraphs, question: Question, on_progress: Callable[[Progre
         chosen = layouts
         if assignment.remat is not None:
             decided = graphs.recomputing(assignment.remat)
-            posed, _ = _applied(restricting, Posed((_layouts(decided, question, linears[0]),)))
+            alone = Layouts(*decided, to_problem(*decided, question.limit_bytes, linears[0]), {})
+            posed, _ = _applied(restricting, Posed((alone,)))
             chosen = posed.sums[0]
         candidates.append((chosen, assignment.choices))
     whole = None if question.chooses_remat or most_left else layouts.having(reduced.sums[0].problem)
@@ -166,15 +171,17 @@ def _graph(graphs: CostGraphs, question: Question) -> tuple[CostGraph, Memory]:
 
 def _posed(graphs: CostGraphs, question: Question, asked: tuple[CostGraph, Memory], linears: Sequence[Linear]) -> Posed:
     """The problem of layouts for every sum of the objective."""
-    sums = tuple(_layouts(asked, question, linear) for linear in linears)
-    if not question.chooses_remat:
-        return Posed(sums)
-    repeated = graphs.recomputing(everything(asked[0]))
-    return Posed(sums, tuple(_layouts(repeated, question, linear) for linear in linears))
 
+    def posed(priced: tuple[CostGraph, Memory]) -> tuple[Layouts, ...]:
+        problems = (to_problem(*priced, question.limit_bytes, linear) for linear in linears)
+        return tuple(Layouts(*(priced if question.chooses_remat else asked), problem, {}) for problem in problems)
 
-def _layouts(graph: tuple[CostGraph, Memory], question: Question, linear: Linear) -> Layouts:
-    return Layouts(*graph, to_problem(*graph, question.limit_bytes, linear), {})
+    if question.chooses_remat:
+        return Posed(posed(asked), posed(graphs.recomputing(everything(asked[0]))))
+    if not asked[0].recompute.held or not (question.again or question.limit_bytes is not None):
+        return Posed(posed(asked))
+    again = posed(graphs.gathering_again(asked))
+    return Posed(again) if question.again else Posed(posed(asked), again=again)
 
 
 def _applied(reductions: Sequence[Reduction[Any]], posed: Posed) -> tuple[Posed, list[tuple[Reduction[Any], Any]]]:

@@ -10,7 +10,7 @@ from shardplan.cluster.types import Cluster
 from shardplan.constraints.resolve import ResolvedConstraints, resolve
 from shardplan.constraints.reuse import adapted
 from shardplan.errors import Diagnostic, ShardplanError, error, warning
-from shardplan.graph.build import CostGraph, build_cost_graph
+from shardplan.graph.build import CostGraph, build_cost_graph, gathering_again
 from shardplan.graph.cache import cache_obstacles
 from shardplan.graph.flow import microbatch_obstacles, training_obstacles
 from shardplan.graph.memory import Memory
@@ -107,6 +107,7 @@ class CostGraphs:
         self.instance = instance
         self._asked: tuple[CostGraph, Memory] | None = None
         self._recomputing: tuple[Recompute, tuple[CostGraph, Memory]] | None = None
+        self._again: tuple[CostGraph, tuple[CostGraph, Memory]] | None = None
         self._near: tuple[tuple[Near, Recompute], tuple[CostGraph, Memory]] | None = None
 
     def asked(self) -> tuple[CostGraph, Memory]:
@@ -132,6 +133,12 @@ class CostGraphs:
             built = self._build(remat)
             self._recomputing = remat, (built, Memory(built))
         return self._recomputing[1]
+
+    def gathering_again(self, asked: tuple[CostGraph, Memory]) -> tuple[CostGraph, Memory]:
+        """A cost graph as if no gathered weight stayed. The latest one is kept."""
+        if self._again is None or self._again[0] is not asked[0]:
+            self._again = asked[0], (gathering_again(asked[0]), asked[1])
+        return self._again[1]
 
     def near(self, near: Near, remat: Recompute) -> tuple[CostGraph, Memory]:
         """The cost graph with only the layouts near some plans, and a given rematerialisation. The latest one

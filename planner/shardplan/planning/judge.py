@@ -7,7 +7,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from shardplan.plan.assemble import Priced, held_bytes, peak_of, price
+from shardplan.plan.assemble import Priced, price
+from shardplan.plan.held_bytes import held_bytes, peak_of
 from shardplan.planning.chain import Assigned
 from shardplan.planning.reduction import Layouts
 

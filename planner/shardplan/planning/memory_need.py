@@ -10,7 +10,7 @@ from shardplan.graph.build import CostGraph, Node
 from shardplan.graph.memory import Holding
 from shardplan.graph.memory import Memory as MemoryRows
 from shardplan.layout.text import to_text
-from shardplan.plan.assemble import held_bytes, peak_moment
+from shardplan.plan.held_bytes import held_bytes, peak_moment
 from shardplan.plan.types import Memory
 from shardplan.units import size, sizes_in_one_unit
 

@@ -188,7 +188,7 @@ class Planner:
         candidate, limit = found.candidate, self.limit_bytes
         if scheduled_bytes is not None:
             candidate, limit = candidate.under(scheduled_bytes), scheduled_bytes
-        priced = in_best_buckets(candidate.priced, candidate.layouts.memory, limit)
+        priced = in_best_buckets(candidate.priced, limit)
         if priced.mismatch:
             self._warn(warning("price-mismatch", priced.mismatch, hint="the plan has the former"))
         proof = Proof(found.bound_s - priced.penalty_s, _outcome(found), found.reproducible, found.multipliers)

@@ -58,7 +58,8 @@ class RematNumbering:
         until = {index: label for index, name in enumerate(names) if (label := state["operator", name]) != ONCE}
         untracked = {name for name in built.fusion.saved if name not in self.scope.fates}
         saved = {name for name in self.scope.fates if state["kept", name] in ("saved", "saved again")}
-        return recomputed(built.model, built.rules, built.flow, until, frozenset(saved | untracked))  # type: ignore[arg-type]
+        held = built.options.holds_weights
+        return recomputed(built.model, built.rules, built.flow, until, frozenset(saved | untracked), holds=held)  # type: ignore[arg-type]
 
 
 class Rematerialisation(Reduction[RematNumbering | None]):
@@ -90,7 +91,7 @@ def everything(built: CostGraph) -> Recompute:
     """Recomputation of every operator; only its prices are used."""
     last = len(built.model.operators) - 1
     until = dict.fromkeys(range(len(built.model.operators)), last)
-    return recomputed(built.model, built.rules, built.flow, until, built.fusion.saved)
+    return recomputed(built.model, built.rules, built.flow, until, built.fusion.saved, holds=False)
 
 
 FLAGS: Final[tuple[Remat, ...]] = ("none", "selective", "full")

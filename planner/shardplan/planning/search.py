@@ -127,7 +127,8 @@ class Spent:
 class Search:
     """What is searched and until when (`time.monotonic`); `interruption` is set by Ctrl-C. `restricted`: the choices
     are few, as in a recipe, so recipes are no candidates. `only_best`: plans that cannot become the best are not
-    scheduled fully. `roomy`: there is no memory limit."""
+    scheduled fully. `roomy`: there is no memory limit. `again`: questions are asked as if all gathered weights were
+    gathered again for backward; plans are scheduled with as many staying as fit."""
 
     instance: Instance
     limit_s: float
@@ -135,6 +136,7 @@ class Search:
     restricted: bool = False
     only_best: bool = True
     roomy: bool = False
+    again: bool = False
     known: Known = field(default_factory=dict)
     """Plans that were scheduled."""
     hopeless: dict[Choices, Layouts] = field(default_factory=dict)

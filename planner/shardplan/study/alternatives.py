@@ -164,7 +164,7 @@ def _priced(solved: Sequence[Answer], planner: Planner) -> Priced:
     limit_bytes = planner.limit_bytes
     plans = [plan for answer in solved for plan in judged(answer.candidates, limit_bytes, planner.known)]
     best = min(plans, key=lambda one: (not one.keeps(limit_bytes), one.step_s))
-    return in_best_buckets(best.priced, best.layouts.memory, limit_bytes)
+    return in_best_buckets(best.priced, limit_bytes)
 
 
 def _choices(built: CostGraph, node: Node) -> dict[str, NDArray[np.bool_]]:

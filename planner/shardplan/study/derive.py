@@ -87,7 +87,7 @@ def _on_one_mesh(plan: Plan, model: Model, cluster: Cluster, options: PlanOption
         _refuse([f"'{one}' and '{other}' are of equal layers and are not laid out alike, as equal_layers says"])
     choices = [choice[node] for node in node_order(built)]
     priced = price(built, memory, choices, instance.limit_bytes, penalties_of(masks))
-    best = in_best_buckets(priced, memory, instance.limit_bytes)
+    best = in_best_buckets(priced, instance.limit_bytes)
     return assemble(best, instance.limit_bytes, _proof(plan))
 
 

@@ -27,8 +27,8 @@ from shardplan.graph.flow import read_in_backward, storage_of
 from shardplan.graph.memory import Memory as Holdings
 from shardplan.graph.precision import PRECISIONS, PrecisionName, narrowed
 from shardplan.graph.tensors import TensorSpace
-from shardplan.plan.assemble import held_bytes, peak_of
 from shardplan.plan.finished import finished
+from shardplan.plan.held_bytes import held_bytes, peak_of
 from shardplan.plan.types import Memory, Plan
 from shardplan.planning.planner import Chosen
 from shardplan.study.trained import loss_memory_bytes

@@ -1,0 +1,183 @@
+"""The shortest schedule of an assignment that fits in memory.
+
+Weights stay gathered and are gathered early, and gradients are reduced late, as far as memory allows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardplan.graph.build import CostGraph, Node
+from shardplan.graph.memory import Memory as MemoryRows
+from shardplan.plan.bucketing import BucketPrices, in_buckets
+from shardplan.plan.emit import Emitter
+from shardplan.plan.held_bytes import TEMPORARIES, held_bytes, peak_of
+from shardplan.plan.in_flight import in_flight_bytes
+from shardplan.plan.phases import EAGER, HOLDING_LESS, Policy
+from shardplan.plan.staying import Copy, copies, gathered_again
+from shardplan.plan.step import StepSchedule, in_time, schedule_moves, serial_schedule
+from shardplan.plan.step_moves import StepMoves, StepParts, block_starts
+from shardplan.plan.types import Memory, Move, OperatorDecision
+
+WORTH_HOLDING = 1e-3
+"""Share of the step that gathering weights just in time has to save, as communication in flight takes memory."""
+TRIES = 3
+"""Sets of weights to gather again that are tried before all are: what is in flight depends on the schedule."""
+STAY: frozenset[str] = frozenset()
+"""No weight is gathered again that could stay."""
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A schedule, with the bytes at its peak. `gathered_again`: weights for which memory is too short to stay."""
+
+    scheduled: StepSchedule
+    memory: Memory
+    gathered_again: frozenset[str] = STAY
+
+    def keeps(self, limit_bytes: int) -> bool:
+        return self.memory.total <= limit_bytes
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """An assignment and its decisions on operators, from which its moves follow. `rows`: what it holds and when."""
+
+    built: CostGraph
+    choice: Mapping[Node, int]
+    operators: tuple[OperatorDecision, ...]
+    optimizer_ns: int
+    rows: MemoryRows
+
+    def parts(self, again: frozenset[str] = STAY) -> StepParts:
+        """The parts of the step if the weights `again` are gathered again for backward."""
+        if again == STAY:
+            return self._all_staying
+        return self._emitted(again)
+
+    @cached_property
+    def _all_staying(self) -> StepParts:
+        return self._emitted(STAY)
+
+    def _emitted(self, again: frozenset[str]) -> StepParts:
+        moves = Emitter(self.built, self.choice, again).moves()
+        return step_parts(self.built, self.operators, moves, self.optimizer_ns)
+
+    def step(self, again: frozenset[str] = STAY, *, full: bool = False) -> StepMoves:
+        """The moves of the step in their buckets, in full ones if asked."""
+        built = self.built
+        levels = [level.name for level in built.cluster.levels]
+        prices = BucketPrices(built.cluster.mesh, built.prices.seconds, built.prices.bucket_bytes, levels, full)
+        return in_buckets(StepMoves(self.parts(again)), prices, lambda name: built.model.tensor(name).dtype)
+
+    @cached_property
+    def held(self) -> NDArray[np.int64]:
+        """Bytes by category and moment, without what is in flight."""
+        return held_bytes(self.rows.holdings, self.rows.moments, self.choice)
+
+    def fitted(self, limit_bytes: int, below_s: float = math.inf) -> Fitted:
+        """The shortest schedule that fits, or the one that needs the least memory; it is not optimised if it cannot
+        take less than `below_s` seconds."""
+        step = self.step()
+        if not self.built.options.cost_model.is_ours:
+            return Fitted(serial_schedule(step.parts), peak_of(self.held))
+        found = self.under(EAGER, step)
+        if found.keeps(limit_bytes):
+            return self.in_time(found, step, limit_bytes, below_s)
+        staying = copies(self.built, step.parts.moves, self.rows)
+        if not staying:
+            return self._holding_less(step, limit_bytes, STAY)
+        everything = frozenset(copy.tensor for copy in staying)
+        step = self.step(everything)
+        least = self.under(EAGER, step, everything)
+        if not least.keeps(limit_bytes):
+            return self._holding_less(step, limit_bytes, everything)
+        best = self.in_time(least, step, limit_bytes, below_s)
+        if found.scheduled.seconds >= below_s:
+            return best
+        more = self._staying(staying, found, limit_bytes)
+        return min(best, *more, key=lambda one: one.scheduled.seconds)
+
+    def in_full_buckets(self, than: Fitted, limit_bytes: int) -> Fitted:
+        """The same with full buckets, if that is shorter."""
+        step = self.step(than.gathered_again, full=True)
+        found = self.under(EAGER, step, than.gathered_again)
+        if not found.keeps(limit_bytes):
+            found = self._holding_less(step, limit_bytes, than.gathered_again)
+        found = self.in_time(found, step, limit_bytes)
+        is_better = found.scheduled.seconds < than.scheduled.seconds
+        return found if is_better and found.keeps(max(limit_bytes, than.memory.total)) else than
+
+    def under(self, policy: Policy, step: StepMoves, again: frozenset[str] = STAY) -> Fitted:
+        """The schedule under a policy."""
+        return self._fitted(schedule_moves(step, policy, self._kappa), again)
+
+    def in_time(self, found: Fitted, step: StepMoves, limit_bytes: int, below_s: float = math.inf) -> Fitted:
+        """The same with weights gathered just in time, if that is shorter and fits. It saves at most the time that the
+        step waits for them."""
+        seconds = found.scheduled.seconds
+        worth_s = max(WORTH_HOLDING * seconds, seconds - below_s)
+        is_eager, allowed = found.scheduled.policy == EAGER, self.built.options.gathers_in_time
+        if not (is_eager and allowed and found.keeps(limit_bytes) and found.scheduled.waited_s > worth_s):
+            return found
+        other = self._fitted(in_time(step, found.scheduled, self._kappa), found.gathered_again)
+        is_shorter = other.scheduled.seconds <= seconds * (1.0 - WORTH_HOLDING)
+        return other if is_shorter and other.keeps(limit_bytes) else found
+
+    def _staying(self, copies: Sequence[Copy], whole: Fitted, limit_bytes: int) -> Iterator[Fitted]:
+        """Schedules that fit in which some weights stay: as many as leave room for what is in flight, and as many as
+        leave room for gathering the others just in time. `whole`: the schedule in which all stay."""
+        most = self.held.sum(axis=0) + in_flight_bytes(self.built, whole.scheduled.parts, whole.scheduled, self.rows)
+        room = limit_bytes
+        for _ in range(TRIES):
+            again = gathered_again(copies, most, room)
+            step = self.step(again)
+            found = self.under(EAGER, step, again)
+            if found.keeps(limit_bytes):
+                yield found
+                found = self._fitted(in_time(step, found.scheduled, self._kappa), again)
+                if found.keeps(limit_bytes):
+                    yield found
+                    break
+            room -= found.memory.total - limit_bytes
+
+    def _holding_less(self, step: StepMoves, limit_bytes: int, again: frozenset[str]) -> Fitted:
+        """The first policy that fits, or the last one."""
+        for policy in HOLDING_LESS:
+            found = self.under(policy, step, again)
+            if found.keeps(limit_bytes):
+                break
+        return found
+
+    def _fitted(self, scheduled: StepSchedule, again: frozenset[str]) -> Fitted:
+        held = self.held.copy()
+        held[TEMPORARIES] += in_flight_bytes(self.built, scheduled.parts, scheduled, self.rows)
+        return Fitted(scheduled, peak_of(held), again)
+
+    @property
+    def _kappa(self) -> float:
+        return self.built.cluster.overlap.kappa
+
+
+def step_parts(
+    built: CostGraph, operators: Sequence[OperatorDecision], moves: Sequence[Move], optimizer_ns: int
+) -> StepParts:
+    """The parts of an assignment's step, for its schedule."""
+    copies = [copy for block in built.model.blocks for copy in block.copies]
+    return StepParts(
+        operators,
+        moves,
+        tuple(built.cluster.levels[level].name for level in built.cluster.axis_levels),
+        built.options.training,
+        built.options.microbatches,
+        optimizer_ns,
+        block_starts(len(operators), copies),
+        built.links,
+        frozenset(name for name, tensor in built.model.tensors.items() if tensor.role == "input"),
+    )

@@ -1,0 +1,37 @@
+"""The bytes that a device holds, by category and moment, and their peak."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardplan.graph.build import Node
+from shardplan.graph.memory import Category, Holding
+from shardplan.plan.types import Memory
+
+CATEGORIES: Final[tuple[Category, ...]] = get_args(Category)
+TEMPORARIES: Final = CATEGORIES.index("temporaries")
+
+
+def held_bytes(holdings: Sequence[Holding], moments: int, choice: Mapping[Node, int]) -> NDArray[np.int64]:
+    """Bytes of every category (in the order of `Memory`) at every moment, shape (5, moments)."""
+    change = np.zeros((len(CATEGORIES), moments + 1), dtype=np.int64)
+    for holding in holdings:
+        amount = int(holding.amount[choice[holding.node]])
+        row = CATEGORIES.index(holding.category)
+        change[row, holding.start] += amount
+        change[row, holding.end] -= amount
+    return change.cumsum(axis=1)[:, :-1]
+
+
+def peak_of(held: NDArray[np.int64]) -> Memory:
+    """The bytes (of `held_bytes`) at the first moment with the largest sum."""
+    return Memory(*(int(value) for value in held[:, peak_moment(held)]))
+
+
+def peak_moment(held: NDArray[np.int64]) -> int:
+    """The first moment with the largest sum."""
+    return int(held.sum(axis=0).argmax()) if held.shape[1] else 0
