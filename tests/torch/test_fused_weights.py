@@ -60,6 +60,15 @@ def test_they_are_trained_in_parts(four, model, mode, layout):
         assert set(names) == {"w0", "w1", "w2", *PARTS}
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_they_may_be_changed_in_place(four, model, layout):
+    """What the program changed was lost with the joined weight."""
+    from torch_fused import Shrinking
+
+    for error, _ in four.run("torch_fused", "train", plan_of(model, *LAYOUTS[layout]), "eager", "", Shrinking):
+        assert error < 1e-6
+
+
 def test_they_are_read_in_parts(four, model, tmp_path):
     from torch_fused import Gated
 

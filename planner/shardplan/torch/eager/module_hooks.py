@@ -45,14 +45,15 @@ class _Replaced(NamedTuple):
     is_buffer: bool
 
 
-class _FusedBuffer(NamedTuple):
-    """A buffer that is kept in parts, while its module runs: `planned` stands for it; `given`: as above."""
+class _InParts(NamedTuple):
+    """A parameter or buffer that is kept in parts, while its module runs: `planned` stands for it; `given`: as
+    above."""
 
     weight: FusedWeight
     name: str
     stored: Sequence[DTensor]
     planned: Planned
-    given: Tensor
+    given: Tensor | None
 
 
 @dataclass
@@ -66,8 +67,7 @@ class ModuleHooks:
     _running: nn.Module | None = None
     _entered: int = 0
     _replaced: list[_Replaced] = field(default_factory=list)
-    _fused: list[FusedWeight] = field(default_factory=list)
-    _fused_buffers: list[_FusedBuffer] = field(default_factory=list)
+    _fused: list[_InParts] = field(default_factory=list)
     _uncompiled: Callable[[ModuleHooks, nn.Module], None] = field(
         default_factory=lambda: torch.compiler.disable(ModuleHooks._restore)
     )
@@ -107,9 +107,9 @@ class ModuleHooks:
         replaced, self._running = self._replaced, None
         self._replaced = []
         while self._fused:
-            self._fused.pop().running.pop()
-        while self._fused_buffers:
-            self._write_parts(self._fused_buffers.pop())
+            fused = self._fused.pop()
+            fused.weight.running.pop()
+            self._write_parts(fused)
         for each in replaced:
             now, each.store[each.attribute] = each.store.get(each.attribute), each.stored
             if now is not None and (each.is_buffer or getattr(now, "changes", 0) > 0):
@@ -123,9 +123,8 @@ class ModuleHooks:
             parts = stored_tensors(module, attribute)
             fused.running.append(planned := self._planned(name, parts))
             fused.stored = parts
-            self._fused.append(fused)
-            if fused.is_buffer:
-                self._fused_buffers.append(_FusedBuffer(fused, name, parts, planned, planned.value.local))
+            given = planned.value.local if fused.is_buffer else None
+            self._fused.append(_InParts(fused, name, parts, planned, given))
             return
         is_buffer = attribute not in module._parameters  # noqa: SLF001 - there is no public name
         store = module._buffers if is_buffer else module._parameters  # noqa: SLF001 - as above
@@ -173,14 +172,14 @@ class ModuleHooks:
             local = engine.convert(value, self.applied.named[replaced.name].layout, inner=True).local
             replaced.stored.to_local().copy_(local)
 
-    def _write_parts(self, buffer: _FusedBuffer) -> None:
-        """As `_write_back`, of a buffer that is kept in parts."""
-        value = value_of(buffer.planned)
-        if value.local is buffer.given and not buffer.planned.changes:
+    def _write_parts(self, fused: _InParts) -> None:
+        """As `_write_back`, of what is kept in parts. A parameter that nobody has read is not gathered for it."""
+        if not fused.planned.changes and (fused.given is None or value_of(fused.planned).local is fused.given):
             return
+        value = value_of(fused.planned)
         with torch.no_grad():
-            local = self.applied.engine.convert(value, self.applied.named[buffer.name].layout, inner=True).local
-            for stored, piece in zip(buffer.stored, buffer.weight.parts.split_local(local), strict=True):
+            local = self.applied.engine.convert(value, self.applied.named[fused.name].layout, inner=True).local
+            for stored, piece in zip(fused.stored, fused.weight.parts.split_local(local), strict=True):
                 stored.to_local().copy_(piece)
 
 
