@@ -7,6 +7,7 @@ meanwhile, in place or by assignment, and parameters that it changes in place ar
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -33,14 +34,15 @@ Owners = Mapping[nn.Module, Sequence[tuple[str, str]]]
 
 
 class _Replaced(NamedTuple):
-    """A parameter or buffer that is a planned tensor while its module runs. `store`: where the module keeps it;
-    `given`: for a buffer, the local tensor that the program got."""
+    """A parameter or buffer that is a planned tensor, `planned`, while its module runs. `store`: where the module keeps
+    it; `given`: for a buffer, the local tensor that the program got."""
 
     module: nn.Module
     store: dict[str, Any]
     attribute: str
     name: str
     stored: DTensor
+    planned: Planned
     given: Tensor | None
     is_buffer: bool
 
@@ -103,19 +105,28 @@ class ModuleHooks:
 
     def _restore(self, module: nn.Module) -> None:
         """Gives the modules their parameters back, and buffers their new values. It is not compiled: there is nothing
-        to gain, and a compiler loses track of modules that are kept in records."""
+        to gain, and a compiler loses track of modules that are kept in records.
+
+        Raises `ShardplanError` (`shared-buffer`)."""
         replaced, self._running = self._replaced, None
         self._replaced = []
         while self._fused:
             fused = self._fused.pop()
             fused.weight.running.pop()
             self._write_parts(fused)
+        owners, untied = Counter(id(each.stored) for each in replaced), list[str]()
         for each in replaced:
             now, each.store[each.attribute] = each.store.get(each.attribute), each.stored
             if now is not None and (each.is_buffer or getattr(now, "changes", 0) > 0):
                 self._write_back(each, now)
+            if each.is_buffer and now is not each.planned and owners[id(each.stored)] > 1:
+                untied.append(each.name)
         for owner in module.modules():
             _renew_flat_weights(owner)
+        if untied:
+            summary = f"the model sets '{untied[0]}', a buffer that several of its modules have, to another tensor"
+            hint = "change it in place (buffer.copy_(...)), or give every module a buffer of its own: buffer.clone()"
+            raise ShardplanError(error("shared-buffer", summary, hint=hint))
 
     def _replace(self, module: nn.Module, attribute: str, name: str) -> None:
         fused = fused_weight(module, attribute)
@@ -133,7 +144,7 @@ class ModuleHooks:
             store[attribute] = planned = self._planned(name, [stored])
             planned._is_param = not is_buffer  # noqa: SLF001 - by this torch knows a parameter, as `get_parameter` asks
             given = planned.value.local if is_buffer else None
-            self._replaced.append(_Replaced(module, store, attribute, name, stored, given, is_buffer))
+            self._replaced.append(_Replaced(module, store, attribute, name, stored, planned, given, is_buffer))
 
     def _planned(self, name: str, stored: Sequence[DTensor]) -> Planned:
         """A parameter as a planned tensor; the same one for all modules that share it in one forward pass."""
