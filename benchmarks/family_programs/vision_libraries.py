@@ -244,11 +244,6 @@ DIFFUSERS = {
         num_vq_embeddings=16, down_block_types=("DownEncoderBlock2D",) * 2, up_block_types=("UpDecoderBlock2D",) * 2,
         sample_size=16, **_BLOCKS,
     ),
-    "diffusers tiny vae": _diffusers(
-        "AutoencoderTiny", lambda: (torch.rand(4, 3, 16, 16), torch.rand(4, 3, 16, 16)), (),
-        encoder_block_out_channels=(16, 16), decoder_block_out_channels=(16, 16), num_encoder_blocks=(1, 1),
-        num_decoder_blocks=(1, 1), latent_channels=4,
-    ),
     "diffusers prior": _diffusers(
         "PriorTransformer", lambda: (torch.randn(4, 16), torch.randn(4, 16), _TIMES, torch.randn(4, 16),
         torch.randn(4, 5, 16)), ("timestep", "proj_embedding", "encoder_hidden_states"), num_attention_heads=4,
