@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 from torch_cases import far, mesh_of
 from torch_steps import exported_once
 
 import shardplan.torch
+from shardplan.errors import ShardplanError
 from shardplan.plan.types import Plan
 
 SIZES = (32, 16, 16)
@@ -99,3 +102,24 @@ def _differences(model: Any, reference: Gated) -> list[float]:
         weight, gradient = others[name]
         found += [far(parameter, weight), far(parameter.grad, gradient)]
     return found
+
+
+def changed(plan: Plan) -> tuple[float, bool, str]:
+    """The largest error of weights that are changed in slices between steps; whether one stays as it was where the
+    change ends with an exception; and what is said of a name that there is not."""
+    model, reference = Gated(), Gated()
+    shardplan.torch.parallelize(model, plan, mesh_of(plan))
+    with torch.no_grad():
+        reference.w[:, 4:40] *= 0.5
+        reference.w0[1] = 0.25
+    with shardplan.torch.whole(model, "w") as w:
+        w[:, 4:40] *= 0.5
+    with shardplan.torch.whole(model, "w0") as w0:
+        w0[1] = 0.25
+    with contextlib.suppress(ZeroDivisionError), shardplan.torch.whole(model, "w2") as w2:
+        w2[0] = 1 / 0
+    others = [(model.w, reference.w), (model.w0, reference.w0), (model.w2, reference.w2)]
+    errors = [float((ours.full_tensor() - theirs).abs().max()) for ours, theirs in others]
+    with pytest.raises(ShardplanError) as said, shardplan.torch.whole(model, "w9"):
+        pass
+    return max(errors[:2]), errors[2] == 0, str(said.value)
