@@ -7,7 +7,7 @@ import logging
 import re
 import traceback
 import warnings
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 import shardplan.torch
 from shardplan.errors import ShardplanError
@@ -27,12 +27,15 @@ _MESHES: dict[Any, Any] = {}
 _CPU_MESHES: dict[tuple[int, ...], DeviceMesh] = {}
 
 
-def made(name: str, dtype: torch.dtype, device: str = "cpu") -> tuple[nn.Module, tuple[Tensor, ...]]:
+def made(name: str, dtype: torch.dtype, device: str = "cpu") -> tuple[nn.Module, Any]:
     """A program and its batch, the same in every process."""
     torch.manual_seed(0)
     model, batch = PROGRAMS[name]()
-    typed = (each.to(dtype) if each.is_floating_point() else each for each in batch)
-    return model.to(device, dtype), tuple(each.to(device) for each in typed)
+
+    def typed(each: Tensor) -> Tensor:
+        return each.to(device, dtype if each.is_floating_point() else None)
+
+    return model.to(device, dtype), tree_map_only(Tensor, typed, batch)
 
 
 def ready() -> None:
@@ -72,7 +75,8 @@ def _errors(name: str, plan: Plan, mode: str, device: str, strict: bool, dtype: 
             parameter.mul_(1 + 2 * torch.finfo(dtype).eps * torch.randn_like(parameter))
     given = {"strict": strict, "ignore": () if strict else ("*",)}
     if mode == "exported":
-        model = shardplan.torch.parallelize_exported(model, batch, plan, mesh, **given)
+        args, kwargs = ((), batch) if isinstance(batch, Mapping) else (batch, {})
+        model = shardplan.torch.parallelize_exported(model, args, plan, mesh, example_kwargs=kwargs, **given)
     else:
         shardplan.torch.parallelize(model, plan, mesh, **given)
     known = {name for name, _ in [*reference.named_parameters(), *reference.named_buffers()]}
@@ -90,21 +94,20 @@ def _errors(name: str, plan: Plan, mode: str, device: str, strict: bool, dtype: 
     return {**found, "single": float(single.seen)}
 
 
-def _stepped(models: tuple[nn.Module, ...], batch: tuple[Tensor, ...], single: Any) -> Iterator[dict[str, float]]:
+def _stepped(models: tuple[nn.Module, ...], batch: Any, single: Any) -> Iterator[dict[str, float]]:
     """Two steps of three models; how far losses are apart after each. `single`: what the last one runs under."""
     optimizers = [torch.optim.SGD(each.parameters(), RATE, momentum=0.9) for each in models]
     for step in range(2):
-        losses = [_called(each, batch, step, single if each is models[2] else None) for each in models]
+        results = [_called(each, batch, step, single if each is models[2] else None) for each in models]
+        losses = [getattr(each, "loss", each) for each in results]
         for optimizer, loss in zip(optimizers, losses, strict=True):
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-        yield {"loss": _loss_apart(losses[0], losses[1]), "own": _loss_apart(losses[2], losses[1])}
+        yield {"loss": _loss_apart(*results[:2]), "own": _loss_apart(*results[:0:-1])}
 
 
-def _looped(
-    name: str, models: tuple[nn.Module, ...], batch: tuple[Tensor, ...], single: Any
-) -> Iterator[dict[str, float]]:
+def _looped(name: str, models: tuple[nn.Module, ...], batch: Any, single: Any) -> Iterator[dict[str, float]]:
     """The same of a loop of the program's own."""
     results = []
     for each in models:
@@ -114,14 +117,14 @@ def _looped(
     yield {"loss": _apart(results[0], results[1]), "own": _apart(results[2], results[1])}
 
 
-def _called(model: nn.Module, batch: tuple[Tensor, ...], seed: int, under: Any = None) -> Any:
+def _called(model: nn.Module, batch: Any, seed: int, under: Any = None) -> Any:
     """What a program gives; whatever it draws, all copies of it draw alike."""
     torch.manual_seed(seed)
     with under or contextlib.nullcontext():
-        return model(*batch)
+        return model(**batch) if isinstance(batch, Mapping) else model(*batch)
 
 
-def _evaluated(models: tuple[nn.Module, ...], batch: tuple[Tensor, ...], known: Container[str]) -> dict[str, float]:
+def _evaluated(models: tuple[nn.Module, ...], batch: Any, known: Container[str]) -> dict[str, float]:
     """What the trained programs are apart without gradients, as in evaluation, which changes no buffer but counts."""
     for each in models:
         each.eval()

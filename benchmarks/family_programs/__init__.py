@@ -1,5 +1,6 @@
 """Small plain programs of model families, each with its loss inside: name -> a function that gives model and batch."""
 
+from family_programs.adapters import ADAPTERS
 from family_programs.architectures import ARCHITECTURES
 from family_programs.audio import AUDIO
 from family_programs.constructs import CONSTRUCTS
@@ -23,6 +24,7 @@ from family_programs.recurrences import RECURRENCES
 from family_programs.samplings import SAMPLINGS
 from family_programs.sequences import SEQUENCES
 from family_programs.signals import SIGNALS
+from family_programs.signatures import SIGNATURES
 from family_programs.stacks import STACKS
 from family_programs.structures import STRUCTURES
 from family_programs.tables import TABLES
@@ -61,9 +63,10 @@ OWN = {
     **WEIGHTS,
     **OBJECTIVES,
     **FOREIGN,
+    **SIGNATURES,
     **{name: make for name, (make, _) in LOOPS.items()},
 }
-LIBRARIES = {**VISION_LIBRARIES, **MODELS}
+LIBRARIES = {**VISION_LIBRARIES, **MODELS, **ADAPTERS}
 PROGRAMS = {**OWN, **LIBRARIES}
 
 __all__ = ["LIBRARIES", "LOOPS", "OWN", "PROGRAMS"]

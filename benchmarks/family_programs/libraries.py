@@ -53,6 +53,9 @@ _OWN: Mapping[str, Mapping[str, Any]] = {
     "youtu": {"qk_rope_head_dim": 8, "head_dim": 8, "num_key_value_heads": 4},
     "minicpm3": {"qk_rope_head_dim": 8, "head_dim": 8, "num_key_value_heads": 4},
     "kimi_linear": {"num_experts_per_token": 2, "num_experts": 4, "linear_head_dim": 8, "linear_num_heads": 4},
+    "deepseek_v32": {"qk_rope_head_dim": 8, "head_dim": 8, "num_key_value_heads": 4},
+    "glm4_moe_lite": {"qk_rope_head_dim": 8, "head_dim": 8, "num_key_value_heads": 4},
+    "axk1": {"qk_rope_head_dim": 8, "head_dim": 8, "num_key_value_heads": 4},
     "gemma4_text": {"vocab_size_per_layer_input": VOCAB, "hidden_size_per_layer_input": 8},
     "mamba2": {"head_dim": 16, "num_heads": 4, "n_groups": 1},
     "swin": _SWIN,
@@ -105,13 +108,15 @@ _TYPES: Mapping[str, tuple[str, ...]] = {
         "xlm", "xlnet", "xlstm", "xmod", "zamba", "zamba2", "vaultgemma", "bert-generation",
         "afmoe", "cwm", "exaone_moe", "gemma4_text", "granite_swa", "hrm_text", "internlm3", "jais2", "kimi_linear",
         "minicpm3", "ministral", "ministral3", "olmo_hybrid", "solar_open", "youtu",
+        "cohere2_moe", "cpmant", "deepseek_v32", "glm4_moe_lite", "hy_v3", "laguna", "mimo_v2_flash",
+        "qwen3_5_moe_text", "sarvam_moe", "inkling_text", "lfm3", "flint", "axk1", "mellum",
     ),
     "MaskedLM": (
         "bert", "roberta", "albert", "distilbert", "electra", "deberta", "deberta-v2", "modernbert", "mobilebert",
         "squeezebert", "convbert", "mpnet", "fnet", "roformer", "camembert", "layoutlm", "nystromformer",
         "xlm-roberta", "megatron-bert", "esm", "ibert", "big_bird", "data2vec-text", "ernie", "eurobert", "flaubert",
         "funnel", "longformer", "luke", "mra", "nomic_bert", "perceiver", "roberta-prelayernorm", "tapas", "yoso",
-        "gte", "jina_embeddings_v3", "xlm-roberta-xl",
+        "gte", "jina_embeddings_v3", "xlm-roberta-xl", "ultrabert",
     ),
     "Seq2SeqLM": (
         "t5", "mt5", "bart", "mbart", "pegasus", "marian", "blenderbot", "m2m_100", "plbart", "switch_transformers",
@@ -124,7 +129,7 @@ _TYPES: Mapping[str, tuple[str, ...]] = {
         "dinov2_with_registers", "donut-swin", "hiera", "ijepa", "mobilenet_v1",
         "mobilevitv2", "pvt_v2", "swiftformer", "textnet", "vit_msn", "hgnet_v2",
     ),
-    "CTC": ("wav2vec2", "hubert", "wavlm", "unispeech", "data2vec-audio"),
+    "CTC": ("wav2vec2", "hubert", "wavlm", "unispeech", "data2vec-audio", "sew", "unispeech-sat", "wav2vec2-conformer"),
 }  # fmt: skip
 
 

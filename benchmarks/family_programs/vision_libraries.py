@@ -42,6 +42,22 @@ class Denoised(nn.Module):
         return f.mse_loss(made[:, : noise.shape[1]], noise)
 
 
+class Controlled(nn.Module):
+    """A control net whose residuals go into a denoiser."""
+
+    def __init__(self, control: nn.Module, unet: nn.Module) -> None:
+        super().__init__()
+        self.control, self.unet = control, unet
+        with torch.no_grad():  # its last layers begin at zero
+            for parameter in control.parameters():
+                parameter.add_(0.02 * torch.randn_like(parameter))
+
+    def forward(self, sample: Tensor, noise: Tensor, times: Tensor, words: Tensor, picture: Tensor) -> Tensor:
+        down, middle = self.control(sample, times, words, picture, return_dict=False)
+        given = {"down_block_additional_residuals": down, "mid_block_additional_residual": middle}
+        return f.mse_loss(self.unet(sample, times, words, **given, return_dict=False)[0], noise)
+
+
 def _still(model: nn.Module) -> nn.Module:
     """Without dropout, whose numbers no two runs share."""
     for module in model.modules():
@@ -99,6 +115,18 @@ TIMM = {
     "timm levit": _timm("levit_128s", 64, img_size=64, embed_dim=(32, 32, 64), depth=(1, 1, 1), num_heads=(2, 2, 4)),
     "timm nfnet": _timm("nfnet_l0", 32),
     "timm edgenext": _timm("edgenext_xx_small", 64, depths=(1, 1, 1, 1), dims=(8, 16, 32, 32)),
+    "timm vit": _timm("vit_tiny_patch16_224", **_FLAT, patch_size=8, num_heads=4),
+    "timm swin": _timm("swin_tiny_patch4_window7_224", img_size=32, window_size=4, embed_dim=16, depths=(2, 2),
+                       num_heads=(2, 4)),
+    "timm efficientnetv2": _timm("efficientnetv2_rw_t", 32),
+    "timm regnet": _timm("regnety_002", 32),
+    "timm hiera": _timm("hiera_tiny_224", 64, img_size=(64, 64), embed_dim=16, stages=(1, 1, 1, 1)),
+    "timm davit": _timm("davit_tiny", 64, depths=(1, 1, 1, 1), embed_dims=(16, 16, 32, 32), num_heads=(2, 2, 4, 4),
+                        window_size=2),
+    "timm mambaout": _timm("mambaout_femto", 64, depths=(1, 1, 1, 1), dims=(8, 16, 32, 32)),
+    "timm coatnet": _timm("coatnet_nano_rw_224", 64, img_size=64, embed_dim=(32, 32, 64, 64), depths=(1, 1, 1, 1),
+                          stem_width=16),
+    "timm repvit": _timm("repvit_m0_9", 32),
 }  # fmt: skip
 
 
@@ -135,6 +163,26 @@ def _diffusers(name: str, batch: Callable[[], tuple[Tensor, ...]], names: tuple[
         return Denoised(_still(getattr(diffusers, name)(**given)), names), batch()
 
     return make
+
+
+def _control() -> Program:
+    """A control net beside a frozen UNet, which it feeds by a list of tensors."""
+    model, batch = DIFFUSERS["diffusers sd unet"]()
+    import diffusers
+
+    net = diffusers.ControlNetModel.from_unet(model.model, conditioning_embedding_out_channels=(16, 16))
+    return Controlled(_still(net), model.model.requires_grad_(False)), (*batch, torch.randn(BATCH, 3, 16, 16))
+
+
+def _adapted_unet() -> Program:
+    """A frozen UNet with LoRA by diffusers' own call, on attention and a convolution."""
+    model, batch = DIFFUSERS["diffusers sd unet"]()
+    import peft
+
+    model.model.requires_grad_(False)
+    targets = ["to_q", "to_k", "to_v", "to_out.0", "conv1"]
+    model.model.add_adapter(peft.LoraConfig(r=4, lora_alpha=4, init_lora_weights=False, target_modules=targets))
+    return model, batch
 
 
 def _latents(channels: int, *extra: Tensor) -> tuple[Tensor, ...]:
@@ -191,6 +239,43 @@ DIFFUSERS = {
         down_block_types=("CrossAttnDownBlock3D", "DownBlock3D"), up_block_types=("UpBlock3D", "CrossAttnUpBlock3D"),
         attention_head_dim=4, **_BLOCKS,
     ),
+    "diffusers vq": _diffusers(
+        "VQModel", lambda: (torch.randn(4, 3, 16, 16), torch.randn(4, 3, 16, 16)), (), latent_channels=4,
+        num_vq_embeddings=16, down_block_types=("DownEncoderBlock2D",) * 2, up_block_types=("UpDecoderBlock2D",) * 2,
+        sample_size=16, **_BLOCKS,
+    ),
+    "diffusers prior": _diffusers(
+        "PriorTransformer", lambda: (torch.randn(4, 16), torch.randn(4, 16), _TIMES, torch.randn(4, 16),
+        torch.randn(4, 5, 16)), ("timestep", "proj_embedding", "encoder_hidden_states"), num_attention_heads=4,
+        attention_head_dim=8, num_layers=2, embedding_dim=16, num_embeddings=5, additional_embeddings=4,
+    ),
+    "diffusers aura flow": _diffusers(
+        "AuraFlowTransformer2DModel", lambda: _latents(4, torch.randn(BATCH, 6, 16), torch.rand(BATCH)),
+        ("encoder_hidden_states", "timestep"), sample_size=8, patch_size=2, in_channels=4, num_mmdit_layers=1,
+        num_single_dit_layers=1, attention_head_dim=8, num_attention_heads=4, joint_attention_dim=16,
+        caption_projection_dim=32, out_channels=4, pos_embed_max_size=64,
+    ),
+    "diffusers sana": _diffusers(
+        "SanaTransformer2DModel", lambda: _latents(4, torch.randn(BATCH, 6, 16), _TIMES),
+        ("encoder_hidden_states", "timestep"), in_channels=4, out_channels=4, num_layers=2, num_attention_heads=4,
+        attention_head_dim=8, num_cross_attention_heads=4, cross_attention_head_dim=8, cross_attention_dim=32,
+        caption_channels=16, sample_size=8, patch_size=1,
+    ),
+    "diffusers video": _diffusers(
+        "CogVideoXTransformer3DModel", lambda: (torch.randn(4, 2, 4, 8, 8), torch.randn(4, 2, 4, 8, 8),
+        torch.randn(4, 6, 16), _TIMES), ("encoder_hidden_states", "timestep"), num_attention_heads=4,
+        attention_head_dim=8, in_channels=4, out_channels=4, time_embed_dim=8, text_embed_dim=16, num_layers=2,
+        sample_width=8, sample_height=8, sample_frames=5, patch_size=2, temporal_compression_ratio=4,
+        max_text_seq_length=6,
+    ),
+    "diffusers wan": _diffusers(
+        "WanTransformer3DModel", lambda: (torch.randn(4, 4, 2, 8, 8), torch.randn(4, 4, 2, 8, 8), _TIMES,
+        torch.randn(4, 6, 16)), ("timestep", "encoder_hidden_states"), patch_size=(1, 2, 2), num_attention_heads=4,
+        attention_head_dim=12, in_channels=4, out_channels=4, text_dim=16, freq_dim=16, ffn_dim=32, num_layers=2,
+        cross_attn_norm=True, rope_max_seq_len=32,
+    ),
+    "diffusers control": _control,
+    "diffusers lora": _adapted_unet,
 }  # fmt: skip
 
 _FOUND = {name for name in ("timm", "torchvision", "diffusers") if importlib.util.find_spec(name)}

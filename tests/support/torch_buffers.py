@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -11,6 +12,7 @@ from torch_cases import _gradient_error, far, mesh_of
 from torch_steps import exported_once
 
 import shardplan.torch
+from shardplan.errors import ShardplanError
 from shardplan.plan.types import Plan
 
 CNN = """
@@ -123,11 +125,46 @@ class Assigning(Joined):
         return y + self.norm.running_mean[:, None]
 
 
+SHARED = """
+shared (float[4,8] x) => (float[4,8] y) <float[8] second_level, float[8,8] weight> {
+  a = Mul (x, second_level)
+  y = MatMul (a, weight)
+}"""
+
+
+class Shared(nn.Module):
+    """Two modules with one buffer: the program changes it by the first and reads it by the second."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, level = nn.Parameter(torch.randn(8, 8) / 4), torch.linspace(0.5, 1, 8)
+        self.first, self.second = nn.Module(), nn.Module()
+        for each in (self.first, self.second):
+            each.register_buffer("level", level)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = (x * self.second.level) @ self.weight
+        with torch.no_grad():
+            self.change(x)
+        return y + self.second.level
+
+    def change(self, x: Tensor) -> None:
+        self.first.level.mul_(0.9).add_(x.mean(0), alpha=0.1)
+
+
+class Untying(Shared):
+    """The same, and makes them two buffers."""
+
+    def change(self, x: Tensor) -> None:
+        self.first.level = x.mean(0)
+
+
 MODELS: dict[str, tuple[type[nn.Module], str, tuple[int, ...]]] = {
     "cnn": (Cnn, CNN, (4, 3, 8, 8)),
     "averages": (Averages, AVERAGES, (4, 8)),
     "clamped": (Clamped, CLAMPED, (4, 8)),
     "joined": (Joined, JOINED, (4, 4, 8)),
+    "shared": (Shared, SHARED, (4, 8)),
 }
 
 
@@ -183,3 +220,11 @@ def train_in_parts(plan: Plan, mode: str, kind: type[nn.Module] = Joined) -> tup
         worst = max(worst, float((ours - getattr(reference.norm, name)).abs().max()))
         in_parts += bool(parts)
     return worst, in_parts, sum("running" in name for name, _ in model.named_parameters())
+
+
+def refused(plan: Plan) -> str:
+    """What is said of a program that gives one of two modules another buffer than they had together."""
+    model = _under(plan, Untying(), torch.randn(4, 8), "eager")
+    with pytest.raises(ShardplanError) as said:
+        model(torch.randn(4, 8))
+    return str(said.value)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 from torch_cases import far, mesh_of
 from torch_steps import exported_once
 
 import shardplan.torch
+from shardplan.errors import ShardplanError
 from shardplan.plan.types import Plan
 
 SIZES = (32, 16, 16)
@@ -31,16 +34,27 @@ class Gated(nn.Module):
         return torch.relu(p) @ self.w1 + (q * r) @ self.w2
 
 
+class Shrinking(Gated):
+    """The same, and changes weights in place before it reads them, one of them in a slice."""
+
+    def forward(self, x: Any) -> Any:
+        """As of `Gated`."""
+        with torch.no_grad():
+            self.w.mul_(0.9)
+            self.b[8:40] = 0.5
+        return super().forward(x)
+
+
 def rows() -> Any:
     """A batch."""
     return torch.randn(8, 16, generator=torch.Generator().manual_seed(1))
 
 
-def train(plan: Plan, mode: str, checkpoint: str) -> tuple[float, list[str]]:
+def train(plan: Plan, mode: str, checkpoint: str, kind: type[Gated] = Gated) -> tuple[float, list[str]]:
     """Two steps with clipped gradients, from weights of the model or of a checkpoint: the largest error of anything,
     and what the parameters are called."""
-    reference, x, mesh = Gated(), rows(), mesh_of(plan)
-    model = Gated("meta" if checkpoint else "cpu")
+    reference, x, mesh = kind(), rows(), mesh_of(plan)
+    model = kind("meta" if checkpoint else "cpu")
     if mode == "pipeline":
         with exported_once(Gated):
             model = shardplan.torch.pipeline(model, (x[:4],), plan, mesh, loss=lambda y, _: (y * y).mean())
@@ -50,7 +64,7 @@ def train(plan: Plan, mode: str, checkpoint: str) -> tuple[float, list[str]]:
     if checkpoint:
         shardplan.torch.load_(model, plan, mesh, checkpoint)
     elif mode == "eager":
-        shardplan.torch.parallelize(model, plan, mesh)
+        shardplan.torch.parallelize(model, plan, mesh, strict=kind is Gated)
     ours, theirs = (torch.optim.AdamW(m.parameters(), 1e-2) for m in (model, reference))
     errors = []
     for _ in range(2):
@@ -88,3 +102,24 @@ def _differences(model: Any, reference: Gated) -> list[float]:
         weight, gradient = others[name]
         found += [far(parameter, weight), far(parameter.grad, gradient)]
     return found
+
+
+def changed(plan: Plan) -> tuple[float, bool, str]:
+    """The largest error of weights that are changed in slices between steps; whether one stays as it was where the
+    change ends with an exception; and what is said of a name that there is not."""
+    model, reference = Gated(), Gated()
+    shardplan.torch.parallelize(model, plan, mesh_of(plan))
+    with torch.no_grad():
+        reference.w[:, 4:40] *= 0.5
+        reference.w0[1] = 0.25
+    with shardplan.torch.whole(model, "w") as w:
+        w[:, 4:40] *= 0.5
+    with shardplan.torch.whole(model, "w0") as w0:
+        w0[1] = 0.25
+    with contextlib.suppress(ZeroDivisionError), shardplan.torch.whole(model, "w2") as w2:
+        w2[0] = 1 / 0
+    others = [(model.w, reference.w), (model.w0, reference.w0), (model.w2, reference.w2)]
+    errors = [float((ours.full_tensor() - theirs).abs().max()) for ours, theirs in others]
+    with pytest.raises(ShardplanError) as said, shardplan.torch.whole(model, "w9"):
+        pass
+    return max(errors[:2]), errors[2] == 0, str(said.value)

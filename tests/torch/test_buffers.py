@@ -9,11 +9,12 @@ pytest.importorskip("torch")
 import onnx
 from forced_plans import forced_plan
 from small_models import proto_of
-from torch_buffers import MODELS, Assigning, Joined
+from torch_buffers import MODELS, Assigning, Joined, Shared
 
 from shardplan.layout.layout import Layout
 from shardplan.layout.placement import S
 from shardplan.model.read import read_model
+from shardplan.torch.parameters.naming import name_parameters
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +57,21 @@ def test_so_are_buffers_that_are_kept_in_parts(four, plan_of, mode, kind):
 def test_so_are_weights_that_are_changed_in_place(four, plan_of, options):
     for steps in four.run("torch_buffers", "train", "clamped", plan_of("clamped", **options)):
         assert max(error for step in steps for error in step) < 1e-5
+
+
+@pytest.mark.parametrize("mode", ["eager", "exported"])
+def test_so_is_a_buffer_that_several_modules_have(four, plan_of, mode):
+    plan = plan_of("shared", recipe="ZeRO-3")
+    named = name_parameters(Shared(), plan, rename=lambda name: name.replace(".", "_"), ignore=(), strict=True)
+    assert set(named) == {"weight", "second.level", "first.level"}
+    for steps in four.run("torch_buffers", "train", "shared", plan, mode):
+        assert max(error for step in steps for error in step) < 1e-5
+
+
+def test_they_stay_one(four, plan_of):
+    for said in four.run("torch_buffers", "refused", plan_of("shared", recipe="ZeRO-3")):
+        assert "error[shared-buffer]: the model sets 'first.level', a buffer that several of its modules have" in said
+        assert "hint: change it in place (buffer.copy_(...))" in said
 
 
 def test_plans_shard_the_buffers(plan_of):

@@ -60,6 +60,22 @@ def test_they_are_trained_in_parts(four, model, mode, layout):
         assert set(names) == {"w0", "w1", "w2", *PARTS}
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_they_may_be_changed_in_place(four, model, layout):
+    """What the program changed was lost with the joined weight."""
+    from torch_fused import Shrinking
+
+    for error, _ in four.run("torch_fused", "train", plan_of(model, *LAYOUTS[layout]), "eager", "", Shrinking):
+        assert error < 1e-6
+
+
+def test_they_are_changed_whole_between_steps(four, model):
+    for error, is_kept, said in four.run("torch_fused", "changed", plan_of(model, *LAYOUTS["unequal parts"])):
+        assert error == 0
+        assert is_kept
+        assert "error[unknown-parameter]: the plan of this model has no parameter 'w9'\nhint: did you mean" in said
+
+
 def test_they_are_read_in_parts(four, model, tmp_path):
     from torch_fused import Gated
 

@@ -4,8 +4,13 @@ import pytest
 
 pytest.importorskip("torch")
 
+import torch_twins
 from forced_plans import forced_plan
 from tiny_models import tiny_gpt
+from torch import nn
+
+from shardplan.errors import ShardplanError
+from shardplan.torch.parameters.naming import name_parameters
 
 TEXTS = {
     "mesh": "error[wrong-mesh]: the mesh is gpu=4, the plan's is machine=2 x gpu=2",
@@ -32,6 +37,20 @@ def test_refusal(four, plan, what):
     for said in four.run("torch_cases", "refused", tiny_gpt(), plan, what):
         assert TEXTS[what] in said
         assert "hint: " in said
+
+
+def test_frozen_weights_that_the_plan_does_not_name_are_left_alone(plan):
+    """Adapters of whole layers keep the layers that they are copies of."""
+    model = torch_twins.twin(tiny_gpt())
+    planned = name_parameters(model, plan, rename=None, ignore=(), strict=True)
+    model.kept = nn.Linear(2, 2).requires_grad_(False)
+    assert name_parameters(model, plan, rename=None, ignore=(), strict=True).keys() == planned.keys()
+    model.kept.bias.requires_grad_(True)
+    with pytest.raises(ShardplanError, match=r"a parameter that the plan does not name\n  kept.bias"):
+        name_parameters(model, plan, rename=None, ignore=(), strict=True)
+    del model.lm_head
+    with pytest.raises(ShardplanError, match="missing-parameter"):
+        name_parameters(model.requires_grad_(False), plan, rename=None, ignore=(), strict=True)
 
 
 def test_what_every_process_computes_whole_later_is_said_once(four, plan):

@@ -17,6 +17,7 @@ from shardplan.torch.planning.plan import plan
 from shardplan.torch.state_dicts import full_state_dict, save
 from shardplan.torch.timeline_comparison import compare_timeline
 from shardplan.torch.vocabulary_loss import cross_entropy
+from shardplan.torch.whole_weights import whole
 from shardplan.torch.with_loss import with_loss
 
 __all__ = [
@@ -38,5 +39,6 @@ __all__ = [
     "plan",
     "save",
     "save_checkpoint",
+    "whole",
     "with_loss",
 ]

@@ -7,6 +7,7 @@ meanwhile, in place or by assignment, and parameters that it changes in place ar
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -33,26 +34,28 @@ Owners = Mapping[nn.Module, Sequence[tuple[str, str]]]
 
 
 class _Replaced(NamedTuple):
-    """A parameter or buffer that is a planned tensor while its module runs. `store`: where the module keeps it;
-    `given`: for a buffer, the local tensor that the program got."""
+    """A parameter or buffer that is a planned tensor, `planned`, while its module runs. `store`: where the module keeps
+    it; `given`: for a buffer, the local tensor that the program got."""
 
     module: nn.Module
     store: dict[str, Any]
     attribute: str
     name: str
     stored: DTensor
+    planned: Planned
     given: Tensor | None
     is_buffer: bool
 
 
-class _FusedBuffer(NamedTuple):
-    """A buffer that is kept in parts, while its module runs: `planned` stands for it; `given`: as above."""
+class _InParts(NamedTuple):
+    """A parameter or buffer that is kept in parts, while its module runs: `planned` stands for it; `given`: as
+    above."""
 
     weight: FusedWeight
     name: str
     stored: Sequence[DTensor]
     planned: Planned
-    given: Tensor
+    given: Tensor | None
 
 
 @dataclass
@@ -66,8 +69,7 @@ class ModuleHooks:
     _running: nn.Module | None = None
     _entered: int = 0
     _replaced: list[_Replaced] = field(default_factory=list)
-    _fused: list[FusedWeight] = field(default_factory=list)
-    _fused_buffers: list[_FusedBuffer] = field(default_factory=list)
+    _fused: list[_InParts] = field(default_factory=list)
     _uncompiled: Callable[[ModuleHooks, nn.Module], None] = field(
         default_factory=lambda: torch.compiler.disable(ModuleHooks._restore)
     )
@@ -103,19 +105,28 @@ class ModuleHooks:
 
     def _restore(self, module: nn.Module) -> None:
         """Gives the modules their parameters back, and buffers their new values. It is not compiled: there is nothing
-        to gain, and a compiler loses track of modules that are kept in records."""
+        to gain, and a compiler loses track of modules that are kept in records.
+
+        Raises `ShardplanError` (`shared-buffer`)."""
         replaced, self._running = self._replaced, None
         self._replaced = []
         while self._fused:
-            self._fused.pop().running.pop()
-        while self._fused_buffers:
-            self._write_parts(self._fused_buffers.pop())
+            fused = self._fused.pop()
+            fused.weight.running.pop()
+            self._write_parts(fused)
+        owners, untied = Counter(id(each.stored) for each in replaced), list[str]()
         for each in replaced:
             now, each.store[each.attribute] = each.store.get(each.attribute), each.stored
             if now is not None and (each.is_buffer or getattr(now, "changes", 0) > 0):
                 self._write_back(each, now)
+            if each.is_buffer and now is not each.planned and owners[id(each.stored)] > 1:
+                untied.append(each.name)
         for owner in module.modules():
             _renew_flat_weights(owner)
+        if untied:
+            summary = f"the model sets '{untied[0]}', a buffer that several of its modules have, to another tensor"
+            hint = "change it in place (buffer.copy_(...)), or give every module a buffer of its own: buffer.clone()"
+            raise ShardplanError(error("shared-buffer", summary, hint=hint))
 
     def _replace(self, module: nn.Module, attribute: str, name: str) -> None:
         fused = fused_weight(module, attribute)
@@ -123,9 +134,8 @@ class ModuleHooks:
             parts = stored_tensors(module, attribute)
             fused.running.append(planned := self._planned(name, parts))
             fused.stored = parts
-            self._fused.append(fused)
-            if fused.is_buffer:
-                self._fused_buffers.append(_FusedBuffer(fused, name, parts, planned, planned.value.local))
+            given = planned.value.local if fused.is_buffer else None
+            self._fused.append(_InParts(fused, name, parts, planned, given))
             return
         is_buffer = attribute not in module._parameters  # noqa: SLF001 - there is no public name
         store = module._buffers if is_buffer else module._parameters  # noqa: SLF001 - as above
@@ -134,7 +144,7 @@ class ModuleHooks:
             store[attribute] = planned = self._planned(name, [stored])
             planned._is_param = not is_buffer  # noqa: SLF001 - by this torch knows a parameter, as `get_parameter` asks
             given = planned.value.local if is_buffer else None
-            self._replaced.append(_Replaced(module, store, attribute, name, stored, given, is_buffer))
+            self._replaced.append(_Replaced(module, store, attribute, name, stored, planned, given, is_buffer))
 
     def _planned(self, name: str, stored: Sequence[DTensor]) -> Planned:
         """A parameter as a planned tensor; the same one for all modules that share it in one forward pass."""
@@ -173,14 +183,14 @@ class ModuleHooks:
             local = engine.convert(value, self.applied.named[replaced.name].layout, inner=True).local
             replaced.stored.to_local().copy_(local)
 
-    def _write_parts(self, buffer: _FusedBuffer) -> None:
-        """As `_write_back`, of a buffer that is kept in parts."""
-        value = value_of(buffer.planned)
-        if value.local is buffer.given and not buffer.planned.changes:
+    def _write_parts(self, fused: _InParts) -> None:
+        """As `_write_back`, of what is kept in parts. A parameter that nobody has read is not gathered for it."""
+        if not fused.planned.changes and (fused.given is None or value_of(fused.planned).local is fused.given):
             return
+        value = value_of(fused.planned)
         with torch.no_grad():
-            local = self.applied.engine.convert(value, self.applied.named[buffer.name].layout, inner=True).local
-            for stored, piece in zip(buffer.stored, buffer.weight.parts.split_local(local), strict=True):
+            local = self.applied.engine.convert(value, self.applied.named[fused.name].layout, inner=True).local
+            for stored, piece in zip(fused.stored, fused.weight.parts.split_local(local), strict=True):
                 stored.to_local().copy_(piece)
 
 

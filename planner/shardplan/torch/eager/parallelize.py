@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 from torch import Tensor, nn
@@ -11,6 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from shardplan.plan.types import Plan, TensorDecision
 from shardplan.runtime.names import Rename
 from shardplan.torch.applied_plan import AppliedPlan, attach, prepare, run_eagerly
+from shardplan.torch.argument_paths import named_tensors, with_tensors
 from shardplan.torch.arguments import check_shapes, input_value, match_inputs, output_tensor
 from shardplan.torch.eager.module_hooks import ModuleHooks, release_buffers
 from shardplan.torch.eager.planned_tensor import Planned, value_of
@@ -18,7 +21,7 @@ from shardplan.torch.gradients.bucketing import BucketedWeights
 from shardplan.torch.parameters.distribution import local_weights, owner_of
 from shardplan.torch.propagation.conformance import check_conformance, warn_of_differences, warn_of_gathered
 from shardplan.torch.propagation.engine import Record
-from shardplan.torch.with_loss import argument_names
+from shardplan.torch.with_loss import INPUT, argument_names
 
 
 def parallelize(
@@ -105,10 +108,19 @@ def _leave(applied: AppliedPlan) -> Callable[..., Any]:
 def _inputs_among(
     model: nn.Module, applied: AppliedPlan, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> dict[str, tuple[TensorDecision, Tensor]]:
-    """The tensors among the arguments by their names, with the inputs of the plan that `match_inputs` assigns
-    to them."""
-    given = {name: value for name, value in _named(model, args, kwargs) if isinstance(value, Tensor)}
-    return {name: (decision, given[name]) for name, decision in match_inputs([*given], applied.inputs).items()}
+    """The tensors among the arguments by their names, with the inputs of the plan that they are: those that are
+    arguments themselves as `match_inputs` says, those in dictionaries and the like by name."""
+    arguments = _named(model, args, kwargs)
+    given = {name: value for name, value in arguments if isinstance(value, Tensor)}
+    known = {decision.name: decision for decision in applied.inputs}
+    inner = {
+        name: (known.pop(called), tensor)
+        for name, tensor in named_tensors((name, value) for name, value in arguments if name not in given)
+        for called in (name, f"{INPUT}{name}")
+        if called in known
+    }
+    partner = match_inputs([*given], list(known.values()))
+    return inner | {name: (decision, given[name]) for name, decision in partner.items()}
 
 
 def _named(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, Any]]:
@@ -124,10 +136,11 @@ def _planned_arguments(
     partner: Mapping[str, tuple[TensorDecision, Tensor]],
 ) -> tuple[Any, Any]:
     """The arguments, with planned tensors in place of those that are inputs of the plan."""
-    made = [
-        _planned_input(applied, *partner[name]) if name in partner else value
-        for name, value in _named(model, args, kwargs)
-    ]
+
+    def planned(name: str, value: Any) -> Any:
+        return _planned_input(applied, *partner[name]) if name in partner else value
+
+    made = [with_tensors(name, value, planned) for name, value in _named(model, args, kwargs)]
     return tuple(made[: len(args)]), dict(zip(kwargs, made[len(args) :], strict=True))
 
 
@@ -147,4 +160,9 @@ def _output(applied: AppliedPlan, output: Any) -> Any:
         return type(output)(*(_output(applied, item) for item in output))
     if isinstance(output, (tuple, list)):
         return type(output)(_output(applied, item) for item in output)
+    if is_dataclass(output) and not isinstance(output, type):
+        record: Any = copy.copy(output)
+        for each in fields(output):
+            object.__setattr__(record, each.name, _output(applied, getattr(output, each.name)))  # it may be frozen
+        return record
     return output

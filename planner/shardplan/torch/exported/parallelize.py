@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 from shardplan.plan.types import Plan
 from shardplan.runtime.names import Rename
 from shardplan.torch.applied_plan import attach, prepare, run_graph_under
+from shardplan.torch.exported.call_form import CallForm
 from shardplan.torch.exported.compiled import Compiler, compile_between_moves
 from shardplan.torch.exported.program import export_program, parameter_tree
 from shardplan.torch.exported.rewriter import GraphRewriter
@@ -44,6 +45,7 @@ def parallelize_exported(
     Raises `ShardplanError` as `parallelize`, and `cannot-export` with what torch says.
     """
     applied = prepare(model, plan, mesh, rename=rename, ignore=ignore, strict=strict)
+    form = CallForm.of(model, example_inputs, dict(example_kwargs or {}))
     program = export_program(model, example_inputs, dict(example_kwargs or {}))
     attach(model, applied)
     root = parameter_tree(model)
@@ -57,6 +59,6 @@ def parallelize_exported(
         applied.is_compiled = True
     spec_out = program.call_spec.out_spec
     run_graph_under(
-        made, applied, lambda args, kwargs: (*args, *kwargs.values()), lambda out: pytree.tree_unflatten(out, spec_out)
+        made, applied, lambda *call: tuple(form.leaves(*call)), lambda out: pytree.tree_unflatten(out, spec_out)
     )
     return made

@@ -27,8 +27,10 @@ from shardplan.torch.propagation.values import Value
 
 def distribute(model: nn.Module, named: Mapping[str, Named], groups: ProcessGroups) -> None:
     """Replace every parameter by a DTensor of the shard that this process stores, or by several (see
-    `shardplan.torch.parameters.fused`); tied parameters stay tied, and a module may have several names."""
+    `shardplan.torch.parameters.fused`); tied parameters and shared buffers stay one, and a module may have several
+    names."""
     made: dict[int, nn.Parameter] = {}
+    buffers: dict[int, Tensor] = {}
     done: set[tuple[nn.Module, str]] = set()
     for name, entry in named.items():
         owner, attribute = owner_of(model, name)
@@ -48,7 +50,7 @@ def distribute(model: nn.Module, named: Mapping[str, Named], groups: ProcessGrou
         if attribute in owner._parameters:  # noqa: SLF001 - a parameter is replaced in place
             owner._parameters[attribute] = made[id(tensor)]  # noqa: SLF001
         else:
-            owner._buffers[attribute] = made[id(tensor)].data  # noqa: SLF001
+            owner._buffers[attribute] = buffers.setdefault(id(tensor), made[id(tensor)].data)  # noqa: SLF001
 
 
 def place_constants(model: nn.Module, groups: ProcessGroups) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from shardplan.errors import Diagnostic, ShardplanError, error
 from shardplan.layout.legal import check
@@ -29,11 +29,14 @@ def name_parameters(
     `tied-apart`.
     """
     rename = _with_planned_names(model, rename)
-    names = _tied_names(model, plan, rename)
+    names = _tied_names(model.named_parameters(remove_duplicate=False), plan, rename)
     found = {first: tuple(model.get_parameter(first).shape) for first in names}
-    known = _with_buffers(model, plan, found, rename)
     if strict:
         _check_export(plan, names.values(), found, rename)
+    buffers = _planned_buffers(model, plan, rename)
+    known = {**found, **{first: tuple(model.get_buffer(first).shape) for first in buffers}}
+    names |= buffers
+    ignore = (*ignore, *_left_alone(model, plan, found, known, rename))
     matched = match_names(plan, known, rename=rename, ignore=ignore, strict=strict)
     matched = {name: _stored(named) for name, named in matched.items()}
     _check_representable(matched.values(), names, plan.mesh)
@@ -70,26 +73,33 @@ def _stored(named: Named) -> Named:
     return replace(named, layout=in_module_dims(stored_layout(named.decision), named))
 
 
-def _with_buffers(
-    model: nn.Module, plan: Plan, parameters: dict[str, tuple[int, ...]], rename: Rename | None
-) -> dict[str, tuple[int, ...]]:
-    """Parameters, and the buffers that the plan knows as such (running statistics)."""
-    planned = {
-        name for tensor in plan.tensors if tensor.role == "parameter" for name in (tensor.checkpoint, *tensor.aliases)
-    }
-    buffers = {
-        name: tuple(buffer.shape)
-        for name, buffer in model.named_buffers()
-        if planned.intersection(_called([name], rename))
-    }
-    return {**parameters, **buffers}
+def _left_alone(
+    model: nn.Module, plan: Plan, parameters: Iterable[str], given: Iterable[str], rename: Rename | None
+) -> list[str]:
+    """Parameters that no step changes and the plan does not name, where it names everything else: what the program has
+    replaced and keeps (the layers that adapters are copies of). A plan made of the program has none that it does not
+    read; every process keeps them whole."""
+    known = parameters_by_name(plan)
+    present = {known[name].checkpoint for name in _called(given, rename) if name in known}
+    if any(tensor.checkpoint not in present for tensor in known.values()):
+        return []  # names do not fit, which is refused with more to say of it
+    frozen = [name for name in parameters if not model.get_parameter(name).requires_grad]
+    return [name for name in frozen if not any(called in known for called in _called([name], rename))]
 
 
-def _tied_names(model: nn.Module, plan: Plan, rename: Rename | None) -> dict[str, tuple[str, ...]]:
-    """Every parameter under the name that the plan knows it by (else its first) -> all its names."""
+def _planned_buffers(model: nn.Module, plan: Plan, rename: Rename | None) -> dict[str, tuple[str, ...]]:
+    """The buffers that the plan knows as such (running statistics), as `_tied_names`: modules may share one."""
+    known = parameters_by_name(plan)
+    several = _tied_names(model.named_buffers(remove_duplicate=False), plan, rename)
+    return {first: names for first, names in several.items() if any(name in known for name in _called([first], rename))}
+
+
+def _tied_names(tensors: Iterable[tuple[str, Tensor]], plan: Plan, rename: Rename | None) -> dict[str, tuple[str, ...]]:
+    """Every tensor under the name that the plan knows it by (else its first) -> all its names. `tensors`: of a model,
+    under all names."""
     known = parameters_by_name(plan)
     by_tensor: dict[int, list[str]] = {}
-    for name, tensor in model.named_parameters(remove_duplicate=False):
+    for name, tensor in tensors:
         by_tensor.setdefault(id(tensor), []).append(name)
 
     def is_known(name: str) -> bool:

@@ -19,6 +19,7 @@ from shardplan.plan.types import Plan, TensorDecision
 from shardplan.runtime.names import Named, Rename
 from shardplan.torch.applied_plan import AppliedPlan, refuse_parallel
 from shardplan.torch.arguments import match_inputs
+from shardplan.torch.exported.call_form import CallForm
 from shardplan.torch.exported.program import argument_names, export_program, parameter_tree
 from shardplan.torch.microbatch_plan import batch_dims, microbatches_of, one_microbatch
 from shardplan.torch.parameters.distribution import distribute
@@ -62,7 +63,8 @@ def pipeline(
         name_parameters(model, stage.plan, rename=_only(every, rename), ignore=("*",), strict=False)
         for stage in stages.stages
     ]
-    made = Pipeline(plan, build.program, build.local_stages(), build.meshes)
+    form = CallForm.of(model, example_inputs, dict(example_kwargs or {}))
+    made = Pipeline(plan, build.program, form, build.local_stages(), build.meshes)
     made.run_under(loss, tied_weights(stages, build.named, made.stages))
     return made
 

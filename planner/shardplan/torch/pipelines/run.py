@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 
 from shardplan.errors import ShardplanError, error
 from shardplan.plan.types import Plan
+from shardplan.torch.exported.call_form import CallForm
 from shardplan.torch.exported.program import argument_names
 from shardplan.torch.microbatch_plan import microbatches_of
 from shardplan.torch.pipelines.stage import LocalStage
@@ -28,9 +29,11 @@ class Pipeline:
     `modules`: a graph for each stage, its parameters DTensors on the mesh of the stage; `schedule`: torch's.
     """
 
-    def __init__(self, plan: Plan, program: ExportedProgram, stages: list[LocalStage], meshes: StageMeshes) -> None:
+    def __init__(
+        self, plan: Plan, program: ExportedProgram, form: CallForm, stages: list[LocalStage], meshes: StageMeshes
+    ) -> None:
         self.plan, self.stages = plan, stages
-        self._program, self._meshes = program, meshes
+        self._program, self._form, self._meshes = program, form, meshes
         self._tied: Sequence[TiedWeight] = ()
         self._outputs: list[Any] = []
         self._loss: Loss | None = None
@@ -101,14 +104,11 @@ class Pipeline:
             stage.begin()
 
     def _given(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """What the model is called with, as this process's stages take it: for the first stage by place."""
-        names = argument_names(self._program)
-        tensors = [value for value in pytree.tree_leaves(args) if isinstance(value, Tensor)]
-        given = dict(zip(names, tensors, strict=False)) | dict(kwargs)
-        missing = [name for name in names if name not in given]
-        if missing:
-            summary = f"the model was exported with {', '.join(names)}; {', '.join(missing)} is not given"
-            raise ShardplanError(error("missing-input", summary))
+        """What the model is called with, as this process's stages take it: for the first stage by place.
+
+        Raises `ShardplanError` (`wrong-inputs`)."""
+        tensors = [value for value in self._form.leaves(args, kwargs) if isinstance(value, Tensor)]
+        given = dict(zip(argument_names(self._program), tensors, strict=True))
         mine = {name: given[name].to(self._meshes.device) for stage in self.stages for name in stage.nodes.arguments}
         if self.stages[0].nodes.received is not None:
             return (), mine

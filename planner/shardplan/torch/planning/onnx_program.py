@@ -12,14 +12,15 @@ import io
 import logging
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils import _pytree as pytree
 
 from shardplan.errors import ShardplanError, error
+from shardplan.torch.argument_paths import named_tensors
 from shardplan.torch.exported.program import with_fake_parameters, without_looking_into_masks
 from shardplan.torch.plain_forms import in_plain_forms
 from shardplan.torch.planning.below_autograd import below_autograd, ending_transforms
@@ -152,19 +153,13 @@ def _input_names(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, A
     `input.` if a tensor of the module, or another argument, has that name."""
     pairs = [*zip(argument_names(model, args, kwargs), args, strict=True), *kwargs.items()]
     found, taken = list[str](), set(_owned(model.model if isinstance(model, WithLoss) else model))
-    for name, value in pairs:
-        for path, leaf in pytree.tree_flatten_with_path(value)[0]:
-            if isinstance(leaf, Tensor):
-                called = "_".join([name, *(_step(each) for each in path)])
-                while called in taken:
-                    called = f"{INPUT}{called}"
-                found.append(called)
-                taken.add(called)
+    for called, _ in named_tensors(pairs):
+        name = called
+        while name in taken:
+            name = f"{INPUT}{name}"
+        found.append(name)
+        taken.add(name)
     return found
-
-
-def _step(key: Any) -> str:
-    return str(getattr(key, "key", getattr(key, "idx", getattr(key, "name", key))))
 
 
 @contextlib.contextmanager
@@ -219,6 +214,9 @@ def _tensors(result: Any) -> Iterator[Tensor]:
     elif isinstance(result, Sequence) and not isinstance(result, str):
         for item in result:
             yield from _tensors(item)
+    elif is_dataclass(result):
+        for each in fields(result):
+            yield from _tensors(getattr(result, each.name))
 
 
 _READ = ("pkg.torch.onnx.name_scopes", "pkg.onnxscript.optimizer.folded_from")

@@ -53,6 +53,11 @@ _CAUSES: tuple[tuple[str, str, str], ...] = (
         "read and change tensors themselves, under torch.no_grad() where gradients are to leave them out",
     ),
     (r"meta tensor|from data", "it reads values of tensors while it runs", "keep what it reads as numbers"),
+    (
+        r"Unsupported input type|not a known type",
+        "it is called with objects that torch cannot look into",
+        "register a dataclass where it is defined: torch.export.register_dataclass(Batch); or use a dict",
+    ),
     (r"[sS]parse", "it uses sparse tensors", "use dense ones"),
 )
 _ELSE = "see that torch.onnx.export(model, inputs, dynamo=True, optimize=False) succeeds; or write the part that fails "

@@ -1,0 +1,37 @@
+"""Tensors in what a model is called with: arguments may be dicts, lists, tuples and registered dataclasses of them.
+
+A plan calls such a tensor by its argument and the way to it: `batch_x` is `x` of the dictionary `batch`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+
+def named_tensors(arguments: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Tensor]]:
+    """The tensors in arguments (name, value), in order, with the names that plans have for them."""
+    for name, value in arguments:
+        for path, leaf in pytree.tree_flatten_with_path(value)[0]:
+            if isinstance(leaf, Tensor):
+                yield _joined(name, path), leaf
+
+
+def with_tensors(name: str, value: Any, change: Callable[[str, Any], Any]) -> Any:
+    """An argument with `change(name, leaf)` for every leaf in it; the same object where that changes none."""
+    leaves, spec = pytree.tree_flatten_with_path(value)
+    made = [change(_joined(name, path), leaf) for path, leaf in leaves]
+    if all(new is leaf for new, (_, leaf) in zip(made, leaves, strict=True)):
+        return value
+    return pytree.tree_unflatten(made, spec)
+
+
+def _joined(name: str, path: Iterable[Any]) -> str:
+    return "_".join([name, *(_step(each) for each in path)])
+
+
+def _step(key: Any) -> str:
+    return str(getattr(key, "key", getattr(key, "idx", getattr(key, "name", key))))

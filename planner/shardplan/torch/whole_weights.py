@@ -1,0 +1,51 @@
+"""Weights of a model under a plan, whole, to be changed by hand between steps."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from shardplan.errors import ShardplanError, did_you_mean, error
+from shardplan.torch.applied_plan import applied_to
+from shardplan.torch.collectives.steps import shard_of_whole
+from shardplan.torch.parameters.distribution import fused_weight, owner_of, stored_tensors
+
+
+@contextlib.contextmanager
+def whole(model: nn.Module, name: str) -> Iterator[Tensor]:
+    """Context: the parameter or buffer `name` of a model under a plan as a plain tensor, whole on every process. What
+    is changed in it is in the model when the context ends, and nothing where it ends with an exception.
+
+    Slices of a DTensor are copies: torch drops what is written into them. All processes have to enter the context, and
+    change alike.
+
+    >>> with shardplan.torch.whole(model, "table.weight") as weight:
+    ...     weight[0] = 0.0
+
+    Raises `ShardplanError`: `not-parallel`, `unknown-parameter`.
+    """
+    applied = applied_to(model)
+    named = applied.named.get(name)
+    owner, attribute = owner_of(model, name) if named is not None else (model, "")
+    if named is None or not hasattr(owner, attribute):
+        summary = f"the plan of this model has no parameter '{name}'"
+        hint = did_you_mean(name, applied.named) or "parameters outside of the plan are plain tensors: change them"
+        raise ShardplanError(error("unknown-parameter", summary, hint=hint))
+    fused, stored = fused_weight(owner, attribute), stored_tensors(owner, attribute)
+    with torch.no_grad():
+        gathered = [_whole(part) for part in stored]
+        given = gathered[0] if fused is None else torch.cat(gathered, fused.parts.dim)
+        yield given
+        pieces = [given] if fused is None else fused.parts.split(given)
+        layout = named.layout if fused is None else fused.parts.layout
+        for part, piece in zip(stored, pieces, strict=True):
+            part.to_local().copy_(shard_of_whole(piece, layout.forward, applied.groups))
+
+
+def _whole(stored: DTensor) -> Tensor:
+    """A copy: what is replicated is the model's own memory."""
+    return stored.full_tensor().detach().clone()
