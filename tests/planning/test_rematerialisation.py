@@ -64,7 +64,7 @@ def assignments(model, cluster, posed):
     labels = scope(model, rules, flow, fusion, options).labels
     for chosen in itertools.product(*labels):
         until = {index: label for index, label in enumerate(chosen) if label != ONCE}
-        again = saving_least(model, rules, flow, fusion, until)
+        again = saving_least(model, rules, flow, fusion, until, holds=True)
         yield until, posed(build_cost_graph(model, rules, cluster, options, again=again))
 
 

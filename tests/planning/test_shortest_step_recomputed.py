@@ -63,7 +63,7 @@ def recomputing(model, cluster, options):
     fusion = fuse(model, rules, flow)
     for chosen in itertools.product(*scope(model, rules, flow, fusion, options).labels):
         until = {index: label for index, label in enumerate(chosen) if label != ONCE}
-        again = saving_least(model, rules, flow, fusion, until)
+        again = saving_least(model, rules, flow, fusion, until, holds=True)
         yield build_cost_graph(model, rules, cluster, options, again=again)
 
 

@@ -12,10 +12,12 @@ from shardplan.cluster.types import Coalesce
 from shardplan.extras.peers.restrictions import alpa_products
 from shardplan.graph.build import CostGraph, build_cost_graph
 from shardplan.graph.memory import Memory
-from shardplan.graph.options import PlanOptions
+from shardplan.graph.options import UNLIMITED_BYTES, PlanOptions
 from shardplan.graph.problem import node_order, objective_of, to_problem
 from shardplan.model.types import Model
-from shardplan.plan.assemble import Proof, assemble, price
+from shardplan.plan.assemble import Priced, Proof, assemble, price
+from shardplan.plan.phases import EAGER
+from shardplan.plan.staying import copies
 from shardplan.plan.types import Plan
 from shardplan.planning.recipes import recipes_for
 from shardplan.planning.reduction import restrict
@@ -70,7 +72,18 @@ def forced_plan(
     assert solution.choices is not None
     limit = limit_bytes or cluster.device.usable_bytes
     priced = price(built, memory, solution.choices, limit)
-    return assemble(replace(priced, moves=priced.scheduled.marked(priced.moves)), limit, Proof(0.0))
+    if recipe == "ZeRO-3" or (seed is not None and seed % 2):
+        priced = gathering_again(priced)
+    return assemble(priced, limit, Proof(0.0))
+
+
+def gathering_again(priced: Priced) -> Priced:
+    """The same with all weights gathered again for backward, as ZeRO-3 does, and as early as in a first schedule."""
+    lowered = priced.lowered
+    staying = copies(lowered.built, priced.moves, lowered.rows)
+    again = frozenset(copy.tensor for copy in staying)
+    step = lowered.step(again)
+    return replace(priced, fitted=lowered.in_time(lowered.under(EAGER, step, again), step, UNLIMITED_BYTES))
 
 
 def _drawn(problem: Problem, built: CostGraph, generator: np.random.Generator) -> tuple[Costs, ...]:
