@@ -31,7 +31,7 @@ def pipeline(name, schedule):
     """A model, and its plan of two stages with tensor parallelism inside."""
     model = read_model(MODELS / f"{name}.onnx")
     pins = tuple(parse_pin(pin) for pin in PINS[name])
-    options = PlanOptions(microbatches=4, constraints=pins, memory_limit_bytes=1 << 50)
+    options = PlanOptions(microbatches=4, constraints=pins, memory_limit_bytes=1 << 50, effort="quick")
     return model, plan_stages(model, cluster_of("2x2"), options, parse_schedule(schedule), stages=2)
 
 
