@@ -24,6 +24,11 @@ APART = "optimizer state sharded apart from its weights"
 HELD = "--pad 'transformer.wte.weight[0]=50264'"
 
 
+@pytest.fixture(autouse=True)
+def asked_for(monkeypatch):
+    monkeypatch.delenv("SHARDPLAN_ADVICE")
+
+
 @functools.cache
 def planned(model, mesh, **given):
     instance = read(Request(model, mesh, **given))
