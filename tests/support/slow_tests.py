@@ -25,15 +25,19 @@ SLOW: Mapping[str, tuple[str, ...]] = {
         "test_fully_sharded_training_on_a100_is_faster_the_larger_the_model",
         "test_the_plan_chosen_with_the_formula_is_hardly_slower_at_measured_prices",
     ),
+    "tests/graph/test_choices.py": ("test_a_complete_graph_loses_nothing_at_any_multipliers[4x2]",),
     "tests/graph/test_options.py": (
         "test_optimizers_differ_in_state[adam-fp32]",
         "test_optimizers_differ_in_state[sgd]",
     ),
-    "tests/graph/test_plans_make_sense.py": ("test_no_hand_written_plan_is_better[gshard_moe]",),
+    "tests/graph/test_plans_make_sense.py": (
+        "test_no_hand_written_plan_is_better[gpt2_small]",
+        "test_no_hand_written_plan_is_better[gshard_moe]",
+    ),
     "tests/jax/test_example.py": ("test_it_learns", "test_a_function_is_planned_and_trained"),
     "tests/jax/test_function_plans.py": (
         "test_a_parallelized_function_has_the_same_value_and_gradients[scanned_gpt]",
-        "test_a_parallelized_function_has_the_same_value_and_gradients[encoder_decoder]",
+        "test_a_parallelized_function_has_the_same_value_and_gradients[grouped_llama]",
     ),
     "tests/laws/test_models_executed.py": ("test_plans_on_three_axes[conv]", "test_plans_on_three_axes[llama]"),
     "tests/models/test_models_of_today.py": ("test_plans_of_them_compute_what_the_model_does[text1]",),
@@ -59,7 +63,11 @@ SLOW: Mapping[str, tuple[str, ...]] = {
         "test_all_of_a_transformer_runs[generic-training-none-4]",
     ),
     "tests/plan/test_buckets.py": ("test_buckets_make_no_plan_slower",),
-    "tests/planning/test_monotone.py": ("test_a_plan_is_never_slower_than_a_recipe[wide]",),
+    "tests/planning/test_monotone.py": (
+        "test_a_plan_is_never_slower_than_a_recipe[wide]",
+        "test_more_effort_never_makes_a_plan_slower[wide]",
+        "test_a_further_constraint_never_makes_a_plan_faster[wide]",
+    ),
     "tests/planning/test_recomputed_plans.py": ("test_no_flag_is_faster[0.8]",),
     "tests/planning/test_rematerialisation.py": ("test_the_objective_is_the_least_of_every_choice_tried_one_by_one",),
     "tests/planning/test_runtimes.py": (
@@ -70,6 +78,7 @@ SLOW: Mapping[str, tuple[str, ...]] = {
         "test_where_everything_is_said_no_other_format_is_faster",
     ),
     "tests/planning/test_shortest_step_recomputed.py": (
+        "test_auto_is_as_near_to_the_best_of_everything_there_is_as_it_says[three]",
         "test_auto_is_as_near_to_the_best_of_everything_there_is_as_it_says[large weights]",
     ),
     "tests/program/test_models.py": (
