@@ -20,6 +20,10 @@ from hypothesis import settings
 os.environ["SHARDPLAN_CHECK_PRICES"] = "1"
 """A plan's price that is not the solver's is an error, in processes that tests start too."""
 
+os.environ["SHARDPLAN_ADVICE"] = "0"
+"""Advice took a quarter of the time of all that `solve` is asked for; tests of advice, and those that give commands
+anything at all, leave it on."""
+
 for _library in ("OPENBLAS", "OMP", "MKL"):
     os.environ.setdefault(f"{_library}_NUM_THREADS", "1")
 """Products of small matrices, here and in processes that tests start, gain nothing by threads; on cores that others use

@@ -167,7 +167,7 @@ class TestDocuments:
         return document
 
     def test_solved(self, shardplan, mlp):
-        run = shardplan(*SOLVE, "--json")
+        run = shardplan(*SOLVE, "--json", "--advice")
         document = self.document(run)
         plan = json.loads(Path("plans/mlp.2x2.plan.json").read_text())
         assert document["command"] == "solve"

@@ -51,7 +51,7 @@ def first_use(folder: Path) -> str:
 def solved(folder: Path, first_use: str) -> Path:
     """`plans/` with a plan of each model."""
     with contextlib.chdir(folder):
-        assert main(["solve", "gpt2_small.onnx", "--mesh", "1x4", "-q"]) == 0
+        assert main(["solve", "gpt2_small.onnx", "--mesh", "1x4", "-q", "--no-advice"]) == 0
     return folder / "plans"
 
 
@@ -119,7 +119,7 @@ def test_explain_everything(terminal, solved):
 
 def test_diff(terminal, solved):
     """A profile whose links became faster."""
-    terminal("solve", "gpt2_small.onnx", "--mesh", "1x4", "-c", "slow.yaml", "-o", "old.json")
+    terminal("solve", "gpt2_small.onnx", "--mesh", "1x4", "-c", "slow.yaml", "-o", "old.json", "--no-advice")
     started = time.process_time()
     text = terminal("diff", "old.json", "plans/gpt2_small.1x4.plan.json")
     assert time.process_time() - started < 1

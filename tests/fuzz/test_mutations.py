@@ -25,8 +25,15 @@ laws = settings(suppress_health_check=list(HealthCheck))
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
     folder = tmp_path_factory.mktemp("fuzz")
-    with contextlib.chdir(folder), Path(os.devnull).open("w") as nowhere, contextlib.redirect_stdout(nowhere):
-        yield Workplace(folder)
+    with (
+        contextlib.chdir(folder),
+        Path(os.devnull).open("w") as nowhere,
+        contextlib.redirect_stdout(nowhere),
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        found = Workplace(folder)
+        patch.delenv("SHARDPLAN_ADVICE")
+        yield found
 
 
 @pytest.mark.parametrize("name", sorted(CLASSES))

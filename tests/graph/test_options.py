@@ -37,8 +37,8 @@ def cluster():
 
 @pytest.fixture(scope="module")
 def plan(cluster):
-    """`plan(mode="inference")`: three blocks of GPT-2 small as asked; what is asked again is not planned again."""
-    model = described("transformer:style=gpt,layers=3,hidden=768,heads=12,vocab=50257,seq=1024,batch=8,dtype=float")
+    """`plan(mode="inference")`: two blocks of GPT-2 small as asked; what is asked again is not planned again."""
+    model = described("transformer:style=gpt,layers=2,hidden=768,heads=12,vocab=50257,seq=1024,batch=8,dtype=float")
     planned = functools.cache(lambda options: plan_model(model, cluster, options))
     return lambda **options: planned(PlanOptions(**options))
 
@@ -75,7 +75,7 @@ def test_microbatches_divide_the_batch(plan):
 @pytest.mark.parametrize("optimizer", ["adam-mixed", "adam-fp32", "sgd", "none"])
 def test_optimizers_differ_in_state(cluster, optimizer):
     """State by bytes of 16-bit weights: docs/cost-model.md."""
-    model = described("transformer:gpt-1.7b,layers=2,batch=8")
+    model = described("transformer:gpt-1.7b,layers=1,batch=8")
     memory = plan_model(model, cluster, PlanOptions(optimizer=optimizer)).summary.memory
     expected = {"adam-mixed": 6, "adam-fp32": 4, "sgd": 1, "none": 0}[optimizer]
     assert memory.optimizer == pytest.approx(expected * memory.parameters, rel=0.01)
@@ -87,7 +87,7 @@ def test_wide_weights_are_their_own_master_copy(plan):
 
 
 def test_a_tighter_limit_is_kept_and_costs_a_little_time(cluster):
-    model = described("transformer:style=gpt,layers=4,hidden=256,heads=8,vocab=2048,seq=128,batch=8")
+    model = described("transformer:style=gpt,layers=2,hidden=256,heads=8,vocab=2048,seq=128,batch=8")
     free = plan_model(model, cluster, PlanOptions()).summary
     limit = int(free.memory.total * 0.9)
     tight = plan_model(model, cluster, PlanOptions(memory_limit_bytes=limit)).summary

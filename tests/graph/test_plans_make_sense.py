@@ -11,12 +11,14 @@ from shardplan.cluster.profile import load_profile
 from shardplan.graph.options import PlanOptions
 from shardplan.model.read import read_model
 from shardplan.model.types import Model, Operator, Parameter, Tensor
+from shardplan.models import described
 from shardplan.planning import plan_model
 from shardplan.planning.chain import Question, answer
 from shardplan.planning.instance import CostGraphs, instance_of
 from shardplan.planning.judge import judged
 from shardplan.planning.recipes import RECIPES
 
+BLOCKS = "transformer:style=gpt,layers=2,hidden=768,heads=12,vocab=8192,seq=1024,batch=16"
 ROOT = Path(__file__).parents[2]
 MODELS = ROOT / "tests" / "models"
 
@@ -106,10 +108,11 @@ def test_the_smaller_thing_moves(rows, width, moves_weights, mode):
     assert moved["activation" if moves_weights else "weight"] == 0
 
 
-@pytest.mark.parametrize("name", ["gpt2_small", "gshard_moe"])
+@pytest.mark.parametrize("name", ["gpt2_small", "gshard_moe", "two blocks"])
 def test_no_hand_written_plan_is_better(name):
     """Layouts that experts write, with the best of the rest, are scheduled too: none of them is faster."""
-    model, cluster = read_model(MODELS / f"{name}.onnx"), make_cluster(load_profile("h100-dgx"), "4x4")
+    model = described(BLOCKS) if name == "two blocks" else read_model(MODELS / f"{name}.onnx")
+    cluster = make_cluster(load_profile("h100-dgx"), "4x4")
     plan = committed("gpt2_small.4x4") if name == "gpt2_small" else plan_model(model, cluster, PlanOptions())
     step_s = plan.summary.step_ns / 1e9
     graphs = CostGraphs(instance_of(model, cluster, PlanOptions(), print))

@@ -20,7 +20,7 @@ from shardplan.planning import Planner, PlanOptions, plan_model
 from shardplan.planning.recipes import RECIPES
 
 ROOT = Path(__file__).parents[2]
-SIZES = {"layers": 4, "hidden": 1024, "heads": 16, "vocab": 4096, "seq": 512, "batch": 16}
+SIZES = {"layers": 2, "hidden": 1024, "heads": 16, "vocab": 4096, "seq": 512, "batch": 16}
 
 
 @pytest.fixture(scope="module")
@@ -31,9 +31,7 @@ def plan():
 @pytest.fixture(scope="module")
 def accumulated():
     """A plan with gradient accumulation."""
-    return plan_model(
-        transformer(**SIZES | {"layers": 2}), make_cluster(load_profile("h100-dgx"), "2x4"), PlanOptions(microbatches=4)
-    )
+    return plan_model(transformer(**SIZES), make_cluster(load_profile("h100-dgx"), "2x4"), PlanOptions(microbatches=4))
 
 
 def seconds_sent(plan, scheduled):
@@ -167,11 +165,12 @@ def test_an_operator_waits_for_its_moves():
 @pytest.fixture(scope="module")
 def tight():
     """A plan that runs operators of attention a second time."""
-    sizes = SIZES | {"layers": 3, "hidden": 256, "heads": 8, "vocab": 512, "seq": 256}
+    sizes = SIZES | {"hidden": 256, "heads": 8, "vocab": 512, "seq": 256}
     model = transformer(style="gpt", **sizes, attention="decomposed")
     cluster = make_cluster(load_profile("h100-dgx"), "1x4")
-    free = plan_model(model, cluster, PlanOptions())
-    return plan_model(model, cluster, PlanOptions(remat="auto", memory_limit_bytes=free.summary.memory.total // 2))
+    free = plan_model(model, cluster, PlanOptions(effort="quick"))
+    limit = int(0.6 * free.summary.memory.total)
+    return plan_model(model, cluster, PlanOptions(remat="auto", memory_limit_bytes=limit, effort="quick"))
 
 
 def test_second_runs_are_work_of_their_own(tight):
@@ -243,8 +242,7 @@ def test_the_trace_says_what_is_sent_and_in_which_phase(accumulated):
 
 
 def test_arrows_lead_from_what_comes_before_to_what_waits_in_one_microbatch():
-    sizes = SIZES | {"layers": 2}
-    accumulated = forced_plan(transformer(**sizes), "4", PlanOptions(microbatches=4), recipe="ZeRO-3")
+    accumulated = forced_plan(transformer(**SIZES), "4", PlanOptions(microbatches=4), recipe="ZeRO-3")
     assert any(move.kind == "prefetched" and move.issue_after for move in accumulated.moves)
     trace = chrome_trace(accumulated)["traceEvents"]
     spans = [event for event in trace if event["ph"] == "X"]

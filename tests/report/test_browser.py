@@ -236,9 +236,16 @@ def test_names_of_a_hostile_file_are_shown_and_not_obeyed(view):
     assert "</script><script>" in tab.inner_text("h1")
 
 
-def test_a_pipeline_has_a_gantt_chart_and_its_stages(view):
-    model = "transformer:layers=2,hidden=256,heads=4,vocab=512,seq=128,batch=8"
-    plan = make_plan(model, "2x2", stages="2", microbatches=4)
+SMALL = "transformer:layers=2,hidden=256,heads=4,vocab=512,seq=128,batch=8"
+
+
+@pytest.fixture(scope="module")
+def staged():
+    return make_plan(SMALL, "2x2", stages="2", microbatches=4)
+
+
+def test_a_pipeline_has_a_gantt_chart_and_its_stages(view, staged):
+    plan = staged
     tab = view(plan_report(plan))
     assert tab.locator("[role=tab]").count() == len(plan.pipeline.stages)
     tab.locator("[role=tab]").last.click()
@@ -270,9 +277,6 @@ def test_bars_of_a_diff_have_one_scale(view, plan):
     assert less / old == pytest.approx(memory.total / plan.summary.memory.total, rel=0.01)
 
 
-SMALL = "transformer:layers=2,hidden=256,heads=4,vocab=512,seq=128,batch=8"
-
-
 def swept():
     """Two points at one place, one that is worse and one that has no plan."""
     about = [("h100-dgx", "1x4", "none", 2e3, 3 << 30), ("h100-dgx", "1x4", "selective", 2e3, 3 << 30),
@@ -286,10 +290,9 @@ def swept():
 
 
 @pytest.fixture(scope="module")
-def views(plan):
+def views(plan, staged):
     """A report of every kind."""
     small = make_plan(SMALL, "2x2")
-    staged = make_plan(SMALL, "2x2", stages="2", microbatches=4)
     other = make_plan(SMALL, "2x2", shard_optimizer=True)
     contenders = (
         Contender("data parallel", small, True),

@@ -13,7 +13,7 @@ from shardplan.planning.parallelism import DATA, TENSOR, Parallelism, hidden_of,
 from shardplan.study import price as study
 
 DENSE = "transformer:layers=2,hidden=512,heads=8,kv_heads=8,vocab=1024,seq=256"
-EXPERTS = "transformer:layers=2,hidden=256,heads=8,kv_heads=8,ffn=512,vocab=1024,seq=256,experts=8,top_k=2"
+EXPERTS = "transformer:layers=1,hidden=256,heads=8,kv_heads=8,ffn=512,vocab=1024,seq=256,experts=8,top_k=2"
 
 
 def elements(model) -> tuple[int, int]:

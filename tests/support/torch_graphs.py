@@ -66,6 +66,10 @@ class Hard(nn.Module):
         self.add_module("in", nn.Linear(16, 16, bias=False))
         self.register_buffer("level", torch.ones(16))
 
+    def has(self, part: str) -> bool:
+        """Whether it computes what a graph can hold and `part` names: of a kind, or of several with ` + ` between."""
+        return part in self.kind.split(" + ")
+
     def forward(self, x: Tensor, chosen: Tensor) -> Tensor:
         h = self.first(x)
         h[:, 1:3] *= 0.5
@@ -74,26 +78,26 @@ class Hard(nn.Module):
         rows = h / h.norm(dim=-1, keepdim=True)
         rows = getattr(self, "in")(rows)
         picked = self.second(rows)[torch.arange(len(x), device=x.device)[:, None], chosen]
-        if self.kind == "own function":
+        if self.has("own function"):
             made, sums, largest = WEIGHED(h, self.first.bias, 0.5)
             picked = picked + made.mean() + 0.1 * sums.mean() + 0.01 * largest.to(made.dtype).mean()
-        if self.kind == "checkpoint":
+        if self.has("checkpoint"):
             picked = picked + checkpoint(self.second, h, use_reentrant=True).mean()
-        if self.kind == "buffers":
+        if self.has("buffers"):
             self.level[2:4] *= 0.5
             with torch.no_grad():
                 self.level.mul_(0.9).add_(h.mean((0, 1)), alpha=0.1)
             picked = picked * self.level.mean()
-        if self.kind == "no gradients":
+        if self.has("no gradients"):
             with torch.no_grad():
                 weighed = self.second(h)
                 weighed[:, 1:3] *= 0.5
             picked = picked + weighed.mean() * h.mean()
-        if self.kind == "mapped":
+        if self.has("mapped"):
             state = {name: torch.stack([each, each * 2]) for name, each in self.second.named_parameters()}
             both = torch.func.vmap(lambda own: torch.func.functional_call(self.second, own, (h,)))(state)
             picked = picked + both.square().mean()
-        if self.kind == "number":
+        if self.has("number"):
             picked = picked / (1 + h.abs().mean().item())
         if self.kind == "number of entries":
             picked = picked.clamp(max=h.abs().mean().item())
@@ -122,7 +126,7 @@ def seeded(kind: str = "") -> tuple[nn.Module, tuple[Tensor, ...]]:
     """The model and a batch, the same in every process."""
     torch.manual_seed(0)
     model = Hard(kind)
-    if kind == "hooked weight":
+    if model.has("hooked weight"):
         model.second.weight.register_hook(lambda gradient: gradient * (gradient > gradient.mean()))
     if kind == "added gradient":
         model.second.weight.register_post_accumulate_grad_hook(lambda _: None)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
+import pickle
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch_twins
-from tiny_models import Tiny
 from torch import Tensor
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
@@ -19,7 +21,6 @@ from shardplan.errors import ShardplanError
 from shardplan.layout.layout import Layout
 from shardplan.layout.legal import is_legal
 from shardplan.layout.placement import P, R, S
-from shardplan.plan.types import Plan
 from shardplan.torch.applied_plan import applied_to
 from shardplan.torch.collectives.steps import shard_of_whole
 from shardplan.torch.eager.planned_tensor import Planned, value_of
@@ -667,9 +668,9 @@ GATHERED = frozenset(
 """Those that are in part computed whole by every process."""
 
 
-def compare(tiny: Tiny, plan: Plan, names: list[str]) -> dict[str, str]:
+def compare(planned: str, names: list[str]) -> dict[str, str]:
     """What is wrong with the functions called `names`, in every layout of their first two operands."""
-    applied, wrong = _applied(tiny, plan), {}
+    applied, wrong = _applied(planned), {}
     for name in names:
         function, shapes = CASES[name]
         torch.manual_seed(3)
@@ -685,10 +686,10 @@ def compare(tiny: Tiny, plan: Plan, names: list[str]) -> dict[str, str]:
     return wrong
 
 
-def lost(tiny: Tiny, plan: Plan, what: str) -> str:
+def lost(planned: str, what: str) -> str:
     """What is said of a function whose gradient would be lost."""
-    engine, x = _applied(tiny, plan).engine, torch.randn(4, 8, requires_grad=True)
-    value = Value(x, Layout.replicated(len(plan.mesh)), (4, 8), x.dtype, True, _key(engine, 0, x))
+    engine, x = _applied(planned).engine, torch.randn(4, 8, requires_grad=True)
+    value = Value(x, Layout.replicated(len(engine.groups.mesh)), (4, 8), x.dtype, True, _key(engine, 0, x))
     try:
         LOST[what](Planned.of(value, engine))
     except ShardplanError as problem:
@@ -696,16 +697,13 @@ def lost(tiny: Tiny, plan: Plan, what: str) -> str:
     return "nothing"
 
 
-_LAST: list[tuple[Plan, Any]] = []
-
-
-def _applied(tiny: Tiny, plan: Plan) -> Any:
-    """The plan applied to a twin; for one call after the other the same."""
-    if not _LAST or _LAST[0][0] != plan:
-        model = torch_twins.twin(tiny)
-        shardplan.torch.parallelize(model, plan, mesh_of(plan), strict=False)
-        _LAST[:] = [(plan, applied_to(model))]
-    return _LAST[0][1]
+@functools.cache
+def _applied(planned: str) -> Any:
+    """What a file holds, a tiny model and a plan: the plan applied to a twin, the same for all calls."""
+    tiny, plan = pickle.loads(Path(planned).read_bytes())
+    model = torch_twins.twin(tiny)
+    shardplan.torch.parallelize(model, plan, mesh_of(plan), strict=False)
+    return applied_to(model)
 
 
 def _layouts(mesh: Any, shapes: Sequence[tuple[int, ...]]) -> list[tuple[Layout, ...]]:

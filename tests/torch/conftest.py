@@ -1,5 +1,7 @@
 """Ranks that all tests of this folder share: started once, when first needed."""
 
+import functools
+import importlib.util
 from pathlib import Path
 
 import pytest
@@ -25,6 +27,29 @@ def four(request, tmp_path_factory):
     request.config.stash[POOLS] = pool
     yield pool
     pool.close()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def torchlib():
+    """Torch's ONNX forms of its operators, read once: torch does so at every export, which takes it longer than to
+    write a small module."""
+    if not all(map(importlib.util.find_spec, ("torch", "onnxscript"))):
+        yield
+        return
+    from torch.onnx._internal.exporter._registration import ONNXRegistry
+
+    read = functools.cache(ONNXRegistry.from_torchlib)
+
+    @staticmethod
+    def copied(*args, **options):
+        first, own = read(*args, **options), ONNXRegistry()
+        own._opset_version = first.opset_version
+        own.functions = {target: list(forms) for target, forms in first.functions.items()}
+        return own
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ONNXRegistry, "from_torchlib", copied)
+        yield
 
 
 def pytest_runtest_teardown(item, nextitem):

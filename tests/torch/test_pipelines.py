@@ -51,8 +51,9 @@ def model_of(name):
 
 @functools.cache
 def plan_of(name, *, inside="", schedule="1f1b", micro=2, stages=2, mode="training", **options):
-    """For two machines of two devices. `inside`: `Megatron`, with a layer in each of two stages, or nothing."""
-    text = megatron(tiny_of(name), sequence=True) if inside else ""
+    """For two machines of two devices. `inside`: `Megatron`, with a layer in each of two stages, `anything` in those,
+    or nothing: then the cut is solved for too."""
+    text = megatron(tiny_of(name), sequence=True) if inside == "Megatron" else ""
     constraints = parse_constraints(text, "inside.yaml") if text else ()
     asked = PlanOptions(mode=mode, microbatches=micro, constraints=constraints, **options)
     cut = stages_by_hand([(runs, PAIR) for runs in HALVES[name]], "gpu: 1") if inside else stages
@@ -71,10 +72,10 @@ def stages_by_hand(stages, handed):
 
 GPT, LLAMA = "transformer.wte, transformer.wpe, transformer.h.0", "model.embed_tokens, model.layers.0"
 REST = "transformer.h.1, transformer.ln_f, lm_head", "model.layers.1, model.norm, lm_head"
-HALVES = {"gpt packed": (GPT, REST[0]), "llama": (LLAMA, REST[1]), "moe": (LLAMA, REST[1])}
+HALVES = {"gpt tied": (GPT, REST[0]), "gpt packed": (GPT, REST[0]), "llama": (LLAMA, REST[1]), "moe": (LLAMA, REST[1])}
 PAIR = "mesh: 1x2"
 CASES = {
-    "weights of two stages": ("gpt tied", {}),
+    "weights of two stages": ("gpt tied", {"inside": "anything"}),
     "Megatron inside": ("gpt packed", {"inside": "Megatron"}),
     "more microbatches than stages": ("llama", {"inside": "Megatron", "micro": 4}),
     "gpipe": ("moe", {"inside": "Megatron", "schedule": "gpipe"}),

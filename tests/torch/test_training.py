@@ -130,7 +130,8 @@ def test_any_plan_at_all_trains_right(four, name, seed):
 
 def test_random_plan_of_the_very_same_operators_sends_what_it_says(four):
     """Beside its moves only statistics of split norms are sent; what autograd does not keep is not brought again."""
-    results = four.run("torch_cases", "train", tiny_of("gpt"), plan_of("gpt", "seed 0"), "eager", False, 1)
+    name = "gpt of one block"
+    results = four.run("torch_cases", "train", tiny_of(name), plan_of(name, "seed 0"), "eager", False, 1)
     check(results)
     for (phase, kind, _), (told, sent) in results[0].differences.items():
         assert phase == "backward" or (kind == "all_reduce" and sent.count > told.count)

@@ -46,12 +46,15 @@ class Priced:
 
     def at(self, coefficient: Callable[[Term], float]) -> Table:
         """The linear function of the terms, rounded to whole picoseconds; `inf` where closed."""
-        result = np.zeros(self.shape)
-        for term, table in self.terms.items():
-            factor = coefficient(term)
-            if factor:
+        factors = [(factor, table) for term, table in self.terms.items() if (factor := coefficient(term))]
+        if not factors:
+            result = np.zeros(self.shape)
+        else:
+            (factor, table), *others = factors
+            result = factor * table
+            for factor, table in others:
                 result += factor * table
-        np.rint(result, out=result)
+            np.rint(result, out=result)
         if self.closed is not None:
             result[self.closed] = np.inf
         return result
