@@ -61,7 +61,8 @@ def test_the_reductions_stand_in_their_order(model):
     graphs = graphs_of(model)
     restricting, transforming = chain(graphs.instance, Question(None), objective_of(graphs.asked()[0]))
     assert [type(one).__name__ for one in restricting] == ["ConstraintMasks", "Restriction", "KnownToPlanner"]
-    assert [type(one).__name__ for one in transforming] == ["Rematerialisation", "StayingWeights", "Maxima", "EqualLayers"]
+    names = ["Rematerialisation", "StayingWeights", "Maxima", "EqualLayers"]
+    assert [type(one).__name__ for one in transforming] == names
 
 
 def without_recompute(data, choices):
