@@ -64,7 +64,7 @@ def parallelize(model, mesh):
         data = mesh["replicate", "shard"]
         for name, module in list(model.named_modules()):
             if any(_matches(name, pattern) for pattern in UNITS):
-                fully_shard(module, mesh=data)
+                fully_shard(module, mesh=data, reshard_after_forward=GATHERED_AGAIN)
         fully_shard(model, mesh=data)
     return model
 
@@ -120,6 +120,7 @@ def export_fsdp2(plan: Plan) -> Exported:
     text = head.replace("{sizes}", "{" + ", ".join(f"{quoted(axis)}: {size}" for axis, size in sizes.items()) + "}")
     text += _section("TENSOR_PLAN", [f"{quoted(name)}: lambda: {style}" for name, style in rules.items()], "{}")
     text += _section("UNITS", map(quoted, _units(plan)), "[]")
+    text += f"GATHERED_AGAIN = {_gathers_again(plan)}\n"
     text += _section("TIED", [f"({quoted(one)}, {quoted(other)})" for one, other in _tied(plan)], "[]")
     return Exported(text.rstrip("\n") + "\n" + _TAIL, tuple(refused))
 
@@ -166,6 +167,11 @@ def _units(plan: Plan) -> list[str]:
     known = {tensor.checkpoint.rpartition(".")[0] for tensor in plan.tensors if tensor.role == "parameter"}
     names = [name for names, _ in plan.blocks for name in names]
     return list(dict.fromkeys(wildcard(name) for name in names if any(f"{k}.".startswith(f"{name}.") for k in known)))
+
+
+def _gathers_again(plan: Plan) -> bool:
+    """Whether weights that are gathered for use are freed after forward, and gathered again for backward."""
+    return any(move.regather and move.kind == "prefetched" for move in plan.moves)
 
 
 def _tied(plan: Plan) -> Iterator[tuple[str, str]]:
