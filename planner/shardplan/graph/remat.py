@@ -105,8 +105,9 @@ def _can_stay(model: Model, flow: Flow, until: Mapping[int, int], index: int, po
     is recomputed, it is brought again."""
     name = model.operators[index].inputs[position]
     readers = [reader for reader, _ in flow.readers.get(name, ())]
-    outside = name not in flow.lives_in and not any(model.operators[reader].reads_in for reader in readers)
-    return outside and name in flow.weightlike and not any(reader in until for reader in readers)
+    if name not in flow.weightlike or name in flow.lives_in or not readers:
+        return False
+    return not any(model.operators[reader].reads_in or reader in until for reader in readers)
 
 
 def latest_reads(model: Model, rules: Sequence[Rule], flow: Flow, fusion: Fusion) -> dict[str, int]:

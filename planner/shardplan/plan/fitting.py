@@ -93,16 +93,16 @@ class Lowered:
         staying = copies(self.built, step.parts.moves, self.rows)
         if not staying:
             return self._holding_less(step, limit_bytes, STAY)
+        some = list(self._some_staying(staying, found, limit_bytes)) if found.scheduled.seconds < below_s else []
+        if some and not self._waits(some[-1]):
+            return some[-1]
         everything = frozenset(copy.tensor for copy in staying)
         step = self.step(everything)
         least = self.under(EAGER, step, everything)
         if not least.keeps(limit_bytes):
             return self._holding_less(step, limit_bytes, everything)
         best = self.in_time(least, step, limit_bytes, below_s)
-        if found.scheduled.seconds >= below_s:
-            return best
-        more = self._staying(staying, found, limit_bytes)
-        return min(best, *more, key=lambda one: one.scheduled.seconds)
+        return min((best, *some), key=lambda one: one.scheduled.seconds)
 
     def in_full_buckets(self, than: Fitted, limit_bytes: int) -> Fitted:
         """The same with full buckets, if that is shorter."""
@@ -130,22 +130,29 @@ class Lowered:
         is_shorter = other.scheduled.seconds <= seconds * (1.0 - WORTH_HOLDING)
         return other if is_shorter and other.keeps(limit_bytes) else found
 
-    def _staying(self, copies: Sequence[Copy], whole: Fitted, limit_bytes: int) -> Iterator[Fitted]:
-        """Schedules that fit in which some weights stay: as many as leave room for what is in flight, and as many as
-        leave room for gathering the others just in time. `whole`: the schedule in which all stay."""
+    def _some_staying(self, staying: Sequence[Copy], whole: Fitted, limit_bytes: int) -> Iterator[Fitted]:
+        """Schedules that fit in which some weights stay: as many as leave room for what is in flight, then, if the step
+        waits, as many as leave room for gathering the others just in time. `whole`: the schedule in which all stay."""
         most = self.held.sum(axis=0) + in_flight_bytes(self.built, whole.scheduled.parts, whole.scheduled, self.rows)
         room = limit_bytes
         for _ in range(TRIES):
-            again = gathered_again(copies, most, room)
+            again = gathered_again(staying, most, room)
             step = self.step(again)
             found = self.under(EAGER, step, again)
             if found.keeps(limit_bytes):
                 yield found
+                if not self._waits(found):
+                    return
                 found = self._fitted(in_time(step, found.scheduled, self._kappa), again)
                 if found.keeps(limit_bytes):
                     yield found
-                    break
+                    return
             room -= found.memory.total - limit_bytes
+
+    @staticmethod
+    def _waits(found: Fitted) -> bool:
+        """Whether a step waits so long that gathering weights just in time may be worth its memory."""
+        return found.scheduled.waited_s > WORTH_HOLDING * found.scheduled.seconds
 
     def _holding_less(self, step: StepMoves, limit_bytes: int, again: frozenset[str]) -> Fitted:
         """The first policy that fits, or the last one."""

@@ -45,6 +45,8 @@ ROOMY = 1.5
 later candidates may need less."""
 AGAIN = 16
 """Number of plans without a memory limit that are scheduled again under it."""
+AGAIN_STAYING = 4
+"""The same if weights would stay: how many do is found by scheduling several times."""
 TIGHTER = 0.8
 """Share of the memory limit under which another plan is searched if memory is scarce."""
 LESS_TIGHT = 0.9
@@ -123,7 +125,8 @@ def _with_fewer_staying(
     that plan with as many as fit, and the result of a search at prices as if none stayed. The bound holds for any
     choice of what stays."""
     limit_bytes = search.limit_bytes
-    free = replace(free, limit_bytes=limit_bytes).better(_again_under_the_limit(search, roomy), limit_bytes)
+    others = _again_under_the_limit(search, roomy, AGAIN_STAYING)
+    free = replace(free, limit_bytes=limit_bytes).better(others, limit_bytes)
     if free.candidate.keeps(limit_bytes) and (free.gap <= NEAR or search.is_over):
         return free
     found = yield from searched(replace(search, again=True), remat, below_s=below_s)
@@ -133,11 +136,11 @@ def _with_fewer_staying(
     return proven.proven_by(free).better([free.candidate, found.candidate], limit_bytes)
 
 
-def _again_under_the_limit(search: Search, roomy: Search) -> list[Candidate]:
+def _again_under_the_limit(search: Search, roomy: Search, most: int = AGAIN) -> list[Candidate]:
     """The best plans of a search without a memory limit, scheduled again so that they keep the limit where they can."""
     ranked = sorted(roomy.known.values(), key=lambda one: one.step_s)
     again = [(one.layouts, tuple(one.priced.choice.values())) for one in ranked]
-    return search.judged(again[:AGAIN]) if again else []
+    return search.judged(again[:most]) if again else []
 
 
 def looked(search: Search, found: Found) -> Questions[Found]:
