@@ -213,6 +213,7 @@ SLOW: Mapping[str, tuple[str, ...]] = {
         "test_what_follows_other_steps_than_the_plans_is_known_by_its_weights[ZeRO-3]",
         "test_a_graph_is_compiled_between_its_moves",
     ),
+    "tests/torch/test_rules.py": ("test_function_on_two_axes",),
     "tests/torch/test_training_loops.py": (
         "test_loops_train_as_in_one_process[llama tied-ZeRO-3-clipping]",
         "test_loops_train_as_in_one_process[llama tied-ZeRO-3-accumulation]",
