@@ -25,6 +25,9 @@ _SOME_SIZE = 0.002
 _FIRST_READERS = 2
 """Number of readers of weights with a sum for what is gathered before them: often the first weight, an embedding, is
 not gathered."""
+_AXES_WITH_INNER = 2
+"""Number of mesh axes up to which inner link levels have sums beside their traffic: every sum has a table for every
+edge, and with more axes these are large."""
 Arrays = tuple[tuple[Table, ...], tuple[Table, ...]]
 """Costs of nodes and tables of edges, in picoseconds per step."""
 
@@ -40,6 +43,8 @@ def objective_of(built: CostGraph) -> Objective:
     if not options.cost_model.is_ours:
         return serial_objective(training=options.training, microbatches=options.microbatches)
     levels = levels_of_sets(built.prices.level_sets, [level.name for level in cluster.levels])
+    axes = sum(size > 1 for size in cluster.mesh.shape)
+    inner = levels[:-1] if axes <= _AXES_WITH_INNER else ()
     objective = step_objective(
         levels,
         training=options.training,
@@ -47,11 +52,16 @@ def objective_of(built: CostGraph) -> Objective:
         sharded_optimizer=bool(built.updated),
         kappa=cluster.overlap.kappa,
         links=built.links,
+        inner=inner,
     )
     readers = _readers_of_weights(built)
     if not levels or not readers:
         return objective
-    cuts = {phase.name: _cuts(phase, levels, readers) for phase in objective.phases if phase.name != "backward"}
+    cuts = {
+        phase.name: _cuts(phase, (*inner, levels[-1]), readers)
+        for phase in objective.phases
+        if phase.name != "backward"
+    }
     return objective.with_cuts(cuts)
 
 

@@ -171,11 +171,12 @@ def step_objective(
     sharded_optimizer: bool,
     kappa: float,
     links: LinkLevels = WHOLE,
+    inner: Sequence[str] = (),
 ) -> Objective:
-    """The objective of a step; `levels`: names of the link levels that some collective may occupy, innermost first."""
+    """The objective of a step; `levels`: names of the link levels that some collective may occupy, innermost first;
+    `inner`: those inside of the outermost that have a sum of what they slow down."""
     base = Sum("busy", levels[-1] if levels else "")
-    inner = (Sum("busy", level) for level in levels[:-1])
-    sums = (base, *inner, *(Sum("link", level) for level in levels))
+    sums = (base, *(Sum("busy", level) for level in inner), *(Sum("link", level) for level in levels))
     phases: list[PhaseSums] = []
 
     def phase(name: str, count: int, *segments: Segment) -> None:
