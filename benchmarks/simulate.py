@@ -22,7 +22,8 @@ from shardplan.graph.options import UNLIMITED_BYTES, PlanOptions
 from shardplan.graph.problem import node_order, objective_of, to_problem
 from shardplan.layout.placement import S
 from shardplan.models import NAMED, TransformerSpec, build
-from shardplan.plan.assemble import held_bytes, peak_of, price
+from shardplan.plan.assemble import price
+from shardplan.plan.held_bytes import held_bytes, peak_of
 from shardplan.plan.step import StepSchedule, serial_schedule
 from shardplan.planning.recipes import data_parallel, megatron, megatron_sequence, zero_1, zero_3
 from shardplan.planning.reduction import Allowed, restrict

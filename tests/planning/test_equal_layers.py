@@ -109,10 +109,11 @@ def test_the_plan_is_no_faster_than_that_of_free_layers(model, plan):
 
 
 def test_under_a_limit_on_memory_too(model, plan):
+    """A tighter limit gives no shorter step, but for the gap at which a plan is good enough where memory binds."""
     held = plan.summary.memory.total
     tighter = plan_model(model, CLUSTER, PlanOptions(equal_layers=True, memory_limit_bytes=int(0.8 * held)))
     assert tighter.summary.memory.total <= 0.8 * held
-    assert tighter.summary.step_ns >= plan.summary.step_ns
+    assert tighter.summary.step_ns >= (1.0 - EQUAL.gap) * plan.summary.step_ns
 
 
 def test_pins_that_make_layers_differ_leave_no_plan(model):

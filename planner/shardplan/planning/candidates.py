@@ -173,6 +173,7 @@ def _looks(search: Search) -> dict[Look, int]:
     looks: dict[Look, int] = {with_plain_sums: 1 if instance.is_quick else len(PLAIN_SHARES)}
     if not (instance.is_quick or search.restricted):
         looks |= {with_experts: restricted * len(RECIPES), on_coarser_meshes: restricted * axes if axes > 1 else 0}
+        looks[gathering_again] = AVERAGES["quick"]
     looks[under_less_memory] = 2
     return looks if instance.is_quick else {**looks, crossed: 0, needing_less_memory: AVERAGES["quick"]}
 
@@ -267,7 +268,7 @@ def asked(search: Search, question: Question, work: float) -> Questions[Answer]:
     """Asks one question with a work limit and adds the work of its answer to what the search has spent."""
     most = most_solved(question, search.instance.options)
     search.spent.left = max(search.spent.left, most)
-    answer = yield replace(question, work=work, again=search.again)
+    answer = yield replace(question, work=work, again=question.again or search.again)
     search.spent.work += answer.solution.work
     search.spent.solved += most
     search.spent.left -= most
@@ -327,15 +328,25 @@ def _restricted(
     return found
 
 
+def gathering_again(search: Search, found: Found) -> Questions[Found]:
+    """Candidates at prices as if all gathered weights were gathered again, which are searched under a tighter memory
+    limit anyway: that must not lead to a better plan."""
+    if search.again or not found.candidate.layouts.built.recompute.held:
+        return found
+    question = replace(_question(found, None), equal_layers=True, again=True, averages=AVERAGES["quick"])
+    found, _ = yield from _with(search, found, question, proves=False)
+    return found
+
+
 def needing_less_memory(search: Search, found: Found) -> Questions[Found]:
     """Plans with equal layers that need less memory than the best plan, and crossovers with them: starting points in
     another part of the search space."""
     if found.gap <= UNSURE:
         return found
     less = int(LESS * found.candidate.holds_bytes)
-    question = replace(_question(found, None), equal_layers=True, limit_bytes=less, averages=AVERAGES["quick"])
+    question = replace(_question(found, None), equal_layers=True, limit_bytes=less, stay=True)
     met = search.met
-    found, _ = yield from _with(search, found, question, proves=False)
+    found, _ = yield from _with(search, found, replace(question, averages=AVERAGES["quick"]), proves=False)
     if search.met > met:
         found = yield from crossed(search, found)
     return found
