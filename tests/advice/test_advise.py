@@ -62,7 +62,7 @@ def test_a_size_that_axes_do_not_divide_is_named_with_the_step_that_was_solved(
 
 
 def test_optimizer_state_apart_from_its_weights_is_named_where_that_is_faster():
-    (found,), plan = advised(STATE, "2x2")
+    (found,), plan = advised(STATE, "2x2", microbatches=4)
     line = advice_line(found)
     assert line.startswith(f"{APART}: step ")
     assert line.endswith(" shorter   --shard-optimizer")
@@ -82,7 +82,7 @@ def test_no_problem_of_all_layouts_is_built_on_many_axes(monkeypatch):
 
 def test_sizes_that_all_axes_divide_are_no_advice():
     found, _ = advised(f"{GPT},vocab=8192,seq=512,batch=16", "2x4")
-    assert [one.what for one in found if one.what != "devices"] == [APART]
+    assert [one.what for one in found if one.what != "devices"] == []
 
 
 def test_fewer_devices_are_named_where_they_are_faster():

@@ -65,7 +65,7 @@ def test_a_real_plan_is_python():
     compile(exported.text, "specs.py", "exec")
     assert '"transformer.wte.weight": "lm_head.weight"' in exported.text
     llama = export_jax(read_plan(PLANS / "llama3_8b.4x8.plan.json"))
-    assert '"model.embed_tokens.weight": P(None, ("machine", "gpu")),' in llama.text
+    assert '"model.embed_tokens.weight": P("gpu", "machine"),' in llama.text
 
 
 RUN = """
