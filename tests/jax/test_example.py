@@ -37,7 +37,7 @@ def printed(start, finish, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(ROOT)
         commands = [solve_command(*plan) for plan in plans.items()]
-        commands[1] += ["--equal-layers", "--memory-limit", "4.2MiB", "--effort", "quick"]
+        commands[1] += ["--equal-layers", "--cluster", "generic", "--effort", "quick"]
         assert [main(command) for command in commands] == [0, 0]
     generator = np.random.default_rng(0)
     weights = {
