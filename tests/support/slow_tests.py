@@ -80,9 +80,7 @@ SLOW: Mapping[str, tuple[str, ...]] = {
         "test_more_effort_never_makes_a_plan_slower[wide]",
         "test_a_further_constraint_never_makes_a_plan_faster[wide]",
     ),
-    "tests/planning/test_recomputed_plans.py": (
-        "test_no_flag_is_faster[0.8]",
-    ),
+    "tests/planning/test_recomputed_plans.py": ("test_no_flag_is_faster[0.8]",),
     "tests/planning/test_rematerialisation.py": ("test_the_objective_is_the_least_of_every_choice_tried_one_by_one",),
     "tests/planning/test_runtimes.py": (
         "test_what_is_planned_for_a_format_is_exported_to_it[vision-training-targets1]",
