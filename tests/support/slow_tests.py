@@ -111,6 +111,7 @@ SLOW: Mapping[str, tuple[str, ...]] = {
         "test_pipelines_are_verified_by_their_scaled_down_model[llama3_8b-gpipe]",
     ),
     "tests/study/test_evaluate.py": ("test_a_plan_is_itself[training-2x4-pins4]",),
+    "tests/cli/test_progress_on_a_terminal.py": ("test_what_lasts_says_what_it_does_in_one_line[verb2",),
     "tests/study/test_price_many_axes.py": (
         "test_state_is_what_megatron_counts[3-4-options0]",
         "test_state_is_what_megatron_counts[1-5-options1]",
