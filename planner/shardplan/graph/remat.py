@@ -92,12 +92,13 @@ def recomputed(
         for position in needed_operands(operator, rule, flow.needs_grad)
     )
     held = frozenset(pair for pair in needed if _can_stay(model, flow, until, *pair)) if holds else frozenset()
+    needed -= held
     served = frozenset(
         name
         for name, readers in flow.readers.items()
-        if any(index in until or pair in needed - held for pair in readers for index in pair[:1])
+        if any(index in until or (index, position) in needed for index, position in readers)
     )
-    return Recompute(until, saved, needed - held, served, held)
+    return Recompute(until, saved, needed, served, held)
 
 
 def _can_stay(model: Model, flow: Flow, until: Mapping[int, int], index: int, position: int) -> bool:

@@ -8,9 +8,10 @@ from typing import Final, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from shardplan.graph.build import Node
+from shardplan.graph.build import CostGraph, Node
 from shardplan.graph.memory import Category, Holding
-from shardplan.plan.types import Memory
+from shardplan.plan.buckets import tiles
+from shardplan.plan.types import Memory, Move
 
 CATEGORIES: Final[tuple[Category, ...]] = get_args(Category)
 TEMPORARIES: Final = CATEGORIES.index("temporaries")
@@ -25,6 +26,13 @@ def held_bytes(holdings: Sequence[Holding], moments: int, choice: Mapping[Node, 
         change[row, holding.start] += amount
         change[row, holding.end] -= amount
     return change.cumsum(axis=1)[:, :-1]
+
+
+def moved_bytes(built: CostGraph, move: Move, *, gradient: bool = False) -> int:
+    """A device's bytes of what a move has gathered, or of a gradient before its reduction."""
+    kind = built.kept[move.tensor].kind
+    whole, layout = (kind.gradient_bytes, move.source) if gradient else (kind.size_bytes, move.target)
+    return -(-whole // tiles(layout, built.cluster.mesh))
 
 
 def peak_of(held: NDArray[np.int64]) -> Memory:

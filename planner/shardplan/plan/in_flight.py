@@ -14,9 +14,7 @@ from numpy.typing import NDArray
 
 from shardplan.graph.build import CostGraph
 from shardplan.graph.memory import Memory
-from shardplan.layout.layout import Layout
-from shardplan.layout.mesh import Mesh
-from shardplan.plan.buckets import tiles
+from shardplan.plan.held_bytes import moved_bytes
 from shardplan.plan.phases import Phase
 from shardplan.plan.staying import bytes_of, copies
 from shardplan.plan.step import StepSchedule
@@ -33,7 +31,7 @@ def in_flight_bytes(built: CostGraph, parts: StepParts, scheduled: StepSchedule,
             move = parts.moves[number]
             if move.phase == "update":
                 continue  # it arrives where the weight is kept all the time
-            size = _bytes(built, parts, number, gradient=backward and not move.regather)
+            size = moved_bytes(built, move, gradient=backward and not move.regather)
             begin, end = _moments(memory, issued, ended, backward=backward, gathered=move.regather)
             if end > begin:
                 change[begin] += size
@@ -85,15 +83,3 @@ def _waits(phase: Phase) -> Iterator[tuple[int, int]]:
             now = operator if now < 0 else farther(now, operator)
         if item.action == "wait":
             yield item.number, now if operator >= 0 else operator
-
-
-def _bytes(built: CostGraph, parts: StepParts, number: int, *, gradient: bool) -> int:
-    """A device's bytes of a gathered weight, or of a gradient before its reduction."""
-    move, mesh = parts.moves[number], built.cluster.mesh
-    kind = built.kept[move.tensor].kind
-    whole = kind.gradient_bytes if gradient else kind.size_bytes
-    return -(-whole // _pieces(move.source if gradient else move.target, mesh))
-
-
-def _pieces(layout: Layout, mesh: Mesh) -> int:
-    return tiles(layout, mesh)

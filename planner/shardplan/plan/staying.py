@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from shardplan.graph.build import CostGraph
 from shardplan.graph.memory import Memory
-from shardplan.plan.buckets import tiles
+from shardplan.plan.held_bytes import moved_bytes
 from shardplan.plan.types import Move
 
 
@@ -37,9 +37,8 @@ def copies(built: CostGraph, moves: Sequence[Move], memory: Memory) -> list[Copy
         if move.phase == "forward" and move.kind == "prefetched" and (move.tensor, move.reader) not in again:
             readers = _readers(built, move)
             if readers:
-                last, mesh = max(readers), built.cluster.mesh
-                size = -(-built.kept[move.tensor].kind.size_bytes // tiles(move.target, mesh))
-                found.append(Copy(move.tensor, last + 1, memory.time.backward(last), size))
+                last = max(readers)
+                found.append(Copy(move.tensor, last + 1, memory.time.backward(last), moved_bytes(built, move)))
     return sorted(found, key=lambda one: one.begin)
 
 
