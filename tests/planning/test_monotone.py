@@ -58,6 +58,10 @@ def test_a_further_constraint_never_makes_a_plan_faster(model, best):
     assert best.summary.step_ns <= one <= step_ns(model, constraints=tuple(pins))
 
 
+def test_state_apart_from_its_weights_never_makes_a_plan_slower(best, model):
+    assert step_ns(model, shard_optimizer=True) <= best.summary.step_ns
+
+
 @pytest.mark.parametrize("seed", range(10))
 def test_the_solver_finds_no_more_with_less_room_nor_with_less_effort(seed):
     for problem in (random_problem(seed, 10), problem_of_maxima(seed, memory=True)):

@@ -6,13 +6,11 @@ import math
 from dataclasses import replace
 
 from shardplan.cluster.types import Cluster
-from shardplan.graph.build import CostGraph
 from shardplan.graph.options import PlanOptions
 from shardplan.model.types import Model
 from shardplan.plan.types import Plan
 from shardplan.planning import Planner
 from shardplan.planning.decided import Decided
-from shardplan.planning.reduction import Allowed
 from shardplan.units import NS_PER_S, PS_PER_S
 
 
@@ -23,11 +21,6 @@ def least_step_s(
     weights and of their state are free, or at usual multipliers where everything is; infinite if no step below a lower
     bound of `below_s` is possible. `work`, `bound_work`: of the search, and of the bound. Raises `ShardplanError` for a
     request that cannot be planned."""
-    decided = Decided.of_plan(plan)
-
-    def as_split(built: CostGraph) -> Allowed:
-        return {node: mask for node, mask in decided.fixed(built).items() if node[0] == "operator"}
-
     planner = Planner(model, cluster, replace(options, shard_optimizer=True), reasons=False, decided=plan)
     free = planner.solve_at(planner.usual_multipliers, work=bound_work).solution
     if free.outcome == "interrupted":
@@ -35,5 +28,5 @@ def least_step_s(
     if free.choices is None or free.bound / PS_PER_S >= below_s:
         return math.inf
     steps_s = [one.step_s for one in planner.known.values() if one.keeps(planner.limit_bytes)]
-    found = planner.plan(as_split, work=work).summary
+    found = planner.plan(Decided.of_plan(plan).as_split, work=work).summary
     return min([*steps_s, found.step_ns / NS_PER_S])

@@ -23,7 +23,7 @@ class _Backward:
         self.step, self.policy, self.last = step, policy, last
         self.parts, self.writer = step.parts, PhaseWriter()
         self.missing = {name: len(readers) for name, readers in step.readers.items()}
-        self.fetch = Prefetch(step, self.writer, step.regather, {})
+        self.fetch = Prefetch(step, self.writer, step.regather)
         self.filled: dict[int, int] = defaultdict(int)
         self.reduced: dict[str, Numbers] = defaultdict(tuple)
         self.blocked: set[tuple[str, str]] = set()

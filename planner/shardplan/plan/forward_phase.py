@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 
 from shardplan.plan.phases import Numbers, Phase, PhaseName, PhaseWriter, Policy
 from shardplan.plan.step_moves import Moves, StepMoves
@@ -13,8 +13,7 @@ from shardplan.plan.types import OperatorDecision
 def forward(step: StepMoves, policy: Policy, name: PhaseName, count: int) -> Phase:
     """The forward pass of one microbatch; the `first forward` also moves new weights to where they are kept."""
     writer = PhaseWriter()
-    updated = _updates(step, writer) if name == "first forward" else {}
-    fetch = Prefetch(step, writer, step.bring, updated)
+    fetch = Prefetch(step, writer, step.bring, updates=name == "first forward")
     ahead = step.ahead(step.turns, policy.distance)
     available = set(filter(step.is_at_hand, step.readers))
     waiting: dict[str, list[int]] = defaultdict(list)
@@ -41,24 +40,6 @@ def forward(step: StepMoves, policy: Policy, name: PhaseName, count: int) -> Pha
     return writer.phase(name, count)
 
 
-def _updates(step: StepMoves, writer: PhaseWriter) -> dict[str, Numbers]:
-    """Moves of updated weights to where they are kept, in the order in which the weights are read."""
-    updates = step.updates
-    issued: dict[str, Numbers] = {}
-    sent: dict[int, Numbers] = {}
-    for operator in step.parts.operators:
-        for tensor in operator.inputs:
-            if tensor in updates and tensor not in issued:
-                bucket = step.parts.moves[updates[tensor]].bucket
-                if bucket is None:
-                    issued[tensor] = writer.issue(step.units(updates[tensor]), -1)
-                    continue
-                if bucket not in sent:
-                    sent[bucket] = writer.issue(step.bucket(bucket), -1)
-                issued[tensor] = sent[bucket]
-    return issued
-
-
 def _forward_ns(step: StepMoves, operator: OperatorDecision) -> float:
     return (operator.compute_ns - operator.backward_ns) / step.parts.microbatches
 
@@ -67,9 +48,11 @@ class Prefetch:
     """Weights gathered for their readers, in forward or again in backward. `known[t]`: numbers of the collectives that
     bring tensor t to all of its readers; `own[t, r]`: of those that bring it to reader r."""
 
-    def __init__(self, step: StepMoves, writer: PhaseWriter, moves: Moves, known: Mapping[str, Numbers]) -> None:
+    def __init__(self, step: StepMoves, writer: PhaseWriter, moves: Moves, *, updates: bool = False) -> None:
+        """`updates`: new weights are moved to where they are kept first."""
         self.step, self.writer, self.moves = step, writer, moves
-        self.known: dict[str, Numbers] = dict(known)
+        self.updates = step.updates if updates else {}
+        self.known: dict[str, Numbers] = {}
         self.own: dict[tuple[str, str], Numbers] = {}
         self.stored: set[str] = set()
         self._shared_blocking: set[str] = set()
@@ -91,12 +74,22 @@ class Prefetch:
         again = self.moves is self.step.regather
         if tensor not in self.stored and (again or self.step.is_at_hand(tensor)):
             self.stored.add(tensor)
+            self._update(tensor, at)
             before = self.known.get(tensor, ()) or self._view_sources(tensor, at)
             self.known[tensor] = self._issue(self.moves.shared.get(tensor, ()), before, at)
         if (tensor, reader) not in self.own:
             numbers = self.moves.own.get((tensor, reader), ())
             self.own[tensor, reader] = self._issue(numbers, self.known.get(tensor, ()), at)
         return self.own[tensor, reader]
+
+    def _update(self, tensor: str, at: int) -> None:
+        """Issues the move of a new weight, or of its bucket, unless that was done already."""
+        if tensor in self.updates and tensor not in self.known:
+            number = self.updates[tensor]
+            bucket = self.step.parts.moves[number].bucket
+            sent = self.writer.issue(self.step.units(number) if bucket is None else self.step.bucket(bucket), at)
+            for other in (number,) if bucket is None else self.step.buckets[bucket]:
+                self.known[self.step.parts.moves[other].tensor] = sent
 
     def _view_sources(self, tensor: str, at: int) -> Numbers:
         """What a view of weights waits for: everything that it reads."""

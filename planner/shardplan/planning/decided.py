@@ -23,7 +23,7 @@ _UNSPLIT: Final = "-"
 @dataclass(frozen=True)
 class Decided:
     """The decisions of a plan. `operators`: the split of each, by name. `layouts`: of every tensor, wherever it is
-    stored, and of its optimizer state."""
+    stored, and of its optimizer state, if that may differ from its weight's."""
 
     operators: Mapping[str, OperatorDecision]
     layouts: Mapping[Node, Layout]
@@ -112,9 +112,10 @@ class Decided:
             found["operator", operator.name] = masks[key]
         for kind, spaces in built.places.items():
             for name, tensor_space in spaces.items():
-                if (kind, name) not in self.layouts:
+                state = self.layouts.get(("kept", name)) if kind == "updated" else None
+                layout = self.layouts.get((kind, name), state)
+                if layout is None:
                     continue
-                layout = self.layouts[kind, name]
                 place = (id(tensor_space), layout)
                 if place not in masks:
                     choices = range(len(tensor_space))
@@ -125,6 +126,10 @@ class Decided:
     def fixed(self, built: CostGraph) -> Allowed:
         """The restriction to the decisions; a decision that the cost graph does not offer leaves no choice."""
         return {node: mask for node, mask in self.masks(built).items() if mask.any()}
+
+    def as_split(self, built: CostGraph) -> Allowed:
+        """The restriction to the decisions on operators."""
+        return {node: mask for node, mask in self.fixed(built).items() if node[0] == "operator"}
 
 
 def _pattern(model: Model, block: Block, their: Model) -> tuple[int, ...]:

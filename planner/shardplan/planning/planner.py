@@ -22,7 +22,7 @@ from shardplan.model.types import Model
 from shardplan.plan.assemble import Outcome, Priced, Proof, assemble, in_best_buckets
 from shardplan.plan.types import Plan
 from shardplan.planning.answers import Answers
-from shardplan.planning.candidates import of_linear, shortest
+from shardplan.planning.candidates import CLOSE, of_linear, shortest
 from shardplan.planning.chain import Answer
 from shardplan.planning.decided import Decided
 from shardplan.planning.finer import CoarsePlans, Coarser, by_pairs, finer, least_s, lifted, with_fewer_axes
@@ -244,12 +244,30 @@ class Planner:
                 on_progress=self._on_progress,
             )
         coarser = None if restriction is not None else self._coarser(search)
-        if coarser is None:
-            return self._answered(shortest(search, enough_s), search, restriction)
-        try:
-            return self._answered(finer(search, coarser, least_s(self.instance)), search)
-        except NoPlanError:
-            return self._answered(shortest(search), search)
+        if coarser is not None:
+            with contextlib.suppress(NoPlanError):
+                return self._answered(finer(search, coarser, least_s(self.instance)), search)
+        found = self._answered(shortest(search, enough_s if coarser is None else math.inf), search, restriction)
+        return found if restriction is not None else self._from_state_as_kept(found, search)
+
+    def _from_state_as_kept(self, found: Found, search: Search) -> Found:
+        """The better of a plan and of what a search finds with the operators split as in the best plan without
+        `shard_optimizer`: that option must not lead to a longer step."""
+        options = self.instance.options
+        if not options.shard_optimizer or self.instance.is_quick or search.is_over or found.gap <= CLOSE:
+            return found
+        other = self._on(self.instance.cluster, search, replace(options, shard_optimizer=False))
+        if other is None or other[0] is None:
+            return found
+        kept, work = other
+        search.spent.work += work
+        own = replace(search, restricted=True)
+        with contextlib.suppress(NoPlanError):
+            same = self._answered(lifted(own, kept, 0.0, kept.decided), own)
+            found = found.better([same.candidate], self.limit_bytes)
+            split = self._answered(shortest(own), own, kept.decided.as_split)
+            found = found.better([split.candidate], self.limit_bytes)
+        return found
 
     def _coarser(self, search: Search) -> Coarser | None:
         """The plan of the mesh with one axis per link, if that is another mesh and has a plan."""
@@ -259,7 +277,7 @@ class Planner:
         cluster, groups = other
         key = cluster.mesh, ()
         if key not in self._coarse.plans:
-            self._coarse.plans[key] = self._on(cluster, search)
+            self._coarse.plans[key] = self._on(cluster, search, self.instance.options)
         known = self._coarse.plans[key]
         if known is None:
             return None
@@ -272,9 +290,8 @@ class Planner:
         search.spent.work += work
         return replace(found, groups=groups)
 
-    def _on(self, cluster: Cluster, search: Search) -> tuple[Coarser | None, float] | None:
-        """The best plan of another mesh, if the request is valid there."""
-        options = self.instance.options
+    def _on(self, cluster: Cluster, search: Search, options: PlanOptions) -> tuple[Coarser | None, float] | None:
+        """The best plan of another mesh or with other options, if the request is valid so."""
         if options.time_limit is not None:
             options = replace(options, time_limit=max(0.0, search.share(2) - time.monotonic()))
         try:
