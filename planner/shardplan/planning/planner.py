@@ -256,10 +256,9 @@ class Planner:
         options = self.instance.options
         if not options.shard_optimizer or self.instance.is_quick or search.is_over or found.gap <= CLOSE:
             return found
-        other = self._on(self.instance.cluster, search, replace(options, shard_optimizer=False))
-        if other is None or other[0] is None:
+        kept, work = self._on(self.instance.cluster, search, replace(options, shard_optimizer=False)) or (None, 0.0)
+        if kept is None:
             return found
-        kept, work = other
         search.spent.work += work
         own = replace(search, restricted=True)
         with contextlib.suppress(NoPlanError):
