@@ -131,6 +131,7 @@ SLOW: Mapping[str, tuple[str, ...]] = {
         "test_solving_again_gives_the_committed_plan[gpt2_small.4x4.plan.json]",
     ),
     "tests/test_tutorials.py": (
+        "test_a_tutorial_works_as_it_stands[ml-engineer]",
         "test_a_tutorial_works_as_it_stands[platform-engineer]",
         "test_a_tutorial_works_as_it_stands[researcher]",
     ),
@@ -224,6 +225,7 @@ SLOW: Mapping[str, tuple[str, ...]] = {
         "test_blocks_may_be_recomputed_in_backward[ZeRO-3]",
         "test_what_follows_other_steps_than_the_plans_is_known_by_its_weights[ZeRO-3]",
         "test_a_graph_is_compiled_between_its_moves",
+        "test_compilation_changes_nothing[model]",
     ),
     "tests/torch/test_rules.py": ("test_function_on_two_axes",),
     "tests/torch/test_training_loops.py": (
