@@ -19,7 +19,7 @@ from shardplan.planning.reduction import restrict
 from shardplan.rules import model_rules
 from shardplan.solve import solve
 
-LAYERS = 4
+LAYERS = 3
 SIZES = {"layers": LAYERS, "hidden": 1024, "heads": 8, "vocab": 1024, "seq": 128, "batch": 8}
 
 

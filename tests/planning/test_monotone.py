@@ -55,9 +55,12 @@ def test_a_looser_limit_on_memory_never_makes_a_plan_slower():
     model = described(MODELS["long"])
     best = planned("long")
     held = best.summary.memory.total
-    steps = [step_ns(model, memory_limit_bytes=int(share * held)) for share in SHARES]
-    assert best.summary.step_ns <= steps[0]
+    limits = [int(share * held) for share in SHARES]
+    found = [plan_model(model, CLUSTER, PlanOptions(memory_limit_bytes=limit)).summary for limit in limits]
+    assert all(plan.memory.total <= limit for plan, limit in zip(found, limits, strict=True))
+    steps = [best.summary.step_ns, *(plan.step_ns for plan in found)]
     assert steps == sorted(steps)
+    assert best.summary.step_bound_ns <= steps[-1]
 
 
 def test_more_effort_never_makes_a_plan_slower(model, best):

@@ -30,6 +30,7 @@ SLOW: Mapping[str, tuple[str, ...]] = {
     ),
     "tests/graph/test_choices.py": ("test_a_complete_graph_loses_nothing_at_any_multipliers[4x2]",),
     "tests/graph/test_options.py": (
+        "test_a_tighter_limit_is_kept_and_costs_a_little_time",
         "test_optimizers_differ_in_state[adam-fp32]",
         "test_optimizers_differ_in_state[sgd]",
     ),
@@ -194,6 +195,7 @@ SLOW: Mapping[str, tuple[str, ...]] = {
     ),
     "tests/torch/test_pipelines.py": (
         "test_trains_as_one_process_and_sends_what_its_stages_say[gpipe]",
+        "test_trains_as_one_process_and_sends_what_its_stages_say[four stages of one device]",
         "test_trains_as_one_process_and_sends_what_its_stages_say[more microbatches than stages]",
         "test_trains_as_one_process_and_sends_what_its_stages_say[Megatron inside]",
         "test_stages_of_unequal_numbers_of_devices_train_as_one_process[gpt packed 2+1+1]",
