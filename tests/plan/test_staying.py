@@ -49,8 +49,9 @@ def fitting(built):
 
 
 @pytest.fixture(scope="module")
-def planned(model, cluster):
-    """Plans of sharded weights without a limit on memory, and under two."""
+def planned(cluster):
+    """Plans of the sharded weights of two layers without a limit on memory, and under two."""
+    model = transformer(**SIZES | {"layers": 2})
 
     def plan(limit_bytes):
         options = PlanOptions(effort="quick", memory_limit_bytes=limit_bytes)

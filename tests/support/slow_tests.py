@@ -112,6 +112,7 @@ SLOW: Mapping[str, tuple[str, ...]] = {
         "test_pipelines_are_verified_by_their_scaled_down_model[llama3_8b-gpipe]",
     ),
     "tests/study/test_evaluate.py": ("test_a_plan_is_itself[training-2x4-pins4]",),
+    "tests/cli/test_streams.py": ("test_characters_that_there_are_none_of_are_written_otherwise[latin-1]",),
     "tests/cli/test_progress_on_a_terminal.py": ("test_what_lasts_says_what_it_does_in_one_line[verb2",),
     "tests/study/test_price_many_axes.py": (
         "test_state_is_what_megatron_counts[3-4-options0]",
@@ -189,6 +190,8 @@ SLOW: Mapping[str, tuple[str, ...]] = {
         "test_gradients_are_those_that_the_program_says[number]",
         "test_a_graph_does_what_the_program_does_under_the_same_plan[hooked weight]",
     ),
+    "tests/torch/test_megatron_bytes.py": ("test_forward_pass_of_a_gpt[4x4",),
+    "tests/torch/test_orders.py": ("test_tables_that_the_program_makes_are_made_in_any_order[2-",),
     "tests/torch/test_onnx_export.py": (
         "test_exported_graphs_plan_their_own_models[ZeRO-3-gpt]",
         "test_exported_graphs_plan_their_own_models[Megatron + sequence-gpt]",
@@ -204,6 +207,7 @@ SLOW: Mapping[str, tuple[str, ...]] = {
     "tests/torch/test_timeline_comparison.py": ("test_every_move_and_phase_is_measured[eager]",),
     "tests/torch/test_training.py": (
         "test_trains_as_one_process_and_sends_what_the_plan_says[gpt-Megatron]",
+        "test_trains_as_one_process_and_sends_what_the_plan_says[gpt-Megatron + sequence]",
         "test_trains_as_one_process_and_sends_what_the_plan_says[gpt-Megatron by hand]",
         "test_trains_as_one_process_and_sends_what_the_plan_says[gpt tied-ZeRO-3]",
         "test_trains_as_one_process_and_sends_what_the_plan_says[gpt tied-Megatron by hand]",
