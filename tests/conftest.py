@@ -52,7 +52,7 @@ TOGETHER = ("tests/torch/", "tests/jax/")
 """Folders whose tests run in one worker of pytest-xdist: they load a framework and share processes. They go first."""
 
 
-LONG = ("tests/test_tutorials.py", "tests/planning/")
+LONG = ("tests/planning/",)
 """What takes long goes next: a file of a minute that begins last has a core for itself."""
 
 

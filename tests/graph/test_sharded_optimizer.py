@@ -19,7 +19,7 @@ from shardplan.planning.recipes import data_parallel, zero_1
 from shardplan.study.compare import compare_recipes
 from shardplan.study.remedies import find_remedies
 
-GPT = {"style": "gpt", "layers": 2, "hidden": 256, "heads": 8, "vocab": 512, "seq": 128, "batch": 16}
+GPT = {"style": "gpt", "layers": 1, "hidden": 256, "heads": 8, "vocab": 512, "seq": 128, "batch": 16}
 WAYS = 4
 SCHEMA = json.loads((files("shardplan.plan") / "schema.json").read_text(encoding="utf-8"))
 

@@ -1,7 +1,8 @@
 """Simulated devices for JAX: 16 of them in this process, for what is quickly done, and in processes of their own for
 what compiles long. jax fixes their number when it first asks for devices, so the flag is set before any test runs.
 
-Machine code is not optimised, which is half of what compiling costs: what XLA partitions and sends is settled before.
+Machine code is not optimised, and loops are written by the older of XLA's emitters, which are three quarters of what
+compiling costs: what XLA partitions and sends is settled before.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from jax_flags import simulated
 
 ROOT = Path(__file__).parents[2]
 DEVICES = 16
-FLAGS = f"--xla_force_host_platform_device_count={DEVICES} --xla_backend_optimization_level=0"
+FLAGS = simulated(DEVICES)
 os.environ["XLA_FLAGS"] = FLAGS
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ["PJRT_NPROC"] = str(16 * DEVICES)  # threads: see docs/jax.md

@@ -37,8 +37,8 @@ def printed(start, finish, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(ROOT)
         commands = [solve_command(*plan) for plan in plans.items()]
-        commands[1] += ["--equal-layers", "--cluster", "generic", "--effort", "quick"]
-        assert [main(command) for command in commands] == [0, 0]
+        commands[1] += ["--equal-layers", "--cluster", "generic"]
+        assert [main([*command, "--effort", "quick"]) for command in commands] == [0, 0]
     generator = np.random.default_rng(0)
     weights = {
         tensor.checkpoint: generator.normal(0, 0.05, checkpoint_shape(tensor.shape, tensor.perm)).astype(np.float32)

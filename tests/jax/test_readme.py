@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from jax_flags import quick
+
 README = Path(__file__).parents[2] / "README.md"
 
 
@@ -13,7 +15,7 @@ def test_the_jax_program_of_the_readme_sends_what_was_planned(tmp_path: Path):
     (text,) = re.findall(
         r"<!-- file: jax_step.py -->\n```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL
     )
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": quick()}
     command = [sys.executable, "-c", text]
     ran = subprocess.run(
         command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240, check=False

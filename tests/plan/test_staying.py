@@ -19,7 +19,7 @@ from shardplan.planning.reduction import restrict
 from shardplan.rules import model_rules
 from shardplan.solve import solve
 
-LAYERS = 4
+LAYERS = 3
 SIZES = {"layers": LAYERS, "hidden": 1024, "heads": 8, "vocab": 1024, "seq": 128, "batch": 8}
 
 
@@ -49,8 +49,9 @@ def fitting(built):
 
 
 @pytest.fixture(scope="module")
-def planned(model, cluster):
-    """Plans of sharded weights without a limit on memory, and under two."""
+def planned(cluster):
+    """Plans of the sharded weights of two layers without a limit on memory, and under two."""
+    model = transformer(**SIZES | {"layers": 2})
 
     def plan(limit_bytes):
         options = PlanOptions(effort="quick", memory_limit_bytes=limit_bytes)

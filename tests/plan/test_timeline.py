@@ -25,13 +25,14 @@ SIZES = {"layers": 2, "hidden": 1024, "heads": 16, "vocab": 4096, "seq": 512, "b
 
 @pytest.fixture(scope="module")
 def plan():
-    return plan_model(transformer(**SIZES), make_cluster(load_profile("h100-dgx"), "2x4"), PlanOptions())
+    return plan_model(transformer(**SIZES), make_cluster(load_profile("h100-dgx"), "2x4"), PlanOptions(effort="quick"))
 
 
 @pytest.fixture(scope="module")
 def accumulated():
     """A plan with gradient accumulation."""
-    return plan_model(transformer(**SIZES), make_cluster(load_profile("h100-dgx"), "2x4"), PlanOptions(microbatches=4))
+    options = PlanOptions(microbatches=4, effort="quick")
+    return plan_model(transformer(**SIZES), make_cluster(load_profile("h100-dgx"), "2x4"), options)
 
 
 def seconds_sent(plan, scheduled):

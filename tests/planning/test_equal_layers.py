@@ -24,7 +24,7 @@ from shardplan.planning.instance import CostGraphs, instance_of
 from shardplan.solve import evaluate, solve
 from shardplan.study.derive import NotDerivableError, derived
 
-MODEL = "transformer:hidden=256,layers=4,heads=8,ffn=1024,vocab=1024,batch=8,seq=128"
+MODEL = "transformer:hidden=256,layers=3,heads=8,ffn=1024,vocab=1024,batch=8,seq=128"
 CLUSTER = make_cluster(load_profile("h100-dgx"), "2x4")
 EQUAL = PlanOptions(equal_layers=True)
 
@@ -75,7 +75,7 @@ def test_assignments_to_begin_with_never_make_a_bound_wrong(seed):
 
 
 def test_copies_of_a_block_are_one_node():
-    model = described(MODEL.replace("layers=4", "layers=6"))
+    model = described(MODEL.replace("layers=3", "layers=6"))
     graphs = CostGraphs(instance_of(model, CLUSTER, PlanOptions(), print))
     posed = answer(graphs, Question(None)).whole
     places = first_copies(posed.built, [cost.size for cost in posed.problem.costs])
@@ -116,20 +116,28 @@ def test_under_a_limit_on_memory_too(model, plan):
     assert tighter.summary.step_ns >= (1.0 - EQUAL.gap) * plan.summary.step_ns
 
 
-def test_pins_that_make_layers_differ_leave_no_plan(model):
-    one = next(p.name for p in model.parameters if ".2." in p.name and p.name.endswith("up_proj.weight"))
-    pins = tuple(
-        parse_pin(f"{name}={layout}")
-        for name, layout in ((one, "[gpu, null]"), (one.replace(".2.", ".3."), "replicate"))
-    )
-    assert plan_model(model, CLUSTER, PlanOptions(constraints=pins)).summary.step_ns
+@pytest.fixture(scope="module")
+def pins(model):
+    """Of the same weight in two layers, each in a layout of its own."""
+    one = next(p.name for p in model.parameters if ".1." in p.name and p.name.endswith("up_proj.weight"))
+    layouts = ((one, "[gpu, null]"), (one.replace(".1.", ".2."), "replicate"))
+    return tuple([parse_pin(f"{name}={layout}") for name, layout in layouts])
+
+
+@pytest.fixture(scope="module")
+def unlike(model, pins):
+    return plan_model(model, CLUSTER, PlanOptions(constraints=pins))
+
+
+def test_pins_that_make_layers_differ_leave_no_plan(model, pins, unlike):
+    assert unlike.summary.step_ns
     with pytest.raises(InfeasibleError, match="satisfies the constraints") as refused:
         plan_model(model, CLUSTER, PlanOptions(equal_layers=True, constraints=pins))
     assert "with --equal-layers these constraints leave none:" in str(refused.value)
 
 
 def test_a_model_without_repeated_layers_is_planned_as_ever():
-    model = described(MODEL.replace("layers=4", "layers=1"))
+    model = described(MODEL.replace("layers=3", "layers=1"))
     free, alike = (plan_model(model, CLUSTER, options) for options in (PlanOptions(), EQUAL))
     assert alike.summary.step_ns == free.summary.step_ns
 
@@ -141,11 +149,9 @@ def test_every_front_door_takes_it(tmp_path):
     assert shardplan.load(tmp_path / "alike.plan.json").model["equal_layers"] is True
 
 
-def test_a_plan_that_only_says_so_is_refused(model, plan):
-    """Layers that a pin makes differ; the plan of equal ones is derived again to the byte."""
+def test_a_plan_that_only_says_so_is_refused(model, plan, unlike):
+    """Layers that pins make differ; the plan of equal ones is derived again to the byte."""
     assert dumps(derived(loads(dumps(plan)), "p", model)) == dumps(plan)
-    one = next(p.name for p in model.parameters if ".2." in p.name and p.name.endswith("up_proj.weight"))
-    free = plan_model(model, CLUSTER, PlanOptions(constraints=(parse_pin(f"{one}=[gpu, machine]"),)))
-    forged = replace(free, model={**free.model, "equal_layers": True})
+    forged = replace(unlike, model={**unlike.model, "equal_layers": True})
     with pytest.raises(NotDerivableError, match="are of equal layers and are not laid out alike, as equal_layers says"):
         derived(forged, "p", model)

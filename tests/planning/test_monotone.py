@@ -1,5 +1,7 @@
 """Laws of what is asked: more freedom, more memory and more work never make a plan slower."""
 
+import functools
+
 import pytest
 from random_problems import problem_of_maxima, random_problem
 
@@ -19,14 +21,24 @@ CLUSTER = make_cluster(load_profile("generic"), "2x4")
 SHARES = (1.0, 0.6)
 
 
+@functools.cache
+def planned(name):
+    return plan_model(described(MODELS[name]), CLUSTER, PlanOptions())
+
+
 @pytest.fixture(scope="module", params=MODELS)
-def model(request):
-    return described(MODELS[request.param])
+def name(request):
+    return request.param
 
 
 @pytest.fixture(scope="module")
-def best(model):
-    return plan_model(model, CLUSTER, PlanOptions())
+def model(name):
+    return described(MODELS[name])
+
+
+@pytest.fixture(scope="module")
+def best(name):
+    return planned(name)
 
 
 def step_ns(model, **options):
@@ -41,11 +53,14 @@ def test_a_plan_is_never_slower_than_a_recipe(model, best):
 
 def test_a_looser_limit_on_memory_never_makes_a_plan_slower():
     model = described(MODELS["long"])
-    best = plan_model(model, CLUSTER, PlanOptions())
+    best = planned("long")
     held = best.summary.memory.total
-    steps = [step_ns(model, memory_limit_bytes=int(share * held)) for share in SHARES]
-    assert best.summary.step_ns <= steps[0]
+    limits = [int(share * held) for share in SHARES]
+    found = [plan_model(model, CLUSTER, PlanOptions(memory_limit_bytes=limit)).summary for limit in limits]
+    assert all(plan.memory.total <= limit for plan, limit in zip(found, limits, strict=True))
+    steps = [best.summary.step_ns, *(plan.step_ns for plan in found)]
     assert steps == sorted(steps)
+    assert best.summary.step_bound_ns <= steps[-1]
 
 
 def test_more_effort_never_makes_a_plan_slower(model, best):

@@ -74,7 +74,7 @@ def small(text):
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
     folder = tmp_path_factory.mktemp("models")
-    sizes = "layers=2,batch=8,seq=64,vocab=512,hidden=64,heads=8,ffn=128"
+    sizes = "layers=1,batch=8,seq=64,vocab=512,hidden=64,heads=8,ffn=128"
     return {
         "llama": f"transformer:llama3-8b,{sizes},kv_heads=4",
         "mixtral": f"transformer:mixtral-8x7b,{sizes},kv_heads=4",

@@ -60,6 +60,6 @@ def test_machines_of_a_power_of_two_stay_as_they_are():
 
 
 def test_a_configuration_over_several_racks_is_priced():
-    model = "transformer:layers=4,hidden=256,heads=8,vocab=1024,seq=128"
+    model = "transformer:layers=2,hidden=256,heads=8,vocab=1024,seq=128"
     found = shardplan.price(model, cluster=RACK, tp=4, pp=2, dp=32, sequence_parallel=True, global_batch=64)
     assert found.plan.summary.step_ns > 0

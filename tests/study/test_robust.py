@@ -70,10 +70,11 @@ def test_draws_depend_on_the_seed_alone(cluster):
 
 def test_the_command_says_it(shardplan_run):
     described = "transformer:" + ",".join(f"{name}={size}" for name, size in SIZES.items())
-    run = shardplan_run("solve", described, "--mesh", "1x2", "--robust", "1", "-c", "generic")
+    quick = ("--effort", "quick")
+    run = shardplan_run("solve", described, "--mesh", "1x2", "--robust", "1", "-c", "generic", *quick)
     assert run[0] == 0
     assert "of 1 perturbed profiles (±15.0 %)" in run[1]
-    document = shardplan_run("solve", described, "--mesh", "1x2", "--robust", "1", "-c", "generic", "--json")[1]
+    document = shardplan_run("solve", described, "--mesh", "1x2", "--robust", "1", "-c", "generic", *quick, "--json")[1]
     found = json.loads(document)["result"]["robustness"]
     assert len(found["regrets"]) == 1
     assert [slack["constant"] for slack in found["slacks"]] == list(

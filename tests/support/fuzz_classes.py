@@ -28,7 +28,7 @@ SEEDS = {name: proto_of(text, opset) for name, (opset, text) in MODELS.items()} 
 PLANS = {
     "training": ("mlp", "--mode", "training"),
     "inference": ("llama", "--mode", "inference"),
-    "stages": ("gpt", "--stages", "2", "--microbatches", "2"),
+    "stages": ("mlp", "--stages", "2", "--microbatches", "2"),
     "remat": ("gpt", "--remat", "full", "--microbatches", "2"),
     "zero": ("mlp", "--shard-optimizer"),
     "loop": ("counted",),
@@ -76,7 +76,7 @@ class Workplace:
             onnx.save(model, self.path(f"{name}.onnx"))
         for name, (model, *options) in PLANS.items():
             path = self.path(f"{name}.plan.json")
-            code = main(["solve", self.path(f"{model}.onnx"), *ON, *options, "-o", path, "-q"])
+            code = main(["solve", self.path(f"{model}.onnx"), *ON, *options, "--effort", "quick", "-o", path, "-q"])
             assert code == 0, name
             self.plans[name] = json.loads(Path(path).read_text())
         rng = np.random.default_rng(0)

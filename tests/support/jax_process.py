@@ -11,7 +11,9 @@ import os
 import sys
 from pathlib import Path
 
-os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
+from jax_flags import simulated
+
+os.environ["XLA_FLAGS"] = simulated(8)
 os.environ["JAX_PLATFORMS"] = "cpu"
 
 import jax

@@ -502,6 +502,12 @@ def script(path: str, *args: str) -> str:
     return printed.getvalue()
 
 
+def script_in(folder: str, path: str) -> str:
+    """`script` of a file in `folder`, which is the working directory meanwhile."""
+    with contextlib.chdir(folder):
+        return script(str(Path(folder) / path))
+
+
 def gradients_apart(tiny: Tiny, *plans: Plan) -> float:
     """How far the gradients of one step under two plans are apart."""
     found = []

@@ -62,11 +62,14 @@ class Layout:
 
     @property
     def forward(self) -> Layout:
-        return Layout.of(*(p.forward for p in self.placements), order=self.order)
+        return self._with(tuple([p.forward for p in self.placements]))
 
     @property
     def gradient(self) -> Layout:
-        return Layout.of(*(p.gradient for p in self.placements), order=self.order)
+        return self._with(tuple([p.gradient for p in self.placements]))
+
+    def _with(self, placements: tuple[Placement, ...]) -> Layout:
+        return self if placements == self.placements else Layout.of(*placements, order=self.order)
 
     def __len__(self) -> int:
         return len(self.placements)
