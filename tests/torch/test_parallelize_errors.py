@@ -10,6 +10,7 @@ from tiny_models import tiny_gpt
 from torch import nn
 
 from shardplan.errors import ShardplanError
+from shardplan.torch.parameters.gradient_hooks import refuse_hooks_of_several
 from shardplan.torch.parameters.naming import name_parameters
 
 TEXTS = {
@@ -51,6 +52,14 @@ def test_frozen_weights_that_the_plan_does_not_name_are_left_alone(plan):
     del model.lm_head
     with pytest.raises(ShardplanError, match="missing-parameter"):
         name_parameters(model.requires_grad_(False), plan, rename=None, ignore=(), strict=True)
+
+
+def test_a_hook_on_a_weight_of_several_stages_is_refused():
+    model = nn.Linear(2, 2)
+    model.weight.register_hook(lambda gradient: gradient.clamp(-1, 1))
+    refuse_hooks_of_several(model, {"weight": [1], "bias": [0, 1]})
+    with pytest.raises(ShardplanError, match=r"hooked-parameter.*'weight' has a hook on its gradient and several"):
+        refuse_hooks_of_several(model, {"weight": [0, 1], "bias": [1]})
 
 
 def test_what_every_process_computes_whole_later_is_said_once(four, plan):
