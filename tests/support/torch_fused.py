@@ -104,6 +104,27 @@ def _differences(model: Any, reference: Gated) -> list[float]:
     return found
 
 
+def assigned(plan: Plan) -> tuple[list[float], str]:
+    """Errors of weights whose data is set to another tensor between steps, and of what the model then gives; what is
+    said of a tensor of another shape."""
+    model, reference, x = Gated(), Gated(), rows()
+    shardplan.torch.parallelize(model, plan, mesh_of(plan))
+    for each in (model, reference):
+        before = {name: getattr(each, name).data for name in ("w", "w0", "w1")}
+        each.w.data += 0.5
+        each.w0.data = each.w0.data / each.w0.norm(dim=1, keepdim=True)
+        each.w1.data = torch.ones(32, 16)
+        each.w2.data = each.w0.data
+        each.kept = {name: getattr(each, name).data for name in before}
+        each.w1.data = before["w1"]
+    others = [(model.kept[name], whole) for name, whole in reference.kept.items()]
+    others += [(getattr(model, name), getattr(reference, name)) for name in ("w1", "w2")]
+    errors = [far(ours, theirs) for ours, theirs in (*others, (model(x), reference(x)))]
+    with pytest.raises(ShardplanError) as said:
+        model.w1.data = model.w0.data
+    return errors, str(said.value)
+
+
 def changed(plan: Plan) -> tuple[float, bool, str]:
     """The largest error of weights that are changed in slices between steps; whether one stays as it was where the
     change ends with an exception; and what is said of a name that there is not."""

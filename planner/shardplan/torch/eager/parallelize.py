@@ -73,6 +73,8 @@ def _enter(applied: AppliedPlan) -> Callable[..., Any]:
         shapes = {decision.name: tuple(tensor.shape) for decision, tensor in partner.values()}
         check_shapes(applied, shapes, strict=applied.strict)
         applied.engine.record = Record()
+        left = () if applied.checked else applied.left_alone
+        applied.engine.unnamed = {id(module.get_parameter(name)): name for name in left}
         shards = local_weights(module, applied.named, applied.groups, trains=applied.trains)
         applied.begin_forward(module)
         applied.weights = BucketedWeights(applied.engine, applied.buckets, shards)

@@ -164,6 +164,8 @@ class GraphRewriter:
             self.writer.root.register_buffer(name, tensor, persistent=False)
         else:
             tensor = self._tensor(name)
+            if name in self.applied.left_alone and node.users:
+                self.engine.record.unnamed.add(name)
         meta = torch.empty_like(tensor, device="meta").requires_grad_(tensor.requires_grad)
         return self.writer.attribute(name, meta)
 

@@ -14,6 +14,7 @@ from shardplan.layout.layout import Layout
 from shardplan.runtime.names import Named
 from shardplan.torch.collectives.steps import shard_of_whole
 from shardplan.torch.gradients.bucketing import BucketedWeights
+from shardplan.torch.parameters.assigned_data import joined
 from shardplan.torch.parameters.fused import Parts, parts_of
 from shardplan.torch.parameters.gradient_hooks import refuse_hooks, take_over_hooks
 from shardplan.torch.parameters.orientation import in_module_dims
@@ -96,7 +97,7 @@ class FusedWeight(nn.Module):  # type: ignore[misc]
 
     def forward(self, *parts: Tensor) -> Any:
         """The weight."""
-        return self.running[-1] if self.running else torch.cat(parts, self.parts.dim)
+        return self.running[-1] if self.running else joined(torch.cat(parts, self.parts.dim), parts, self.parts)
 
 
 def fused_weight(module: nn.Module, attribute: str) -> FusedWeight | None:
