@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.distributed.tensor import Shard, distribute_tensor
 from torch_cases import far, mesh_of
 from torch_steps import exported_once
 
@@ -104,25 +105,40 @@ def _differences(model: Any, reference: Gated) -> list[float]:
     return found
 
 
-def assigned(plan: Plan) -> tuple[list[float], str]:
-    """Errors of weights whose data is set to another tensor between steps, and of what the model then gives; what is
-    said of a tensor of another shape."""
+def assigned(plan: Plan) -> tuple[list[float], list[str]]:
+    """Errors of weights that are set to other tensors between steps, whole and in parts, and of what the model then
+    gives; what is said of a tensor of another shape, and of parts that are changed otherwise."""
     model, reference, x = Gated(), Gated(), rows()
     shardplan.torch.parallelize(model, plan, mesh_of(plan))
     for each in (model, reference):
-        before = {name: getattr(each, name).data for name in ("w", "w0", "w1")}
+        before = each.w1.data
         each.w.data += 0.5
         each.w0.data = each.w0.data / each.w0.norm(dim=1, keepdim=True)
         each.w1.data = torch.ones(32, 16)
-        each.w2.data = each.w0.data
-        each.kept = {name: getattr(each, name).data for name in before}
-        each.w1.data = before["w1"]
-    others = [(model.kept[name], whole) for name, whole in reference.kept.items()]
-    others += [(getattr(model, name), getattr(reference, name)) for name in ("w1", "w2")]
+        each.w2.data = each.w0.data.clone()
+        each.kept = each.w1.data
+        each.w1.data = before
+        with torch.no_grad():
+            each.w[:, 4:40] *= 0.5
+            each.w0[1] = each.w0[0] * 2
+            each.w0.data[2:4, 3] -= 0.25
+    others = [(getattr(model, name), getattr(reference, name)) for name in ("kept", "w", "w0", "w1", "w2")]
     errors = [far(ours, theirs) for ours, theirs in (*others, (model(x), reference(x)))]
     with pytest.raises(ShardplanError) as said:
         model.w1.data = model.w0.data
-    return errors, str(said.value)
+    cut = nn.Parameter(distribute_tensor(torch.ones(8, 8), mesh_of(plan), [Shard(0), Shard(1)], src_data_rank=None))
+    changes = [cut.T.data[3:].zero_, lambda: model.w.mul_(2.0)]
+    return errors, [str(said.value), *(_lost(change, model, x) for change in changes)]
+
+
+def _lost(change: Any, model: nn.Module, x: Any) -> str:
+    """What is said at the next step of a change that a parameter does not get."""
+    with torch.no_grad():
+        change()
+    with pytest.raises(ShardplanError) as said:
+        model(x)
+    model(x)
+    return str(said.value)
 
 
 def changed(plan: Plan) -> tuple[float, bool, str]:

@@ -76,11 +76,13 @@ def test_they_are_changed_whole_between_steps(four, model):
         assert "error[unknown-parameter]: the plan of this model has no parameter 'w9'\nhint: did you mean" in said
 
 
-def test_their_data_may_be_set_to_another_tensor(four, model):
+def test_what_is_assigned_between_steps_is_kept_or_said(four, model):
     """Torch dropped it in silence: adapters are merged into weights so."""
-    for errors, said in four.run("torch_fused", "assigned", plan_of(model, *LAYOUTS["unequal parts"])):
+    for errors, (said, *lost) in four.run("torch_fused", "assigned", plan_of(model, *LAYOUTS["unequal parts"])):
         assert max(errors) < 1e-5
         assert "error[wrong-shape]: the data of a parameter of shape [32, 16] is set to a tensor of [16, 16]" in said
+        assert "error[lost-change]: a part of a parameter, of shape [5, 8], has been changed in place" in lost[0]
+        assert "error[lost-change]: a part of a parameter, of shape [16, 64], has been changed in place" in lost[1]
 
 
 def test_they_are_read_in_parts(four, model, tmp_path):

@@ -20,7 +20,7 @@ from shardplan.torch.execution import LocalExecution
 from shardplan.torch.gradients.bucketing import BucketedWeights, Buckets
 from shardplan.torch.microbatch_plan import one_microbatch, with_rows
 from shardplan.torch.optimizers import watch_optimizers
-from shardplan.torch.parameters.assigned_data import keep_assigned_data
+from shardplan.torch.parameters.between_steps import keep_changes, refuse_lost_changes
 from shardplan.torch.parameters.distribution import distribute, place_constants
 from shardplan.torch.parameters.naming import name_parameters, trained_and_unnamed, without_constants
 from shardplan.torch.process_groups import ProcessGroups
@@ -70,7 +70,7 @@ class AppliedPlan:
         self.is_compiled = False
         self._hooks: contextlib.ExitStack | None = None
         watch_optimizers(groups.device_mesh)
-        keep_assigned_data(groups.device_mesh)
+        keep_changes(groups.device_mesh)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> AppliedPlan:
         """A copy of a model is under the same plan."""
@@ -114,6 +114,7 @@ class AppliedPlan:
     def begin_forward(self, model: nn.Module) -> None:
         """From here on autograd saves what the plan saves, and compilation is off, except for the parts between moves.
         Forward passes that issue the same moves are of one kind."""
+        refuse_lost_changes()
         grads, accumulator = self.trains and torch.is_grad_enabled(), self.execution.accumulator
         self.engine.is_running, self.engine.takes_gradients = True, grads
         kind = (model.training, grads, accumulator.is_first, accumulator.is_last, self.shapes)

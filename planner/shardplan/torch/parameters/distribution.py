@@ -14,7 +14,7 @@ from shardplan.layout.layout import Layout
 from shardplan.runtime.names import Named
 from shardplan.torch.collectives.steps import shard_of_whole
 from shardplan.torch.gradients.bucketing import BucketedWeights
-from shardplan.torch.parameters.assigned_data import joined
+from shardplan.torch.parameters.between_steps import joined
 from shardplan.torch.parameters.fused import Parts, parts_of
 from shardplan.torch.parameters.gradient_hooks import refuse_hooks, take_over_hooks
 from shardplan.torch.parameters.orientation import in_module_dims
