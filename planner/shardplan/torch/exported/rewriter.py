@@ -126,7 +126,7 @@ class GraphRewriter:
 
     def _write_buffer(self, name: str, named: Named, value: Value) -> None:
         _, stored = self.weights.shards[named.decision.name]
-        if value.local is not stored:
+        if value.local is not stored or value.layout.forward != named.layout.forward:
             local = self.engine.convert(value, named.layout, inner=True).local
             for held, piece in self._pieces(name, named, stored, local):
                 self.writer.call(write_back, (held, piece), {})
