@@ -127,7 +127,7 @@ def assigned(plan: Plan) -> tuple[list[float], list[str]]:
     with pytest.raises(ShardplanError) as said:
         model.w1.data = model.w0.data
     cut = nn.Parameter(distribute_tensor(torch.ones(8, 8), mesh_of(plan), [Shard(0), Shard(1)], src_data_rank=None))
-    changes = [cut.T.data[3:].zero_, lambda: model.w.mul_(2.0)]
+    changes = [lambda: (cut[0].zero_(), cut[1].zero_()), cut.T.data[3:].zero_, lambda: model.w.mul_(2.0)]
     return errors, [str(said.value), *(_lost(change, model, x) for change in changes)]
 
 

@@ -63,7 +63,7 @@ def joined(whole: DTensor, of: Sequence[DTensor], parts: Parts) -> DTensor:
 def refuse_lost_changes() -> None:
     """Raises `ShardplanError` (`lost-change`) if a part of a parameter has been changed that is a copy."""
     changed = [tensor for _, tensor in _COPIES if tensor._version]  # noqa: SLF001 - torch has no public name for it
-    _COPIES.clear()
+    _COPIES[:] = [entry for entry in _COPIES if entry[0]() is not None and not entry[1]._version]  # noqa: SLF001
     if changed:
         summary = f"a part of a parameter, of shape {list(changed[0].shape)}, has been changed in place between steps"
         detail = "under a plan such a part may be a copy, and the parameter would be as before"
@@ -105,7 +105,7 @@ def _part(tensor: DTensor, part: DTensor) -> DTensor:
     if not hasattr(tensor, _JOINED) and _memory(part) == _memory(tensor):
         setattr(part, _DATA, True)
         return part
-    if part.requires_grad:  # torch refuses changes of what it differentiates
+    if torch.is_grad_enabled() and part.requires_grad:  # torch refuses changes of what it differentiates
         return part
     own = like(part, part._local_tensor)  # noqa: SLF001 - as above
     _note(own)  # a tensor with a version of its own
