@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,7 +11,9 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import parametrize
 
+from shardplan.errors import ShardplanError, error
 from shardplan.layout.layout import Layout
+from shardplan.layout.legal import local_shape
 from shardplan.runtime.names import Named
 from shardplan.torch.collectives.steps import shard_of_whole
 from shardplan.torch.gradients.bucketing import BucketedWeights
@@ -128,10 +131,23 @@ def local_weights(
 
 
 def local_weight(named: Named, stored: Sequence[DTensor], groups: ProcessGroups, *, trains: bool) -> Tensor:
-    """What this process holds of a parameter that is stored in one or several tensors."""
+    """What this process holds of a parameter that is stored in one or several tensors. Raises `ShardplanError`
+    (`lost-change`)."""
     locals_ = [local_shard(tensor, trains=trains) for tensor in stored]
     parts = parts_of(named.layout, groups.mesh)
-    return locals_[0] if parts is None else parts.join(locals_)
+    local = locals_[0] if parts is None else parts.join(locals_)
+    wanted = _planned_shape(named.layout.forward, groups.mesh, named.shape)
+    if local.shape != wanted:
+        summary = (
+            f"parameter '{named.name}' has become {list(local.shape)} on this process, which is to hold {[*wanted]}"
+        )
+        detail = "a function of torch has written into it that cannot write into parts (torch.eye(..., out=weight))"
+        hint = "change it in: with shardplan.torch.whole(model, name) as weight; or before the plan is applied"
+        raise ShardplanError(error("lost-change", summary, detail=detail, hint=hint))
+    return local
+
+
+_planned_shape = functools.lru_cache(maxsize=4096)(local_shape)
 
 
 def local_shard(tensor: DTensor, *, trains: bool) -> Tensor:
