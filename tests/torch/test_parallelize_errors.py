@@ -15,7 +15,7 @@ from shardplan.torch.parameters.naming import name_parameters, trained_and_unnam
 
 TEXTS = {
     "mesh": "error[wrong-mesh]: the mesh is gpu=4, the plan's is machine=2 x gpu=2",
-    "extra": "error[unplanned-parameter]: the program reads trained parameters that the plan does not name\n  gain\n",
+    "extra": "error[unplanned-parameter]: the results depend on trained parameters that the plan does not name\n  gain",
     "missing": "error[missing-parameter]: the plan names a parameter that the model does not have",
     "shape": "error[wrong-shape]: 'lm_head.weight' has shape [7, 32], the plan has [96, 32]",
     "twice": "error[already-parallel]: a plan has been applied to this model already",

@@ -39,7 +39,7 @@ class AppliedPlan:
     input shapes that it is for; `depth`, the nesting depth of calls of the model; `weights`; `planned`, planned tensors
     of parameters by the plan's names. `checked`: whether a forward pass has been compared with the plan; `gathered`:
     operations already reported as computed whole by every process; `left_alone`: trained parameters that the plan does
-    not name, which the program must not read.
+    not name, while it has not been looked whether the program reads them.
     """
 
     def __init__(

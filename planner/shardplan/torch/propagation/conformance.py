@@ -49,7 +49,7 @@ def _faults(engine: Engine) -> Iterator[Diagnostic]:
         summary = f"operations without a rule were run whole on every process: {listed}"
         yield error("unknown-operation", summary, hint=f"write them with other operations, {lenient}")
     if record.unnamed:
-        summary = "the program reads trained parameters that the plan does not name"
+        summary = "the results depend on trained parameters that the plan does not name"
         hint = "solve again for this model as it is trained, or ignore them by name or pattern"
         yield error("unplanned-parameter", summary, detail="\n".join(sorted(record.unnamed)), hint=hint)
     if record.unplanned:

@@ -26,7 +26,6 @@ from shardplan.torch.collectives.order import Label, digest_of
 from shardplan.torch.collectives.routes import Route, Router
 from shardplan.torch.process_groups import ProcessGroups
 from shardplan.torch.propagation.anchors import anchors_of
-from shardplan.torch.propagation.autograd_leaves import leaves_in
 from shardplan.torch.propagation.lineage import Lineage, lineage_of, values_in
 from shardplan.torch.propagation.plan_graph import Key, PlanGraph, plan_graph
 from shardplan.torch.propagation.sharding import Sharding, propagate
@@ -74,7 +73,7 @@ class Backend(Protocol):
 class Record:
     """What one forward pass did. `realised`: (tensor, reader) of moves of the plan; `unplanned`: moves that the plan
     does not have, by layouts and shape; `without_rule`: operations without a rule, run on gathered operands; `unnamed`:
-    trained weights that it has read and the plan does not name."""
+    trained weights that its results depend on and the plan does not name."""
 
     realised: set[tuple[str, str]] = field(default_factory=set)
     unplanned: Counter[str] = field(default_factory=Counter)
@@ -90,8 +89,7 @@ class Engine:
     For the current operation: `_operation`, the lineage of its results, and `_moves`, the number of its moves.
     `returned`: results of the program's functions that others have read in this pass, with their versions then, by
     autograd node and number of the result; `functions`: those functions of which results have been read, by the
-    identity of the node, which they hold. `unnamed`: trained weights that the plan does not name, by identity, while it
-    is looked whether the program reads them.
+    identity of the node, which they hold.
     """
 
     def __init__(
@@ -108,7 +106,6 @@ class Engine:
         self.is_running = self.takes_gradients = False
         self.weight_of: Callable[[Any], Any] = lambda _: None
         self.returned: dict[tuple[Any, int], tuple[Value, int]] = {}
-        self.unnamed: Mapping[int, str] = {}
         self.functions: WeakValueDictionary[int, Any] = WeakValueDictionary()
         self._operation: Lineage | None = None
         self._moves = 0
@@ -145,8 +142,6 @@ class Engine:
     def constant(self, tensor: Any, shape: Sequence[int]) -> Value:
         """A tensor that every process has whole."""
         dtype, grad = self.backend.describe(tensor)
-        if grad and self.unnamed:
-            self.record.unnamed.update(leaves_in(tensor, self.unnamed))
         layout = Layout.replicated(len(self.groups.mesh))
         return Value(tensor, layout, tuple(shape), dtype, grad, Key(CONSTANT, tuple(shape)))
 
