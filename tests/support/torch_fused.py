@@ -122,6 +122,7 @@ def assigned(plan: Plan) -> tuple[list[float], list[str]]:
             each.w[:, 4:40] *= 0.5
             each.w0[1] = each.w0[0] * 2
             each.w0.data[2:4, 3] -= 0.25
+            each.w2.copy_(torch.linspace(-0.1, 0.1, 16))
     others = [(getattr(model, name), getattr(reference, name)) for name in ("kept", "w", "w0", "w1", "w2")]
     errors = [far(ours, theirs) for ours, theirs in (*others, (model(x), reference(x)))]
     with pytest.raises(ShardplanError) as said:
@@ -130,7 +131,8 @@ def assigned(plan: Plan) -> tuple[list[float], list[str]]:
     changes = [lambda: (cut[0].zero_(), cut[1].zero_()), cut.T.data[3:].zero_, lambda: model.w.mul_(2.0)]
     lost = [_lost(change, model, x) for change in changes]
     model.w2._local_tensor = torch.eye(64)  # as of `torch.eye(64, out=model.w2)`
-    return errors, [str(said.value), *lost, _lost(lambda: None, model, x)]
+    lost.append(_lost(lambda: None, model, x))
+    return errors, [str(said.value), *lost, _lost(lambda: delattr(model, "w1"), model, x)]
 
 
 def _lost(change: Any, model: nn.Module, x: Any) -> str:

@@ -46,7 +46,7 @@ def keep_changes(mesh: DeviceMesh) -> None:
 @functools.cache
 def _register() -> None:
     DTensor.data = property(_data, _assign)
-    DTensor.__setitem__ = _set_part
+    DTensor.__setitem__, DTensor.copy_ = _set_part, _copy
     for name in _VIEWS:
         setattr(DTensor, name, _noting(getattr(Tensor, name)))
     DTensor.T = property(_noting(Tensor.T.__get__))
@@ -156,9 +156,23 @@ def _local(stored: DTensor, given: Tensor) -> Tensor:
     return given.to_local()
 
 
+def _is_planned(stored: DTensor) -> bool:
+    return stored.device_mesh in _MESHES and not any(placement.is_partial() for placement in stored.placements)
+
+
+def _copy(stored: DTensor, given: Any, *args: Any, **kwargs: Any) -> DTensor:
+    """`stored.copy_(given)`, also of a plain tensor."""
+    is_plain = isinstance(given, Tensor) and not isinstance(given, DTensor)
+    if is_plain and _is_planned(stored) and not (torch.is_grad_enabled() and given.requires_grad):
+        whole = given.detach().to(stored.device).expand(stored.shape)
+        given = like(stored, _local(stored, whole.contiguous()))
+    copied: DTensor = Tensor.copy_(stored, given, *args, **kwargs)
+    return copied
+
+
 def _set_part(stored: DTensor, index: Any, given: Any) -> None:
     """`stored[index] = given`, of the tensor whole; all processes have to do it alike."""
-    if stored.device_mesh not in _MESHES or any(placement.is_partial() for placement in stored.placements):
+    if not _is_planned(stored):
         Tensor.__setitem__(stored, index, given)
         return
     _forget(given)

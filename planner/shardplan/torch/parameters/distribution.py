@@ -120,14 +120,25 @@ def stored_tensors(module: nn.Module, attribute: str) -> list[Any]:
 def local_weights(
     model: nn.Module, named: Mapping[str, Named], groups: ProcessGroups, *, trains: bool
 ) -> dict[str, tuple[Named, Tensor]]:
-    """By the plan's names, every parameter with what this process holds of it when a forward pass begins."""
+    """By the plan's names, every parameter with what this process holds of it when a forward pass begins. Raises
+    `ShardplanError`: `changed-model`, `lost-change`."""
     found: dict[str, tuple[Named, Tensor]] = {}
     for name, entry in named.items():
         if entry.decision.name not in found:
-            stored = stored_tensors(*owner_of(model, name))
+            stored = _still_stored(model, name)
             if all(isinstance(tensor, DTensor) for tensor in stored):
                 found[entry.decision.name] = entry, local_weight(entry, stored, groups, trains=trains)
     return found
+
+
+def _still_stored(model: nn.Module, name: str) -> list[Any]:
+    """As `stored_tensors`. Raises `ShardplanError` (`changed-model`)."""
+    try:
+        return stored_tensors(*owner_of(model, name))
+    except AttributeError:
+        summary = f"the model has no '{name}' any more, which it had when the plan was applied"
+        hint = "call what it has become (adapters: what merge_and_unload returns), or save that and plan it anew"
+        raise ShardplanError(error("changed-model", summary, hint=hint)) from None
 
 
 def local_weight(named: Named, stored: Sequence[DTensor], groups: ProcessGroups, *, trains: bool) -> Tensor:
