@@ -31,9 +31,11 @@ cnn (float[4,3,8,8] pixels) => (float[4,8] y)
   y = MatMul (g, head_weight)
 }"""
 AVERAGES = """
-averages (float[4,8] x) => (float[4,8] y) <float[8] in_place, float[8] assigned, float[8,8] weight> {
+averages (float[4,8] x) => (float[4,8] y)
+<float[8] in_place, float[8] copied, float[8] assigned, float[8,8] weight> {
   a = Add (x, in_place)
-  b = Mul (a, assigned)
+  c = Add (a, copied)
+  b = Mul (c, assigned)
   y = MatMul (b, weight)
 }"""
 
@@ -58,16 +60,17 @@ class Averages(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.randn(8, 8) / 4)
-        for name in ("in_place", "assigned", "unknown", "replaced"):
+        for name in ("in_place", "copied", "assigned", "unknown", "replaced"):
             self.register_buffer(name, torch.linspace(0.5, 1, 8))
         self.register_buffer("count", torch.tensor(0))
         self.register_buffer("rates", torch.ones(8), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         rates = self.rates[None].float() * torch.ones(1, 1).to(device=x.device, dtype=torch.float)
-        y = ((x + self.in_place) * self.assigned * rates.to(x.device)) @ self.weight
+        y = ((x + self.in_place + self.copied) * self.assigned * rates.to(x.device)) @ self.weight
         with torch.no_grad():
             self.in_place.mul_(0.9).add_(x.mean(0), alpha=0.1)
+            self.copied.copy_(x.mean(0))  # of a split batch a partial sum
             self.assigned = 0.5 * self.assigned + y.abs().amax(0)
             self.unknown.mul_(0.5).add_(y.sum(0))
             self.replaced = y.mean(0)

@@ -297,8 +297,9 @@ def refused(tiny: Tiny, plan: Plan, what: str) -> str:
             case "mesh":
                 shardplan.torch.parallelize(model, plan, init_device_mesh("cpu", (4,), mesh_dim_names=("gpu",)))
             case "extra":
-                model.adapter = nn.Linear(2, 2)
-                shardplan.torch.parallelize(model, plan, mesh)
+                model.unread, model.gain, run = nn.Linear(2, 2), nn.Parameter(torch.ones(())), model.lm_head.forward
+                model.lm_head.forward = lambda x: (run(x) * (model.gain + 1), model.unread(x[..., :2].detach()))[0]
+                shardplan.torch.parallelize(model, plan, mesh)(ids)
             case "missing":
                 del model.transformer.ln_f.bias
                 shardplan.torch.parallelize(model, plan, mesh)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.distributed.tensor import Shard, distribute_tensor
 from torch_cases import far, mesh_of
 from torch_steps import exported_once
 
@@ -102,6 +103,45 @@ def _differences(model: Any, reference: Gated) -> list[float]:
         weight, gradient = others[name]
         found += [far(parameter, weight), far(parameter.grad, gradient)]
     return found
+
+
+def assigned(plan: Plan) -> tuple[list[float], list[str]]:
+    """Errors of weights that are set to other tensors between steps, whole and in parts, and of what the model then
+    gives; what is said of a tensor of another shape, and of parts that are changed otherwise."""
+    model, reference, x = Gated(), Gated(), rows()
+    shardplan.torch.parallelize(model, plan, mesh_of(plan))
+    for each in (model, reference):
+        before = each.w1.data
+        each.w.data += 0.5
+        each.w0.data = each.w0.data / each.w0.norm(dim=1, keepdim=True)
+        each.w1.data = torch.ones(32, 16)
+        each.w2.data = each.w0.data.clone()
+        each.kept = each.w1.data
+        each.w1.data = before
+        with torch.no_grad():
+            each.w[:, 4:40] *= 0.5
+            each.w0[1] = each.w0[0] * 2
+            each.w0.data[2:4, 3] -= 0.25
+            each.w2.copy_(torch.linspace(-0.1, 0.1, 16))
+    others = [(getattr(model, name), getattr(reference, name)) for name in ("kept", "w", "w0", "w1", "w2")]
+    errors = [far(ours, theirs) for ours, theirs in (*others, (model(x), reference(x)))]
+    with pytest.raises(ShardplanError) as said:
+        model.w1.data = model.w0.data
+    cut = nn.Parameter(distribute_tensor(torch.ones(8, 8), mesh_of(plan), [Shard(0), Shard(1)], src_data_rank=None))
+    changes = [lambda: (cut[0].zero_(), cut[1].zero_()), cut.T.data[3:].zero_, lambda: model.w.mul_(2.0)]
+    lost = [_lost(change, model, x) for change in changes]
+    model.w2._local_tensor = torch.eye(64)  # as of `torch.eye(64, out=model.w2)`
+    lost.append(_lost(lambda: None, model, x))
+    return errors, [str(said.value), *lost, _lost(lambda: delattr(model, "w1"), model, x)]
+
+
+def _lost(change: Any, model: nn.Module, x: Any) -> str:
+    """What is said at the next step of a change that a parameter does not get."""
+    with torch.no_grad():
+        change()
+    with pytest.raises(ShardplanError) as said:
+        model(x)
+    return str(said.value)
 
 
 def changed(plan: Plan) -> tuple[float, bool, str]:

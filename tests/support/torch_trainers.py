@@ -105,6 +105,9 @@ def _beside(model: nn.Module, ids: Tensor, kind: str) -> list[float]:
     if kind == "inference mode":
         with torch.inference_mode():
             return [_loss(model(ids), ids).item()]
+    if kind == "another weight":
+        *_, norm = (module for module in model.modules() if getattr(module, "weight", torch.ones(1, 1)).ndim == 1)
+        norm.weight = nn.Parameter(torch.full(norm.weight.shape, 0.5))
     if kind != "copy":
         return []
     other = copy.deepcopy(model)

@@ -76,6 +76,18 @@ def test_they_are_changed_whole_between_steps(four, model):
         assert "error[unknown-parameter]: the plan of this model has no parameter 'w9'\nhint: did you mean" in said
 
 
+def test_what_is_assigned_between_steps_is_kept_or_said(four, model):
+    """Torch dropped it in silence: adapters are merged into weights so."""
+    for errors, (said, *lost) in four.run("torch_fused", "assigned", plan_of(model, *LAYOUTS["unequal parts"])):
+        assert max(errors) < 1e-5
+        assert "error[wrong-shape]: the data of a parameter of shape [32, 16] is set to a tensor of [16, 16]" in said
+        *parts, grown, gone = lost
+        assert "error[lost-change]: parameter 'w2' has become [64, 64] on this process, which is to hold [" in grown
+        assert "error[changed-model]: the model has no 'w1' any more, which it had when the plan was applied" in gone
+        for text, shape in zip(parts, ([8], [5, 8], [16, 64]), strict=True):
+            assert f"error[lost-change]: a part of a parameter, of shape {shape}, has been changed in place" in text
+
+
 def test_they_are_read_in_parts(four, model, tmp_path):
     from torch_fused import Gated
 

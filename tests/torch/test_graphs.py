@@ -58,6 +58,7 @@ SAID = {
     "hooked module": "a module in it has full backward hooks (register_full_backward_hook)\nhint: hook the gradients",
     "gradient inside": "a graph cannot hold all of this model: it differentiates inside (torch.autograd.grad)\nhint: a",
     "frozen inside": "it says while it runs whether a weight takes a gradient (requires_grad_)\nhint: say it before",
+    "hooked weight + checkpoint": "the weight 'second.weight' has a hook on its gradient, which reentrant checkpoints",
     "added gradient": "error[hooked-parameter]: parameter 'second.weight' has a hook that is called when its gradient",
     "number of entries": "'clamp.default' takes a number that is read of a tensor ('item')\nhint: apply a plan without",
     "changed weight": "a graph cannot hold all of this model: it changes the weight 'first.bias' in place while it",

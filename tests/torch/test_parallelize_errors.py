@@ -10,11 +10,12 @@ from tiny_models import tiny_gpt
 from torch import nn
 
 from shardplan.errors import ShardplanError
-from shardplan.torch.parameters.naming import name_parameters
+from shardplan.torch.parameters.gradient_hooks import refuse_hooks_of_several
+from shardplan.torch.parameters.naming import name_parameters, trained_and_unnamed
 
 TEXTS = {
     "mesh": "error[wrong-mesh]: the mesh is gpu=4, the plan's is machine=2 x gpu=2",
-    "extra": "error[unplanned-parameter]: the model has 2 parameters that the plan does not name",
+    "extra": "error[unplanned-parameter]: the results depend on trained parameters that the plan does not name\n  gain",
     "missing": "error[missing-parameter]: the plan names a parameter that the model does not have",
     "shape": "error[wrong-shape]: 'lm_head.weight' has shape [7, 32], the plan has [96, 32]",
     "twice": "error[already-parallel]: a plan has been applied to this model already",
@@ -39,8 +40,8 @@ def test_refusal(four, plan, what):
         assert "hint: " in said
 
 
-def test_frozen_weights_that_the_plan_does_not_name_are_left_alone(plan):
-    """Adapters of whole layers keep the layers that they are copies of."""
+def test_weights_that_the_plan_does_not_name_are_left_alone(plan):
+    """Adapters of whole layers keep the layers that they are copies of; what is trained is not read."""
     model = torch_twins.twin(tiny_gpt())
     planned = name_parameters(model, plan, rename=None, ignore=(), strict=True)
     model.kept = nn.Linear(2, 2).requires_grad_(False)
@@ -48,9 +49,19 @@ def test_frozen_weights_that_the_plan_does_not_name_are_left_alone(plan):
     model.kept.bias.requires_grad_(True)
     with pytest.raises(ShardplanError, match=r"a parameter that the plan does not name\n  kept.bias"):
         name_parameters(model, plan, rename=None, ignore=(), strict=True)
+    assert trained_and_unnamed(model, plan, rename=None, ignore=()) == ["kept.bias"]
+    assert trained_and_unnamed(model, plan, rename=None, ignore=("kept.*",)) == []
     del model.lm_head
     with pytest.raises(ShardplanError, match="missing-parameter"):
         name_parameters(model.requires_grad_(False), plan, rename=None, ignore=(), strict=True)
+
+
+def test_a_hook_on_a_weight_of_several_stages_is_refused():
+    model = nn.Linear(2, 2)
+    model.weight.register_hook(lambda gradient: gradient.clamp(-1, 1))
+    refuse_hooks_of_several(model, {"weight": [1], "bias": [0, 1]})
+    with pytest.raises(ShardplanError, match=r"hooked-parameter.*'weight' has a hook on its gradient and several"):
+        refuse_hooks_of_several(model, {"weight": [0, 1], "bias": [1]})
 
 
 def test_what_every_process_computes_whole_later_is_said_once(four, plan):

@@ -50,7 +50,8 @@ def plan_of(name, recipe, mesh="2x2"):
 
 
 @pytest.mark.parametrize(
-    ("name", "recipe", "kind"), [*((*plan, kind) for plan in PLANS for kind in KINDS), (*PLANS[0], "fewer rows")]
+    ("name", "recipe", "kind"),
+    [*((*plan, kind) for plan in PLANS for kind in KINDS), (*PLANS[0], "fewer rows"), (*PLANS[1], "another weight")],
 )
 def test_loops_train_as_in_one_process(four, name, recipe, kind):
     for told, weights in four.run("torch_trainers", "loop", tiny_of(name), plan_of(name, recipe), kind):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import MethodType
 from typing import Any
@@ -20,8 +20,9 @@ from shardplan.torch.execution import LocalExecution
 from shardplan.torch.gradients.bucketing import BucketedWeights, Buckets
 from shardplan.torch.microbatch_plan import one_microbatch, with_rows
 from shardplan.torch.optimizers import watch_optimizers
+from shardplan.torch.parameters.between_steps import keep_changes, refuse_lost_changes
 from shardplan.torch.parameters.distribution import distribute, place_constants
-from shardplan.torch.parameters.naming import name_parameters, without_constants
+from shardplan.torch.parameters.naming import name_parameters, trained_and_unnamed, without_constants
 from shardplan.torch.process_groups import ProcessGroups
 from shardplan.torch.propagation.engine import Engine
 from shardplan.torch.saved_tensors import saving
@@ -37,7 +38,8 @@ class AppliedPlan:
     `named`: the parameters of the model that the plan has. For the current forward pass: `engine`, and `shapes`, the
     input shapes that it is for; `depth`, the nesting depth of calls of the model; `weights`; `planned`, planned tensors
     of parameters by the plan's names. `checked`: whether a forward pass has been compared with the plan; `gathered`:
-    operations already reported as computed whole by every process.
+    operations already reported as computed whole by every process; `left_alone`: trained parameters that the plan does
+    not name, while it has not been looked whether the program reads them.
     """
 
     def __init__(
@@ -64,9 +66,11 @@ class AppliedPlan:
         self.planned: dict[str, Any] = {}
         self.checked = False
         self.gathered: set[str] = set()
+        self.left_alone: Sequence[str] = ()
         self.is_compiled = False
         self._hooks: contextlib.ExitStack | None = None
         watch_optimizers(groups.device_mesh)
+        keep_changes(groups.device_mesh)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> AppliedPlan:
         """A copy of a model is under the same plan."""
@@ -110,6 +114,7 @@ class AppliedPlan:
     def begin_forward(self, model: nn.Module) -> None:
         """From here on autograd saves what the plan saves, and compilation is off, except for the parts between moves.
         Forward passes that issue the same moves are of one kind."""
+        refuse_lost_changes()
         grads, accumulator = self.trains and torch.is_grad_enabled(), self.execution.accumulator
         self.engine.is_running, self.engine.takes_gradients = True, grads
         kind = (model.training, grads, accumulator.is_first, accumulator.is_last, self.shapes)
@@ -139,8 +144,11 @@ def prepare(
         hint = "run it with shardplan.torch.pipeline(model, example_inputs, plan, mesh, loss=...)"
         raise ShardplanError(error("pipeline-plan", summary, hint=hint))
     groups = ProcessGroups(plan, mesh)
-    named = name_parameters(model, plan, rename=rename, ignore=ignore, strict=strict)
-    return AppliedPlan(model, plan, groups, named=named, strict=strict)
+    left = trained_and_unnamed(model, plan, rename=rename, ignore=ignore) if strict else []
+    named = name_parameters(model, plan, rename=rename, ignore=(*ignore, *left), strict=strict)
+    applied = AppliedPlan(model, plan, groups, named=named, strict=strict)
+    applied.left_alone = left
+    return applied
 
 
 def attach(model: nn.Module, applied: AppliedPlan) -> None:

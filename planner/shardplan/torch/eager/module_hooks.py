@@ -177,19 +177,22 @@ class ModuleHooks:
         """Sets a buffer to the program's value `now`, in the layout in which it is stored."""
         engine = self.applied.engine
         value = value_of(now) if isinstance(now, Planned) else engine.constant(now, now.shape)
-        if value.local is replaced.given:
+        layout = self.applied.named[replaced.name].layout
+        if value.local is replaced.given and value.layout.forward == layout.forward:
             return
         with torch.no_grad():
-            local = engine.convert(value, self.applied.named[replaced.name].layout, inner=True).local
+            local = engine.convert(value, layout, inner=True).local
             replaced.stored.to_local().copy_(local)
 
     def _write_parts(self, fused: _InParts) -> None:
         """As `_write_back`, of what is kept in parts. A parameter that nobody has read is not gathered for it."""
-        if not fused.planned.changes and (fused.given is None or value_of(fused.planned).local is fused.given):
+        if not fused.planned.changes and fused.given is None:
             return
-        value = value_of(fused.planned)
+        value, layout = value_of(fused.planned), self.applied.named[fused.name].layout
+        if not fused.planned.changes and value.local is fused.given and value.layout.forward == layout.forward:
+            return
         with torch.no_grad():
-            local = self.applied.engine.convert(value, self.applied.named[fused.name].layout, inner=True).local
+            local = self.applied.engine.convert(value, layout, inner=True).local
             for stored, piece in zip(fused.stored, fused.weight.parts.split_local(local), strict=True):
                 stored.to_local().copy_(piece)
 

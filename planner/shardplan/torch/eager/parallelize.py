@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -19,6 +20,7 @@ from shardplan.torch.eager.module_hooks import ModuleHooks, release_buffers
 from shardplan.torch.eager.planned_tensor import Planned, value_of
 from shardplan.torch.gradients.bucketing import BucketedWeights
 from shardplan.torch.parameters.distribution import local_weights, owner_of
+from shardplan.torch.propagation.autograd_leaves import leaves_in
 from shardplan.torch.propagation.conformance import check_conformance, warn_of_differences, warn_of_gathered
 from shardplan.torch.propagation.engine import Record
 from shardplan.torch.with_loss import INPUT, argument_names
@@ -94,6 +96,7 @@ def _leave(applied: AppliedPlan) -> Callable[..., Any]:
         if output is None:
             return None
         found = _output(applied, output)
+        _look_for_unnamed(module, applied, found)
         if applied.checked:
             warn_of_gathered(applied.engine, applied.gathered)
             return found
@@ -103,6 +106,30 @@ def _leave(applied: AppliedPlan) -> Callable[..., Any]:
         return found
 
     return leave
+
+
+def _look_for_unnamed(module: nn.Module, applied: AppliedPlan, found: Any) -> None:
+    """Notes whether what the first pass with gradients returns depends on trained parameters that the plan does not
+    name. Raises `ShardplanError` (`unplanned-parameter`) if the passes before it have been compared with the plan."""
+    if not applied.left_alone or not torch.is_grad_enabled():
+        return
+    names = {id(module.get_parameter(name)): name for name in applied.left_alone}
+    applied.left_alone, record = (), applied.engine.record
+    record.unnamed.update(name for tensor in _tensors_in(found) for name in leaves_in(tensor, names))
+    if record.unnamed and applied.checked:
+        check_conformance(applied.engine)
+
+
+def _tensors_in(output: Any) -> Iterator[Tensor]:
+    """The tensors among what a model returns."""
+    if isinstance(output, Tensor):
+        yield output
+    elif isinstance(output, (dict, tuple, list)):
+        for item in output.values() if isinstance(output, dict) else output:
+            yield from _tensors_in(item)
+    elif is_dataclass(output):
+        for each in fields(output):
+            yield from _tensors_in(getattr(output, each.name))
 
 
 def _inputs_among(

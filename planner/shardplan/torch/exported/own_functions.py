@@ -20,6 +20,7 @@ from torch.nn.modules._functions import BackwardHookFunction
 from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import CheckpointFunction
 
+from shardplan.torch.exported.reentrant import written_checkpoint
 from shardplan.torch.exported.untraceable import untraceable
 
 _META = "own_function"
@@ -114,8 +115,8 @@ def marking_own_functions() -> Iterator[list[Call]]:
 
 def _written(cls: Any, args: tuple[Any, ...], calls: list[Call]) -> Any:
     """What a call returns. One of torch's is written as what it means, one without gradients as what it does."""
-    if cls is CheckpointFunction:  # the function that it runs, and whether to restore generators, come first
-        return args[0](*args[2:])
+    if cls is CheckpointFunction:
+        return written_checkpoint(args)
     if cls is BackwardHookFunction:
         raise untraceable("a module in it has full backward hooks (register_full_backward_hook)", _NO_HOOKS)
     needed = tuple(isinstance(each, Tensor) and each.requires_grad for each in args)

@@ -23,6 +23,7 @@ from shardplan.torch.exported.attribute_paths import writing_keywords
 from shardplan.torch.exported.grad_modes import inline_grad_modes, refuse_changed_weights
 from shardplan.torch.exported.numbers import numbers_as_tensors
 from shardplan.torch.exported.own_functions import marking_own_functions, remember_calls
+from shardplan.torch.exported.reentrant import refuse_pieces_of_hooked_weights
 from shardplan.torch.exported.untraceable import having, refusing_untraceable, untraceable
 from shardplan.torch.plain_forms import in_plain_forms
 from shardplan.torch.planning.refusals import cause_of
@@ -52,6 +53,7 @@ def export_program(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
             summary = f"'{node.name}' has a shape that depends on data, and a graph has fixed ones"
             hint = "apply a plan without stages with parallelize, or write it with masks: torch.where, masked_fill"
             raise ShardplanError(error("cannot-export", summary, hint=hint))
+    refuse_pieces_of_hooked_weights(program, model)
     inline_grad_modes(program)
     refuse_changed_weights(program)
     program = _with_rules(_in_known_operators(program))

@@ -83,6 +83,16 @@ class OutputTensor(nn.Module):  # type: ignore[misc]
         return output_tensor(self.applied.engine, local, self.layout, self.shape, grad=self.grad)
 
 
+def _is_returned(node: fx.Node) -> bool:
+    """Whether results of the program depend on a node."""
+    seen, ahead = {node}, [node]
+    while ahead:
+        users = set(ahead.pop().users) - seen
+        seen |= users
+        ahead += users
+    return any(each.op == "output" for each in seen)
+
+
 class GraphRewriter:
     """Runs the exported graph node by node on values whose local parts are nodes of the new graph."""
 
@@ -126,7 +136,7 @@ class GraphRewriter:
 
     def _write_buffer(self, name: str, named: Named, value: Value) -> None:
         _, stored = self.weights.shards[named.decision.name]
-        if value.local is not stored:
+        if value.local is not stored or value.layout.forward != named.layout.forward:
             local = self.engine.convert(value, named.layout, inner=True).local
             for held, piece in self._pieces(name, named, stored, local):
                 self.writer.call(write_back, (held, piece), {})
@@ -164,6 +174,8 @@ class GraphRewriter:
             self.writer.root.register_buffer(name, tensor, persistent=False)
         else:
             tensor = self._tensor(name)
+            if name in self.applied.left_alone and _is_returned(node):
+                self.engine.record.unnamed.add(name)
         meta = torch.empty_like(tensor, device="meta").requires_grad_(tensor.requires_grad)
         return self.writer.attribute(name, meta)
 

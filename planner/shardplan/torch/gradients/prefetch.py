@@ -167,6 +167,8 @@ class Prefetcher:
             return
         first = gather.sources[0]
         given: Sequence[Tensor] | Flight | None
+        if any(source.weight and source.weight not in self._held for source in gather.sources):
+            return  # the program has put another tensor in the place of the weight
         if first.weight:
             given = [
                 self._held[source.weight].as_strided(source.size, source.stride, source.offset)

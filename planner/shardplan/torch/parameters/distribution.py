@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,10 +11,13 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import parametrize
 
+from shardplan.errors import ShardplanError, error
 from shardplan.layout.layout import Layout
+from shardplan.layout.legal import local_shape
 from shardplan.runtime.names import Named
 from shardplan.torch.collectives.steps import shard_of_whole
 from shardplan.torch.gradients.bucketing import BucketedWeights
+from shardplan.torch.parameters.between_steps import joined
 from shardplan.torch.parameters.fused import Parts, parts_of
 from shardplan.torch.parameters.gradient_hooks import refuse_hooks, take_over_hooks
 from shardplan.torch.parameters.orientation import in_module_dims
@@ -96,7 +100,7 @@ class FusedWeight(nn.Module):  # type: ignore[misc]
 
     def forward(self, *parts: Tensor) -> Any:
         """The weight."""
-        return self.running[-1] if self.running else torch.cat(parts, self.parts.dim)
+        return self.running[-1] if self.running else joined(torch.cat(parts, self.parts.dim), parts, self.parts)
 
 
 def fused_weight(module: nn.Module, attribute: str) -> FusedWeight | None:
@@ -116,21 +120,45 @@ def stored_tensors(module: nn.Module, attribute: str) -> list[Any]:
 def local_weights(
     model: nn.Module, named: Mapping[str, Named], groups: ProcessGroups, *, trains: bool
 ) -> dict[str, tuple[Named, Tensor]]:
-    """By the plan's names, every parameter with what this process holds of it when a forward pass begins."""
+    """By the plan's names, every parameter with what this process holds of it when a forward pass begins. Raises
+    `ShardplanError`: `changed-model`, `lost-change`."""
     found: dict[str, tuple[Named, Tensor]] = {}
     for name, entry in named.items():
         if entry.decision.name not in found:
-            stored = stored_tensors(*owner_of(model, name))
+            stored = _still_stored(model, name)
             if all(isinstance(tensor, DTensor) for tensor in stored):
                 found[entry.decision.name] = entry, local_weight(entry, stored, groups, trains=trains)
     return found
 
 
+def _still_stored(model: nn.Module, name: str) -> list[Any]:
+    """As `stored_tensors`. Raises `ShardplanError` (`changed-model`)."""
+    try:
+        return stored_tensors(*owner_of(model, name))
+    except AttributeError:
+        summary = f"the model has no '{name}' any more, which it had when the plan was applied"
+        hint = "call what it has become (adapters: what merge_and_unload returns), or save that and plan it anew"
+        raise ShardplanError(error("changed-model", summary, hint=hint)) from None
+
+
 def local_weight(named: Named, stored: Sequence[DTensor], groups: ProcessGroups, *, trains: bool) -> Tensor:
-    """What this process holds of a parameter that is stored in one or several tensors."""
+    """What this process holds of a parameter that is stored in one or several tensors. Raises `ShardplanError`
+    (`lost-change`)."""
     locals_ = [local_shard(tensor, trains=trains) for tensor in stored]
     parts = parts_of(named.layout, groups.mesh)
-    return locals_[0] if parts is None else parts.join(locals_)
+    local = locals_[0] if parts is None else parts.join(locals_)
+    wanted = _planned_shape(named.layout.forward, groups.mesh, named.shape)
+    if local.shape != wanted:
+        summary = (
+            f"parameter '{named.name}' has become {list(local.shape)} on this process, which is to hold {[*wanted]}"
+        )
+        detail = "a function of torch has written into it that cannot write into parts (torch.eye(..., out=weight))"
+        hint = "change it in: with shardplan.torch.whole(model, name) as weight; or before the plan is applied"
+        raise ShardplanError(error("lost-change", summary, detail=detail, hint=hint))
+    return local
+
+
+_planned_shape = functools.lru_cache(maxsize=4096)(local_shape)
 
 
 def local_shard(tensor: DTensor, *, trains: bool) -> Tensor:

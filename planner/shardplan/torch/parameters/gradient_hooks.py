@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
@@ -28,6 +28,18 @@ def refuse_hooks(name: str, tensor: Tensor, *, in_parts: bool) -> None:
         summary = f"parameter '{name}' has a hook on its gradient and is kept in parts, each with its own gradient"
         hint = "change the gradient after backward, or keep the parameter on one mesh axis: --pin or constraints"
         raise ShardplanError(error("hooked-parameter", summary, hint=hint))
+
+
+def refuse_hooks_of_several(model: nn.Module, stages: Mapping[str, Sequence[int]]) -> None:
+    """Raises `ShardplanError` (`hooked-parameter`) for a parameter with a hook of which several stages (by name in
+    `stages`) have a gradient each, which are summed after the hook would have been called."""
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if parameter._backward_hooks and len(stages.get(name, ())) > 1:  # noqa: SLF001 - as above
+            summary = (
+                f"parameter '{name}' has a hook on its gradient and several stages, which each compute a part of it"
+            )
+            hint = "change the gradient after the step's backward passes, or untie the weights"
+            raise ShardplanError(error("hooked-parameter", summary, hint=hint))
 
 
 def take_over_hooks(before: Tensor, after: nn.Parameter, layout: Layout, groups: ProcessGroups) -> None:

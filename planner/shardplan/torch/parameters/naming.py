@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from shardplan.errors import Diagnostic, ShardplanError, error
 from shardplan.layout.legal import check
 from shardplan.layout.mesh import Mesh
+from shardplan.patterns import matches
 from shardplan.plan.orientation import checkpoint_shape
 from shardplan.plan.types import Plan, TensorDecision
 from shardplan.runtime.names import Named, Rename, match_names, parameters_by_name
@@ -42,6 +43,18 @@ def name_parameters(
     _check_representable(matched.values(), names, plan.mesh)
     _check_tied(matched.values())
     return {name: replace(named, name=name) for first, named in matched.items() for name in names.get(first, (first,))}
+
+
+def trained_and_unnamed(model: nn.Module, plan: Plan, *, rename: Rename | None, ignore: Iterable[str]) -> list[str]:
+    """Trained parameters that the plan does not name, and `ignore` neither, where it names everything else. A plan made
+    of the program has none that it reads, so they get no gradient and stay as they are."""
+    rename, patterns = _with_planned_names(model, rename), tuple(ignore)
+    names = [*_tied_names(model.named_parameters(remove_duplicate=False), plan, rename)]
+    buffers = [name for name, _ in model.named_buffers(remove_duplicate=False)]
+    found = [
+        name for name in _unnamed(names, plan, [*names, *buffers], rename) if model.get_parameter(name).requires_grad
+    ]
+    return [name for name in found if not any(matches(name, pattern) for pattern in patterns)]
 
 
 def without_constants(model: nn.Module, named: Mapping[str, Named]) -> tuple[dict[str, Named], frozenset[str]]:
@@ -76,15 +89,20 @@ def _stored(named: Named) -> Named:
 def _left_alone(
     model: nn.Module, plan: Plan, parameters: Iterable[str], given: Iterable[str], rename: Rename | None
 ) -> list[str]:
-    """Parameters that no step changes and the plan does not name, where it names everything else: what the program has
-    replaced and keeps (the layers that adapters are copies of). A plan made of the program has none that it does not
-    read; every process keeps them whole."""
+    """Parameters that no step changes and the plan does not name: what the program has replaced and keeps (the layers
+    that adapters are copies of). Every process keeps them whole."""
+    unnamed = _unnamed(parameters, plan, given, rename)
+    return [name for name in unnamed if not model.get_parameter(name).requires_grad]
+
+
+def _unnamed(parameters: Iterable[str], plan: Plan, given: Iterable[str], rename: Rename | None) -> list[str]:
+    """Parameters that the plan does not name, where everything that it names is in `given`. Where it is not, names do
+    not fit, which is refused with more to say of it."""
     known = parameters_by_name(plan)
     present = {known[name].checkpoint for name in _called(given, rename) if name in known}
     if any(tensor.checkpoint not in present for tensor in known.values()):
-        return []  # names do not fit, which is refused with more to say of it
-    frozen = [name for name in parameters if not model.get_parameter(name).requires_grad]
-    return [name for name in frozen if not any(called in known for called in _called([name], rename))]
+        return []
+    return [name for name in parameters if not any(called in known for called in _called([name], rename))]
 
 
 def _planned_buffers(model: nn.Module, plan: Plan, rename: Rename | None) -> dict[str, tuple[str, ...]]:

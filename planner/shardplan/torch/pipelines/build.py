@@ -23,6 +23,7 @@ from shardplan.torch.exported.call_form import CallForm
 from shardplan.torch.exported.program import argument_names, export_program, parameter_tree
 from shardplan.torch.microbatch_plan import batch_dims, microbatches_of, one_microbatch
 from shardplan.torch.parameters.distribution import distribute
+from shardplan.torch.parameters.gradient_hooks import refuse_hooks_of_several
 from shardplan.torch.parameters.naming import name_parameters
 from shardplan.torch.pipelines.cut import Boundary, StageNodes, cut
 from shardplan.torch.pipelines.run import Loss, Pipeline
@@ -63,6 +64,7 @@ def pipeline(
         name_parameters(model, stage.plan, rename=_only(every, rename), ignore=("*",), strict=False)
         for stage in stages.stages
     ]
+    refuse_hooks_of_several(model, build.stages_by_weight())
     form = CallForm.of(model, example_inputs, dict(example_kwargs or {}))
     made = Pipeline(plan, build.program, form, build.local_stages(), build.meshes)
     made.run_under(loss, tied_weights(stages, build.named, made.stages))
@@ -90,7 +92,7 @@ class _Build:
             wanted = self.stages.handed[number].tensor
             return matching_value(values, wanted, piece, self.program, root, self._partners(), self._arriving(number))
 
-        nodes = cut(self.program, self._stages_by_weight(), _boundaries(self.stages, received), choose)
+        nodes = cut(self.program, self.stages_by_weight(), _boundaries(self.stages, received), choose)
         local_stages, faults = [], None
         try:
             local_stages = [
@@ -104,7 +106,7 @@ class _Build:
             raise ShardplanError(*theirs)
         return local_stages
 
-    def _stages_by_weight(self) -> dict[str, list[int]]:
+    def stages_by_weight(self) -> dict[str, list[int]]:
         """The stages that have a weight, by all its names; small buffers belong to all stages."""
         parameters = {name for name, _ in self.model.named_parameters(remove_duplicate=False)}
         found: dict[str, list[int]] = {}

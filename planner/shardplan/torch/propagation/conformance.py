@@ -12,9 +12,9 @@ from shardplan.torch.propagation.engine import Engine
 
 def check_conformance(engine: Engine) -> None:
     """Refuses a forward pass that differs from the plan's: operations without a rule, moves that no plan has, and moves
-    of the plan that the program has no place for.
+    of the plan that the program has no place for, and trained weights that the plan does not name.
 
-    Raises `ShardplanError`: `without_rule-operation`, `unplanned-move`, `unrealised-move`.
+    Raises `ShardplanError`: `unknown-operation`, `unplanned-parameter`, `unplanned-move`, `unrealised-move`.
     """
     faults = list(_faults(engine))
     if faults:
@@ -48,6 +48,10 @@ def _faults(engine: Engine) -> Iterator[Diagnostic]:
         listed = ", ".join(f"{name} ({count} times)" for name, count in sorted(record.without_rule.items()))
         summary = f"operations without a rule were run whole on every process: {listed}"
         yield error("unknown-operation", summary, hint=f"write them with other operations, {lenient}")
+    if record.unnamed:
+        summary = "the results depend on trained parameters that the plan does not name"
+        hint = "solve again for this model as it is trained, or ignore them by name or pattern"
+        yield error("unplanned-parameter", summary, detail="\n".join(sorted(record.unnamed)), hint=hint)
     if record.unplanned:
         summary = f"{sum(record.unplanned.values())} moves were needed that the plan does not have"
         detail = "\n".join(f"{text}, {count} times" for text, count in sorted(record.unplanned.items()))

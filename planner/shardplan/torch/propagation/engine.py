@@ -72,11 +72,13 @@ class Backend(Protocol):
 @dataclass
 class Record:
     """What one forward pass did. `realised`: (tensor, reader) of moves of the plan; `unplanned`: moves that the plan
-    does not have, by layouts and shape; `without_rule`: operations without a rule, run on gathered operands."""
+    does not have, by layouts and shape; `without_rule`: operations without a rule, run on gathered operands; `unnamed`:
+    trained weights that its results depend on and the plan does not name."""
 
     realised: set[tuple[str, str]] = field(default_factory=set)
     unplanned: Counter[str] = field(default_factory=Counter)
     without_rule: Counter[str] = field(default_factory=Counter)
+    unnamed: set[str] = field(default_factory=set)
 
 
 class Engine:
