@@ -143,13 +143,16 @@ def answer(graphs: CostGraphs, question: Question, on_progress: Callable[[Progre
     is_new = question.linear is None and not (most_left or question.planes)
     if is_new and _averages(question, instance.options):
         start = _from_equal_layers(reduced, instance.options, question, usual) or start
+    alike = start.assignments
+    if question.start:  # these few cutting planes alone would lead away from good multipliers
+        start = replace(start, assignments=())
     solution = _solved(reduced.sums[0].problem, instance.options, question, start, on_progress)
     if solution.choices is None:
         return Answer(question, objective, layouts, solution)
     candidates = []
     most = max(MOST_JUDGED, JUDGED_NODES // len(solution.choices))
     ranked = (solution.candidates or (solution.choices,))[:most]
-    for choices in dict.fromkeys((*ranked, *start.assignments[:MOST_EQUAL])):
+    for choices in dict.fromkeys((*ranked, *alike[:MOST_EQUAL])):
         assignment = _inverted(undo, choices)
         chosen = layouts
         if assignment.remat is not None:
