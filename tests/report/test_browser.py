@@ -165,8 +165,9 @@ def test_why_names_the_command_that_prices_alternatives(view, gpt2):
 def test_a_move_says_how_much_of_it_is_exposed(view, gpt2):
     tab = view(gpt2)
     tab.get_by_role("button", name="unfold all", exact=True).click()
-    said = tab.locator("#model .moved:not(.op > div > .moved)").all_inner_texts()
-    assert said
+    moves = tab.locator("#model .moved:not(.op > div > .moved)")
+    moves.first.wait_for()
+    said = moves.all_inner_texts()
     assert all(re.search(r", (overlapped|all exposed|[\d.]+ [mun]s exposed)$", text) for text in said)
     soft = tab.locator("#model .moved.soft").all_inner_texts()
     assert soft == [text for text in said if text.endswith(", overlapped")]
