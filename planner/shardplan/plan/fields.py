@@ -289,8 +289,8 @@ MOVE = Record("move", (
     Field("reader", Text(), "The operator that the move is for; empty if it serves all readers or stores a result."),
     Field("phase", Choice(get_args(Phase)), "When the move happens. In `backward` the gradient is moved; in `update` "
           "the new weight, from the layout in which the optimizer computed it."),
-    Field("regather", Flag(), "Whether a saved value is gathered a second time for backward; absent means false. A weight "
-          "that backward reads and that has no such move stays gathered from forward on.", default=False),
+    Field("regather", Flag(), "Whether a saved value is gathered a second time for backward; absent means false. A "
+          "weight that backward reads and that has no such move stays gathered from forward on.", default=False),
     Field("collectives", rows(COLLECTIVE), "", "steps"),
     Field("count", Integer(1), "Number of times that the move happens in one step."),
     Field("hidden", Number(maximum=1), "The share of its time that the schedule overlaps with compute."),
