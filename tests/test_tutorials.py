@@ -1,15 +1,13 @@
 """The tutorials, done as they say: files are written, commands run in order, in an empty folder."""
 
-import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from tutorial_steps import TUTORIALS, steps
 
 ROOT = Path(__file__).parents[1]
-TUTORIALS = ROOT / "docs" / "tutorials"
-STEP = re.compile(r"<!-- (file|run)(?:: ([^>]*?))? -->\n```(\w+)\n(.*?)```", re.DOTALL)
 MOST_LINES = 110
 """About two pages."""
 
@@ -28,11 +26,10 @@ def do(kind: str, word: str, language: str, text: str, folder: Path) -> None:
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in TUTORIALS.glob("*.md")))
 def test_a_tutorial_works_as_it_stands(name: str, tmp_path: Path) -> None:
-    text = (TUTORIALS / f"{name}.md").read_text(encoding="utf-8")
     (tmp_path / "model.onnx").write_bytes((ROOT / "tests" / "models" / "lstm_lm.onnx").read_bytes())
-    steps = STEP.findall(text)
-    assert len(steps) >= 4
-    for kind, word, language, body in steps:
+    found = steps(name)
+    assert len(found) >= 4
+    for kind, word, language, body in found:
         do(kind, word, language, body, tmp_path)
 
 

@@ -1,18 +1,16 @@
 """The tutorial about a torch module, its commands run in this process and its program on the ranks that there are.
 `tests/test_tutorials.py` runs it word by word, which loads torch six times."""
 
-import re
 import shlex
 from pathlib import Path
 
 import pytest
+from tutorial_steps import steps
 
 pytest.importorskip("torch")
 
 from shardplan.cli import main
 
-TUTORIAL = Path(__file__).parents[2] / "docs" / "tutorials" / "ml-engineer.md"
-STEP = re.compile(r"<!-- (file|run)(?:: ([^>]*?))? -->\n```\w+\n(.*?)```", re.DOTALL)
 TORCHRUN = ["torchrun", "--nproc-per-node", "4"]
 
 
@@ -21,7 +19,7 @@ def test_its_files_and_commands_work(four, tmp_path, monkeypatch, capsys):
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delenv("SHARDPLAN_ADVICE")
     trained = False
-    for kind, word, text in STEP.findall(TUTORIAL.read_text(encoding="utf-8")):
+    for kind, word, _, text in steps("ml-engineer"):
         if kind == "file":
             Path(word).write_text(text)
             continue

@@ -1,11 +1,13 @@
-"""Tensors in what a model is called with: arguments may be dicts, lists, tuples and registered dataclasses of them.
+"""Tensors in what a model is called with, and in what it returns: arguments may be dicts, lists, tuples and registered
+dataclasses of them.
 
 A plan calls such a tensor by its argument and the way to it: `batch_x` is `x` of the dictionary `batch`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 from torch import Tensor
@@ -27,6 +29,21 @@ def with_tensors(name: str, value: Any, change: Callable[[str, Any], Any]) -> An
     if all(new is leaf for new, (_, leaf) in zip(made, leaves, strict=True)):
         return value
     return pytree.tree_unflatten(made, spec)
+
+
+def tensors_in(result: Any) -> Iterator[Tensor]:
+    """The tensors in what a model returns, in order, also in records that torch does not know."""
+    if isinstance(result, Tensor):
+        yield result
+    elif isinstance(result, Mapping):
+        for item in result.values():
+            yield from tensors_in(item)
+    elif isinstance(result, Sequence) and not isinstance(result, str):
+        for item in result:
+            yield from tensors_in(item)
+    elif is_dataclass(result):
+        for each in fields(result):
+            yield from tensors_in(getattr(result, each.name))
 
 
 def _joined(name: str, path: Iterable[Any]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from shardplan.plan.types import Plan, TensorDecision
 from shardplan.runtime.names import Rename
 from shardplan.torch.applied_plan import AppliedPlan, attach, prepare, run_eagerly
-from shardplan.torch.argument_paths import named_tensors, with_tensors
+from shardplan.torch.argument_paths import named_tensors, tensors_in, with_tensors
 from shardplan.torch.arguments import check_shapes, input_value, match_inputs, output_tensor
 from shardplan.torch.eager.module_hooks import ModuleHooks, release_buffers
 from shardplan.torch.eager.planned_tensor import Planned, value_of
@@ -115,21 +115,9 @@ def _look_for_unnamed(module: nn.Module, applied: AppliedPlan, found: Any) -> No
         return
     names = {id(module.get_parameter(name)): name for name in applied.left_alone}
     applied.left_alone, record = (), applied.engine.record
-    record.unnamed.update(name for tensor in _tensors_in(found) for name in leaves_in(tensor, names))
+    record.unnamed.update(name for tensor in tensors_in(found) for name in leaves_in(tensor, names))
     if record.unnamed and applied.checked:
         check_conformance(applied.engine)
-
-
-def _tensors_in(output: Any) -> Iterator[Tensor]:
-    """The tensors among what a model returns."""
-    if isinstance(output, Tensor):
-        yield output
-    elif isinstance(output, (dict, tuple, list)):
-        for item in output.values() if isinstance(output, dict) else output:
-            yield from _tensors_in(item)
-    elif is_dataclass(output):
-        for each in fields(output):
-            yield from _tensors_in(getattr(output, each.name))
 
 
 def _inputs_among(

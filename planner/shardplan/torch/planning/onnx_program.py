@@ -11,8 +11,7 @@ import functools
 import io
 import logging
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -20,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from shardplan.errors import ShardplanError, error
-from shardplan.torch.argument_paths import named_tensors
+from shardplan.torch.argument_paths import named_tensors, tensors_in
 from shardplan.torch.exported.program import with_fake_parameters, without_looking_into_masks
 from shardplan.torch.plain_forms import in_plain_forms
 from shardplan.torch.planning.below_autograd import below_autograd, ending_transforms
@@ -190,9 +189,9 @@ def _returning_tensors(inner: nn.Module, model: nn.Module, shapes: LargestShapes
     def flat(*args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
         with shapes:
             if not isinstance(model, WithLoss):
-                return tuple(_tensors(forward(*args, **kwargs)))
+                return tuple(tensors_in(forward(*args, **kwargs)))
             given, named, targets = model.divided(args, kwargs)
-            return tuple(_tensors(model.loss(forward(*given, **named), **targets)))
+            return tuple(tensors_in(model.loss(forward(*given, **named), **targets)))
 
     if isinstance(model, WithLoss):
         del flat.__wrapped__  # its arguments are not the model's alone
@@ -203,20 +202,6 @@ def _returning_tensors(inner: nn.Module, model: nn.Module, shapes: LargestShapes
         del inner.forward
         if own is not None:
             inner.forward = own
-
-
-def _tensors(result: Any) -> Iterator[Tensor]:
-    if isinstance(result, Tensor):
-        yield result
-    elif isinstance(result, Mapping):
-        for item in result.values():
-            yield from _tensors(item)
-    elif isinstance(result, Sequence) and not isinstance(result, str):
-        for item in result:
-            yield from _tensors(item)
-    elif is_dataclass(result):
-        for each in fields(result):
-            yield from _tensors(getattr(result, each.name))
 
 
 _READ = ("pkg.torch.onnx.name_scopes", "pkg.onnxscript.optimizer.folded_from")
