@@ -159,7 +159,7 @@ def test_the_model_is_the_one_that_the_plan_records(shardplan, solved):
     Path("mlp.onnx").rename("moved.onnx")
     run = shardplan("explain", PLAN, "up.weight")
     absent = f"{PLAN}: error[no-model]: its model 'mlp.onnx' is neither here, nor beside the plan or above it"
-    assert (run.code, run.err.splitlines()) == (2, [absent, "hint: give it with --model"])
+    assert (run.code, run.err.splitlines()) == (2, [absent, "hint: give it: --model MODEL"])
 
 
 def test_a_plan_of_another_model(shardplan, solved):

@@ -99,6 +99,12 @@ def test_the_model_is_handed_on_with_its_file(shardplan, formats, two, mlp):
     assert (run.code, run.out, run.err) == (0, "3 mlp.onnx\n", "")
 
 
+def test_the_model_is_by_default_the_one_that_the_plan_records(shardplan, formats, mlp):
+    shardplan("solve", "mlp.onnx", "--dim", "batch=64", "--mesh", "2x2", "-q", "-o", "own.plan.json")
+    run = shardplan("export", "own.plan.json", "--to", "counted")
+    assert (run.code, run.out, run.err) == (0, "3 mlp.onnx\n", "")
+
+
 def test_a_target_may_write_its_own_file(shardplan, formats, two, mlp):
     run = shardplan("export", two, "mlp.onnx", "--to", "blob", "-o", "made.bin")
     assert (run.code, run.out, run.err) == (0, "wrote made.bin\n", "")
@@ -122,8 +128,8 @@ def test_a_target_may_write_its_own_file(shardplan, formats, two, mlp):
         (
             ("--to", "blob"),
             (
-                "error[no-model]: the format 'blob' needs the model that the plan is for\n"
-                "hint: shardplan export two.plan.json MODEL --to blob\n"
+                "two.plan.json: error[no-model]: it does not record the file of its model\n"
+                "hint: give it: shardplan export two.plan.json MODEL --to blob\n"
                 "error[no-output]: the format 'blob' is a file\n"
                 "hint: name it with --output\n"
             ),

@@ -40,6 +40,25 @@ def test_a_plan_is_verified(shardplan, plan):
     assert lines[2].endswith(" B")
 
 
+def test_the_model_is_by_default_the_one_that_the_plan_records(shardplan, plan):
+    assert shardplan("verify", PLAN).out == shardplan("verify", "mlp.onnx", PLAN).out
+    Path("mlp.onnx").rename("moved.onnx")
+    absent = f"{PLAN}: error[no-model]: its model 'mlp.onnx' is neither here, nor beside the plan or above it"
+    hint = f"hint: give it: shardplan verify MODEL {PLAN}"
+    run = shardplan("verify", PLAN)
+    assert (run.code, run.err.splitlines()) == (2, [absent, hint])
+    Path("mlp.onnx").write_bytes(onnx.shape_inference.infer_shapes(proto_of(CONV)).SerializeToString())
+    run = shardplan("verify", PLAN)
+    assert run.code == 2
+    assert "error[" in run.err
+
+
+def test_verify_takes_a_model_and_a_plan_and_no_more(shardplan, plan):
+    run = shardplan("verify", "mlp.onnx", PLAN, PLAN)
+    assert run.code == 2
+    assert "there are 3 files; shardplan verify takes a model and its plan" in run.err
+
+
 def test_the_scaled_down_model_is_verified(shardplan, plan):
     run = shardplan("verify", "mlp.onnx", PLAN, "--shrink", "--seed", "5")
     assert run.code == 0

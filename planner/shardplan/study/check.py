@@ -113,7 +113,7 @@ def _verdict(
     verdict = _of_content(found, plan, file, model, edited)
     if verdict.status == "fresh" and resolve and model is None:
         summary = "it cannot be solved again: it does not say which model it is of"
-        raise ShardplanError(error("no-model", summary, file=file, hint="give it with --model"))
+        raise ShardplanError(error("no-model", summary, file=file, hint="give it: --model MODEL"))
     if verdict.status != "fresh" or not resolve or model is None:
         return verdict
     return _solve_again(plan, file, model, on_progress)

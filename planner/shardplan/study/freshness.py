@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -58,18 +58,26 @@ def model_of(plan: Plan, file: str, given: str | None, otherwise: str = "") -> M
 
     Raises `ShardplanError`: `no-model` if none is recorded, or the recorded file does not exist; or as reading it does.
     """
-    if given is not None:
-        return load_model_of(plan, file, given)
+    path = given if given is not None else recorded_model(plan, file, lambda name: f"--model {name}{otherwise}")
+    return load_model_of(plan, file, path)
+
+
+def recorded_model(plan: Plan, file: str, naming: Callable[[str], str]) -> str:
+    """The model that `plan`, read from `file`, records: a description, or the path at which its file is found.
+
+    `naming`: the words that give the verb a model of some name, for hints. Raises `ShardplanError` (`no-model`): none
+    is recorded, the file does not exist, or the model is a function, which no plan file alone may call.
+    """
     recorded = source(plan, "model")
     path = recorded if recorded.startswith(PREFIX) else found_path(recorded, file)
-    if path is None and factory_of(recorded):
+    if path is not None:
+        return path
+    if factory_of(recorded):
         summary = f"its model '{recorded}' is a function, which is called only where you name it"
-        raise ShardplanError(error("no-model", summary, file=file, hint=f"--model {recorded}{otherwise}"))
-    if path is None:
-        absent = f"its model '{recorded}' is neither here, nor beside the plan or above it"
-        summary = absent if recorded else "it does not record the file of its model"
-        raise ShardplanError(error("no-model", summary, file=file, hint=f"give it with --model{otherwise}"))
-    return load_model_of(plan, file, path)
+        raise ShardplanError(error("no-model", summary, file=file, hint=naming(recorded)))
+    absent = f"its model '{recorded}' is neither here, nor beside the plan or above it"
+    summary = absent if recorded else "it does not record the file of its model"
+    raise ShardplanError(error("no-model", summary, file=file, hint=f"give it: {naming('MODEL')}"))
 
 
 def model_changes(plan: Plan, model: Model) -> tuple[str, ...]:

@@ -62,8 +62,8 @@ def export(
     trips: tuple[str, ...],
     pads: tuple[str, ...],
 ) -> int:
-    """Write the plan file PLAN in the format of another program. MODEL is what the plan was made for, where the format
-    needs it.
+    """Write the plan file PLAN in the format of another program. Where the format needs the model, it is MODEL, by default
+    the one that the plan records.
 
     Exits with 1, and writes nothing, when the format cannot express what the plan decides.
     """
@@ -76,9 +76,11 @@ def export(
         raise click.UsageError("--json and --output - both want standard output")
     attempt = Attempts()
     target = attempt(lambda: find_target(name))
-    if target is not None:
-        attempt(lambda: _check_arguments(target, plan, model, output, stage))
     whole = attempt(lambda: read_plan(plan))
+    if target is not None:
+        if target.needs_model and model is None and whole is not None:
+            model = attempt(lambda: _recorded(whole, plan, target))
+        attempt(lambda: _check_arguments(target, plan, model, output, stage))
     planned = attempt(lambda: stage_plan(whole, stage)) if whole is not None else None
     source = attempt(lambda: _source(model, parse_sizes(dims, trips, pads), planned)) if model is not None else None
     attempt.finish()
@@ -95,15 +97,17 @@ def export(
     return _deliver(session, target, exported, output)
 
 
+def _recorded(whole: Plan, plan: str, target: Target) -> str:
+    """The model that the plan records, for a format that needs one."""
+    from shardplan.study.freshness import recorded_model
+
+    return recorded_model(whole, plan, lambda model: f"shardplan export {plan} {model} --to {target.name}")
+
+
 def _check_arguments(target: Target, plan: str, model: str | None, output: str | None, stage: int | None) -> None:
     from shardplan.export.files import refuse_inputs
 
     problems = []
-    if target.needs_model and model is None:
-        hint = f"shardplan export {plan} MODEL --to {target.name}"
-        problems.append(
-            error("no-model", f"the format '{target.name}' needs the model that the plan is for", hint=hint)
-        )
     if target.needs_model and stage is not None:
         summary = f"the format '{target.name}' is made from a whole model, not from a stage of it"
         problems.append(error("whole-model", summary, hint="leave --stage out, with a plan without stages"))

@@ -1,14 +1,15 @@
-"""`shardplan verify MODEL PLAN`: run the plan on simulated devices and compare every value with the model run whole."""
+"""`shardplan verify [MODEL] PLAN`: run the plan on simulated devices and compare every value with the model run whole."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import click
 
 from shardplan.errors import Attempts, ShardplanError, error
 from shardplan.text_files import is_file
-from shardplan.verbs.asking import SIZES, budget_option, model_argument, request_options, seed_option
+from shardplan.verbs.asking import SIZES, budget_option, request_options, seed_option
 from shardplan.verbs.inputs import load_model, parse_sizes
 from shardplan.verbs.session import EXIT_DONE, EXIT_NO, Session, option, verb
 
@@ -19,8 +20,7 @@ if TYPE_CHECKING:
 
 
 @click.command(short_help="Run a plan on simulated devices, compare every value.")
-@model_argument
-@click.argument("plan", type=click.Path(path_type=str))
+@click.argument("files", nargs=-1, required=True, metavar="[MODEL] PLAN", type=click.Path(path_type=str))
 @click.option(
     "--shrink", is_flag=True, help="Verify a scaled-down model: fewer layers, smaller dims, the same strategies."
 )
@@ -37,8 +37,7 @@ if TYPE_CHECKING:
 def verify(
     session: Session,
     /,
-    model: str,
-    plan: str,
+    files: tuple[str, ...],
     rtol: float | None,
     seed: int,
     dims: tuple[str, ...],
@@ -49,13 +48,16 @@ def verify(
 ) -> int:
     """Run PLAN for MODEL on simulated devices, in double precision, and compare every value with the model run whole.
 
-    Weights are the model's own where its file has them, else random. Symbolic dims are bound as the plan says. Exits
-    with 0 when the plan is about this model, all values are equal and all collectives move what the plan says, with 1
+    MODEL is by default the model that the plan records. Weights are its own where its file has them, else random.
+    Symbolic dims are bound as the plan says. Exits with 0 when the plan is about this model, all values are equal and all collectives move what the plan says, with 1
     when not.
     """
     from shardplan.render.verify import show_verification, verification_document
 
-    loaded, planned = _read(model, plan, dims, trips, pads)
+    *given, plan = files
+    if len(given) > 1:
+        raise click.UsageError(f"there are {len(files)} files; shardplan verify takes a model and its plan")
+    model, loaded, planned = _read(given, plan, dims, trips, pads)
     if (report := _declared(loaded, planned, rtol)) is None:
         report, loaded = _run(session, model, loaded, planned, rtol, seed, shrink=shrink)
     session.finish(
@@ -106,19 +108,24 @@ def _telling(session: Session) -> Ran:
 
 
 def _read(
-    model: str, plan: str, dims: tuple[str, ...], trips: tuple[str, ...], pads: tuple[str, ...]
-) -> tuple[Model, Plan]:
-    """Both files; the dims of the plan bind those of the model unless the command line says otherwise."""
+    given: Sequence[str], plan: str, dims: tuple[str, ...], trips: tuple[str, ...], pads: tuple[str, ...]
+) -> tuple[str, Model, Plan]:
+    """The name of the model, `given` or as the plan records it, the model and the plan; the dims of the plan bind those
+    of the model unless the command line says otherwise."""
     from shardplan.plan.file import read_plan
+    from shardplan.study.freshness import recorded_model
 
     attempt = Attempts()
-    given = attempt(lambda: parse_sizes(dims, trips, pads))
+    sizes = attempt(lambda: parse_sizes(dims, trips, pads))
     planned = attempt(lambda: read_plan(plan))
+    name = given[0] if given else None
+    if name is None and planned is not None:
+        name = attempt(lambda: recorded_model(planned, plan, lambda model: f"shardplan verify {model} {plan}"))
     loaded = None
-    if given is not None:
+    if name is not None and sizes is not None:
         bound = planned.model.get("dims", {}) if planned is not None else {}
-        loaded = attempt(lambda: load_model(model, {**bound, **given}))  # type: ignore[dict-item]
+        loaded = attempt(lambda: load_model(name, {**bound, **sizes}))  # type: ignore[dict-item]
     attempt.finish()
-    if loaded is None or planned is None:
+    if name is None or loaded is None or planned is None:
         raise ShardplanError(error("no-input", "there is nothing to verify"))
-    return loaded, planned
+    return name, loaded, planned
