@@ -40,7 +40,7 @@ def opened(browser: Browser, html: str, folder: Path) -> tuple[Page, float]:
     """A page with a report, and the seconds until it was drawn."""
     file = folder / "report.html"
     file.write_text(html, encoding="utf-8")
-    tab = browser.new_page(viewport={"width": 1280, "height": 820})
+    tab = browser.new_page(viewport={"width": 1280, "height": 980})
     began = time.perf_counter()
     tab.goto(file.as_uri())
     tab.wait_for_selector("html[data-ready]")

@@ -374,13 +374,19 @@ def test_it_prints(tab_of):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_paper_is_as_wide_as_a_page_and_light(tab_of, kind):
-    """An A4 page between its margins is 718 pixels wide; who reads in the dark theme prints dark text on white."""
+    """An A4 page between its margins is 718 pixels wide; who reads in the dark theme prints dark text on white. Pieces
+    of names stay on one line, and charts keep their proportions."""
     tab = tab_of(kind)
     tab.set_viewport_size({"width": 718, "height": 1046})
     tab.emulate_media(media="print", color_scheme="dark")
     assert tab.evaluate("document.documentElement.scrollWidth") == 718
     wide = "[...document.querySelectorAll('table, svg')].filter((one) => one.getBoundingClientRect().right > 718)"
     assert tab.evaluate(f"{wide}.length") == 0
+    broken = "[...document.querySelectorAll('.whole:not(.long)')].filter((one) => one.getClientRects().length > 1)"
+    assert tab.evaluate(f"{broken}.map((one) => one.textContent)") == []
+    stretched = "(one) => one.width / one.height / (one.clientWidth / one.clientHeight)"
+    drawn = [chart for chart in tab.locator("canvas").all() if chart.is_visible()]
+    assert [chart.evaluate(stretched) for chart in drawn] == pytest.approx([1] * len(drawn), rel=0.03)
     tab.evaluate("dispatchEvent(new Event('beforeprint'))")
     text, ground = tab.evaluate(
         "[getComputedStyle(document.body).color, getComputedStyle(document.body).backgroundColor]"

@@ -40,7 +40,7 @@ def show_timeline(console: Console, made: Timeline, plan: Plan, trace: str | Non
     if abs(step_ns - plan.summary.step_ns) <= SAME_STEP * step_ns:
         emit(console, time_line(plan))
     else:
-        emit(console, f"step {duration(step_ns)}; {_other_step(plan)}")
+        emit(console, f"step {duration(step_ns)}{_other_step(plan)}")
     if trace:
         emit(console, f"wrote {trace} ({len(made.tasks):,} tasks); open it in ui.perfetto.dev")
 
@@ -83,8 +83,8 @@ def _other_step(plan: Plan) -> str:
     """Why the schedule takes another time than the plan says."""
     says = duration(plan.summary.step_ns)
     if plan.pipeline is not None:
-        return f"the plan says {says}, by the formula of its pipeline schedule"
-    return f"the file says {says}: it is older than format 1.4, whose steps are scheduled"
+        return f" if every microbatch waits for its sends; the plan says {says}, by a formula in which sends overlap"
+    return f"; the file says {says}: it is older than format 1.4, whose steps are scheduled"
 
 
 def busy_seconds(made: Timeline, streams: Sequence[str]) -> dict[str, float]:

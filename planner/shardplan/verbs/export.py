@@ -62,8 +62,8 @@ def export(
     trips: tuple[str, ...],
     pads: tuple[str, ...],
 ) -> int:
-    """Write the plan file PLAN in the format of another program. Where the format needs the model, it is MODEL, by default
-    the one that the plan records.
+    """Write the plan file PLAN in the format of another program. Where the format needs the model, it is MODEL, by
+    default the one that the plan records.
 
     Exits with 1, and writes nothing, when the format cannot express what the plan decides.
     """

@@ -1,4 +1,4 @@
-"""`shardplan verify [MODEL] PLAN`: run the plan on simulated devices and compare every value with the model run whole."""
+"""`shardplan verify [MODEL] PLAN`: run the plan on simulated devices, compare every value with the model run whole."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def verify(
     """Run PLAN for MODEL on simulated devices, in double precision, and compare every value with the model run whole.
 
     MODEL is by default the model that the plan records. Weights are its own where its file has them, else random.
-    Symbolic dims are bound as the plan says. Exits with 0 when the plan is about this model, all values are equal and all collectives move what the plan says, with 1
-    when not.
+    Symbolic dims are bound as the plan says. Exits with 0 when the plan is about this model, all values are equal and
+    all collectives move what the plan says, with 1 when not.
     """
     from shardplan.render.verify import show_verification, verification_document
 

@@ -81,17 +81,19 @@ function layoutChips(text, axes) {
   return text.split(/, (?=[SRP])/).map((piece) => {
     const names = piece.includes("@") ? piece.slice(piece.lastIndexOf("@") + 1).split(",") : [];
     const colors = names.map((name) => axes.findIndex((axis) => axis.name === name)).filter((number) => number >= 0).map(axisColor);
-    const text = piece.split(/(?<=[,@])/).map((part, at) => [at ? el("wbr") : null, part]);
+    const text = pieces(piece, /(?<=,)/);
     return colors.length ? el("span", { class: "chip axis", style: { background: striped(colors) } }, text) : el("span", { class: "chip" }, text);
   });
 }
-// A name, which a narrow column breaks after its dots and nowhere else
-function named(text) {
-  const pieces = text.split(/(?<=[.:/]\s?)(?=\S)/);
-  return el("code", {}, pieces.map((piece, at) => [at ? el("wbr") : null, el("span", { class: piece.length < 60 ? "whole" : "" }, piece)]));
+// A text that breaks at `places` only; pieces that no column has room for break anywhere, on paper earlier
+function pieces(text, places) {
+  const kind = (piece) => (piece.length < 28 ? "whole" : piece.length < 60 ? "whole long" : "");
+  return text.split(places).map((piece, at) => [at ? el("wbr") : null, el("span", { class: kind(piece) }, piece)]);
 }
-// A list with commas, each part of which stays on one line
-const unbroken = (text) => text.split(", ").map((part, at) => [at ? ", " : "", el("span", { class: "whole" }, part)]);
+// A name, which a narrow column breaks after its dots and nowhere else
+const named = (text) => el("code", {}, pieces(text, /(?<=[.:/]\s?)(?=\S)/));
+// A text with spaces, that breaks at those of `places` only: by default after commas
+const unbroken = (text, places = /(?<=,) /) => text.split(places).map((part, at) => [at ? " " : null, pieces(part, /(?<=[@,])/)]);
 function section(id, title, ...kids) {
   return el("section", { id, "aria-labelledby": `${id}-title` }, el("h2", { id: `${id}-title` }, title), kids);
 }

@@ -39,7 +39,7 @@ function segmentBox(report, segment, longest) {
     el("code", {}, segment.label),
     el("span", { class: "splits" }, used.map((axis) => el("i", { class: "dot", style: { background: axisColor(axis) }, title: `split over ${mesh.axes[axis].name}` })), el("span", { class: "soft" }, counted(segment.operators.length, "operator"))),
     times,
-    el("span", { class: "took soft" }, `${duration(segment.compute)} + ${duration(segment.exposed)}`)));
+    el("span", { class: "took soft" }, segment.compute || segment.exposed ? `${duration(segment.compute)} + ${duration(segment.exposed)}` : "no compute")));
   tipped(node.firstChild, `compute ${duration(segment.compute)}, exposed communication ${duration(segment.exposed)}${segment.count > 1 ? `, of all ${segment.count} copies` : ""}`);
   let list = null;
   const fill = () => {

@@ -48,11 +48,11 @@ function meshCard(report) {
   const { axes, machine, devices, device } = report.mesh, machines = machine ? Math.max(1, Math.round(devices / machine)) : 0;
   return el("div", { class: "card" }, el("h3", {}, "Mesh"),
     el("div", { class: "big" }, axes.map((axis) => axis.size).join(" × ") || "1"),
-    el("div", { class: "soft" }, `${counted(devices, "device")}${device ? `, ${device}` : ""}${machines ? `, ${counted(machines, "machine")} of ${machine}` : ""}`),
+    el("div", { class: "soft" }, unbroken(`${counted(devices, "device")}${device ? `, ${device}` : ""}${machines ? `, ${counted(machines, "machine")} of ${machine}` : ""}`, / /)),
     el("div", { class: "meshbox" }, meshPicture(report.mesh)),
     el("div", { class: "links" }, axes.map((axis, number) => el("div", {},
       el("span", { class: "chip axis", style: { background: axisColor(number) } }, `${axis.name} = ${axis.size}`),
-      ` over ${axis.link}${axis.rate ? `, ${digits(axis.rate / 1e9)} GB/s a link` : ""}${axis.shared ? `, ${digits(axis.shared[1] / 1e9)} per device when all ${axis.shared[0]} send` : ""}`,
+      " ", unbroken(`over ${axis.link}${axis.rate ? `, ${digits(axis.rate / 1e9)} GB/s a link` : ""}${axis.shared ? `, ${digits(axis.shared[1] / 1e9)} per device when all ${axis.shared[0]} send` : ""}`),
       axis.size > 1 && axis.does.length ? el("div", { class: "soft" }, axis.does.filter(([, share]) => share >= 0.005).map(([name, share], at) => [at ? ", " : "", el("span", { class: "whole" }, `${name} ${percent(share)}`)])) : null))));
 }
 function head(report) {
@@ -82,7 +82,7 @@ function parameterTable(report) {
     { label: "copies", value: (row) => row[COUNT], number: true },
     { label: "shape", value: (row) => row[SHAPE].reduce((a, b) => a * b, 1), text: (row) => `${row[SHAPE].join(" × ")} ${row[TYPE]}`, node: (row) => [el("span", { class: "whole" }, row[SHAPE].join(" × ")), ` ${row[TYPE]}`] },
     { label: "layout", value: (row) => row[LAYOUT], node: (row) => layoutChips(row[LAYOUT], report.mesh.axes) },
-    { label: "recipe", value: (row) => row[RECIPE] },
+    { label: "recipe", value: (row) => row[RECIPE], node: (row) => unbroken(row[RECIPE], / /) },
     { label: "bytes per device", value: (row) => row[SIZE], text: (row) => bytes(row[SIZE]), number: true },
     { label: "why", value: () => 0, text: () => "", plain: true },
   ];
@@ -107,7 +107,7 @@ function moveTable(report) {
     { label: "times", value: (row) => row[2], number: true },
     { label: "collectives", value: (row) => row[3], node: (row) => unbroken(row[3]) },
     { label: "bytes each", value: (row) => row[8], text: (row) => bytes(row[8]), number: true },
-    { label: "when", value: (row) => row[6], text: (row) => `${row[6]}, ${row[7]}` },
+    { label: "when", value: (row) => row[6], text: (row) => `${row[6]}, ${row[7]}`, node: (row) => unbroken(`${row[6]}, ${row[7]}`, / /) },
     { label: "tensor", value: (row) => row[1], node: (row) => named(row[1]), name: true },
     { label: "from → to", value: (row) => row[4], text: (row) => `${row[4]} ${row[5]}`, node: (row) => [layoutChips(row[4], report.mesh.axes), "→ ", layoutChips(row[5], report.mesh.axes)] },
   ];

@@ -87,6 +87,15 @@ function shares(tasks) {
   close();
   return found;
 }
+// As much of a text as there is room for, and `…` where that is not all
+function fitting(pen, text, room) {
+  let width = pen.measureText(text).width, kept = text;
+  while (width > room && kept.length) {
+    kept = kept.slice(0, Math.min(kept.length - 1, Math.floor((kept.length * room) / width)));
+    width = pen.measureText(`${kept}…`).width;
+  }
+  return kept === text ? text : kept.length > 2 ? `${kept}…` : "";
+}
 function lanes(view, schedule, names, axesOf, labels = schedule.streams) {
   const streams = schedule.streams.map(() => []);
   schedule.tasks.forEach((task) => streams[task[T_STREAM]].push(task));
@@ -130,8 +139,7 @@ function lanes(view, schedule, names, axesOf, labels = schedule.streams) {
       pen.fillStyle = filled("--card");
       for (const [label, from, to, middle, small] of texts) {
         pen.font = `${small ? 9 : 11}px system-ui, sans-serif`;
-        pen.save(); pen.beginPath(); pen.rect(from, y, to - from - 4, LANE); pen.clip();
-        pen.fillText(label, from + 4, middle); pen.restore();
+        pen.fillText(fitting(pen, label, Math.min(to, frame.width) - from - 6), from + 4, middle);
       }
       pen.fillStyle = css("--card"); pen.fillRect(0, y, LABELS - 4, LANE);
       pen.fillStyle = text; pen.font = "12px system-ui, sans-serif"; pen.fillText(labels[lane], 0, y + LANE / 2 - 2, LABELS - 10);
@@ -234,5 +242,5 @@ function ganttView(report) {
   const schedule = { ...made, tasks }, stages = report.stages.length;
   const color = (lane, task) => { const name = made.names[task[T_NAME]]; return lane >= stages ? "--other" : name.startsWith("forward") ? "--axis-0" : "--axis-2"; };
   return section("schedule", "Pipeline", el("div", { class: "card" }, scheduleTools(view), lanes(view, schedule, made.names, color),
-    el("ul", { class: "legend" }, [["forward", "--axis-0"], ["backward", "--axis-2"], ["between stages", "--other"]].map(([name, shade]) => el("li", {}, el("i", { style: { background: `var(${shade})` } }), name)), Math.abs(made.length - report.summary.step) > 0.001 * made.length ? el("li", { class: "soft" }, `the simulated schedule takes ${duration(made.length)}; the step of ${duration(report.summary.step)} is by the schedule's formula`) : null), taskTable(schedule, made.names)));
+    el("ul", { class: "legend" }, [["forward", "--axis-0"], ["backward", "--axis-2"], ["between stages", "--other"]].map(([name, shade]) => el("li", {}, el("i", { style: { background: `var(${shade})` } }), name)), Math.abs(made.length - report.summary.step) > 0.001 * made.length ? el("li", { class: "soft" }, `simulated, every microbatch waiting for its sends: ${duration(made.length)}; the step above, ${duration(report.summary.step)}, is by the schedule's formula, in which sends overlap as far as the cluster profile says`) : null), taskTable(schedule, made.names)));
 }
