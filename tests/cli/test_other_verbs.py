@@ -38,6 +38,7 @@ def test_profiles_lists_all_that_are_shipped(shardplan):
 
 def test_profiles_show_writes_out_the_defaults(shardplan):
     run = shardplan("profiles", "show", "h100-dgx")
+    assert shardplan("profiles", "h100-dgx").out == run.out
     assert '"usable_fraction"' in run.out
 
 

@@ -78,6 +78,7 @@ def test_lines_outside_of_tables_end_between_words_and_keep_units():
     [
         ("compute 6.39, exposed communication 1.30", 24, ["compute 6.39, exposed", "  communication 1.30"]),
         ("Add ×49, Mul ×48, Pow ×12", 10, ["Add ×49,", "  Mul ×48,", "  Pow ×12"]),
+        ("communication 2.14 ms → 16.4 ms", 24, ["communication 2.14 ms →", "  16.4 ms"]),
         ("ZeRO-3 0.0 % → 28.5 %, row 1.0 % → 2.0 %", 30, ["ZeRO-3 0.0 % → 28.5 %,", "  row 1.0 % → 2.0 %"]),
     ],
 )

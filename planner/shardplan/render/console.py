@@ -33,6 +33,8 @@ _ENDS = re.compile(rf"[.:,](?!\d)(?: +(?!{UNIT}))?|{_WORDS}")
 """Where a name, or a list of names, may go on in another line; not between a number and its unit, nor at `KEPT`."""
 _BETWEEN_WORDS = re.compile(rf"(?!{TOGETHER}|(?<=→) | →) +")
 """The same of a sentence, whose names stay whole, and what was with what is."""
+_BLANK = re.compile(rf"[ {KEPT}](?!{UNIT})")
+"""Where a piece that is wider than a line may go on in another one."""
 
 
 class Folded(Text):
@@ -68,7 +70,8 @@ def _with_blanks(line: Text) -> Text:
 
 
 def _breaks(text: str, width: int, indent: int, ends: re.Pattern[str] = _ENDS) -> list[int]:
-    """Where lines after the first begin: as late as may be, inside a piece only where it is wider than a line."""
+    """Where lines after the first begin: as late as may be, inside a piece only where it is wider than a line, and then
+    at a blank of it if there is one."""
     breaks, room = list[int](), width
     start = end = 0
     for after in [*(match.end() for match in ends.finditer(text)), len(text)]:
@@ -76,7 +79,8 @@ def _breaks(text: str, width: int, indent: int, ends: re.Pattern[str] = _ENDS) -
             breaks.append(start := end)
             room = max(1, width - indent)
         while cell_len(text[start:after].rstrip()) > room:
-            breaks.append(start := start + room)
+            blanks = [match.end() for match in _BLANK.finditer(text, start + 1, start + room + 1)]
+            breaks.append(start := blanks[-1] if blanks else start + room)
             room = max(1, width - indent)
         end = after
     return breaks

@@ -15,11 +15,14 @@ from shardplan.verbs.session import EXIT_DONE, Session, completing, verb
 
 
 class _ListByDefault(click.Group):
-    """`shardplan profiles` and `shardplan profiles --json` are `shardplan profiles list …`."""
+    """`shardplan profiles` and `shardplan profiles --json` are `shardplan profiles list …`, and the name of a shipped
+    profile alone shows it."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         wants_help = bool(args) and args[0] in ctx.help_option_names
         named = bool(args) and not args[0].startswith("-")
+        if named and args[0] not in self.commands and args[0] in profile_names():
+            args = ["show", *args]
         return super().parse_args(ctx, args if named or wants_help else ["list", *args])
 
 
