@@ -355,6 +355,7 @@ def test_nothing_that_is_drawn_lies_over_something_else(tab_of, kind):
 def test_points_at_one_place_are_named_together(view):
     text = view(swept()).locator("#chart svg").text_content()
     assert "h100-dgx 1x4 or 1x4, selective" in text
+    assert "a100-dgx 2x4" in text
 
 
 def test_a_long_plan_opens_within_two_seconds(view):

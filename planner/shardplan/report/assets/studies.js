@@ -44,7 +44,8 @@ function together(points) {
   }
   return [...places.values()];
 }
-// Memory over step, both logarithmic; what is best is filled and labelled
+const MOST_LABELLED = 24;
+// Memory over step, both logarithmic; what is best is filled, and labelled before others are, of few points all
 function pareto(points, items) {
   const width = 900, height = 420, pad = { left: 84, right: 40, top: 24, bottom: 44 };
   const scale = (values, from, to) => {
@@ -54,21 +55,23 @@ function pareto(points, items) {
   const x = scale(points.map((one) => one.step), pad.left, width - pad.right), y = scale(points.map((one) => one.memory || 1), height - pad.bottom, pad.top);
   const clusters = [...new Set(points.map((one) => one.cluster))].sort();
   const words = (many) => [...new Set(many.map(asked))].join(" or ");
-  const marks = together(points).map((many) => {
+  const places = together(points), isBest = (many) => many.some((one) => one.best);
+  const marks = places.map((many) => {
     const one = many.find((each) => each.best) || many[0], color = axisColor(clusters.indexOf(one.cluster));
     const group = svg("g", { tabindex: one.best ? 0 : -1, role: "img", "aria-label": `${one.cluster} ${words(many)}: ${duration(one.step)}, ${bytes(one.memory)}, ${counted(one.devices, "device")}` },
       svg("circle", { cx: x(one.step), cy: y(one.memory), r: one.best ? 6 : 4, fill: one.best ? color : "none", stroke: color, "stroke-width": 1.6 }));
     return tipped(group, `${one.cluster}, ${words(many)}\n${duration(one.step)}, ${bytes(one.memory)} per device, ${counted(one.devices, "device")}${one.rate ? `\n${Math.round(one.rate).toLocaleString("en")} ${items}/s` : ""}`);
   });
   const taken = points.map((one) => [x(one.step) - 6, x(one.step) + 6, y(one.memory)]);
-  const labels = together(points).filter((many) => many.some((one) => one.best)).map((many) => {
+  const others = places.length > MOST_LABELLED ? [] : places.filter((many) => !isBest(many));
+  const labels = [...places.filter(isBest), ...others].map((many) => {
     const [one] = many, text = `${clusters.length > 1 ? `${one.cluster} ` : ""}${words(many)}`, room = 6.2 * text.length;
     // beside its point, else above or below it, where neither a label nor a point is yet
     for (const [right, down] of [[true, 0], [false, 0], [true, -14], [true, 14], [false, -14], [false, 14]]) {
       const edge = x(one.step) + (right ? 9 : -9) * (down ? 0.4 : 1), box = right ? [edge, edge + room] : [edge - room, edge], middle = y(one.memory) + down;
       if (box[0] < pad.left || box[1] > width || taken.some(([from, to, high]) => Math.abs(high - middle) < 13 && from < box[1] && box[0] < to)) continue;
       taken.push([...box, middle]);
-      return svg("text", { x: edge, y: middle + 4, class: "strong", "text-anchor": right ? "start" : "end" }, text);
+      return svg("text", { x: edge, y: middle + 4, class: isBest(many) ? "strong" : "", "text-anchor": right ? "start" : "end" }, text);
     }
     return null;
   });
