@@ -192,6 +192,12 @@ def parameters(draw: st.DrawFn) -> TensorDecision:
     )
 
 
+def test_a_file_that_an_editor_saved_for_windows_is_read(tmp_path: Path):
+    path = tmp_path / "one.plan.json"
+    path.write_bytes(b"\xef\xbb\xbf" + dumps(example_plan()).replace("\n", "\r\n").encode())
+    assert read_plan(path) == example_plan()
+
+
 @given(parameter=parameters(), time_ns=st.integers(0, 10**15), gap=st.floats(0, 1))
 @settings(max_examples=80)
 def test_any_parameter_and_any_time_come_back(parameter: TensorDecision, time_ns: int, gap: float):

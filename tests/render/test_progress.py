@@ -1,6 +1,7 @@
 """The line that is rewritten while the solver works."""
 
 import io
+import re
 import time
 from dataclasses import dataclass
 
@@ -102,6 +103,16 @@ def test_one_line_rewritten_and_cleared():
     assert terminal.getvalue().count("reading") >= 2
     assert terminal.getvalue().endswith("\r\x1b[2K")
     assert "\n" not in terminal.getvalue()
+
+
+def test_a_dumb_terminal_gets_no_control_sequences(monkeypatch):
+    monkeypatch.setenv("TERM", "dumb")
+    terminal = Terminal()
+    with ProgressLine(terminal, after_s=0.0):
+        time.sleep(0.05)
+    assert "reading" in terminal.getvalue()
+    assert "\x1b" not in terminal.getvalue()
+    assert re.search(r"\r +\r$", terminal.getvalue())
 
 
 def test_what_ends_at_once_draws_nothing():

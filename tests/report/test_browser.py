@@ -11,6 +11,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import onnx
 import pytest
 from evil_plans import EVIL, evil_plan
 
@@ -186,6 +187,15 @@ def test_a_forward_pass_that_sends_nothing_says_so(view):
     tab = view(plan_report(make_plan(model, "2x1", mode="inference")))
     assert "No tensor is moved between devices." in tab.inner_text("#moves")
     assert "gradients" not in tab.inner_text("#schedule .legend")
+
+
+def test_a_model_without_parameters_says_so(view, tmp_path):
+    """And names nothing that is not there."""
+    text = '<ir_version: 9, opset_import: ["" : 18]> m (float[8,16] x) => (float[8,16] y) { y = Relu(x) }'
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "m.onnx")
+    tab = view(plan_report(make_plan(tmp_path / "m.onnx", "2", mode="inference")))
+    assert "The model has no parameters." in tab.inner_text("#parameters")
+    assert all(tab.locator("#schedule .legend li").all_inner_texts())
 
 
 def test_the_schedule_zooms_by_keyboard_and_says_what_is_under_the_mouse(view, plan, gpt2):

@@ -76,7 +76,7 @@ def _text_of(path: str | Path) -> str:
         if str(path).endswith(".onnx"):
             hint = "shardplan solve makes a plan of it"
             raise ShardplanError(error("not-a-plan", "this is a model, not a plan", hint=hint, file=str(path)))
-        text = data.decode()
+        text = data.decode().removeprefix("\ufeff")  # the mark that some editors put first
     except UnicodeDecodeError:
         summary = "this is not a plan of shardplan: it is not text"
         raise ShardplanError(error("not-a-plan", summary, file=str(path))) from None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -66,7 +67,8 @@ class ProgressLine:
         self._started = self._begun = time.monotonic()
         self._standing: Standing = Step()
         self._pace = Pace(self._begun)
-        self._keeps, self._drawn, self._frame = False, False, 0
+        self._keeps, self._drawn, self._frame = False, "", 0
+        self._obeys = os.environ.get("TERM") != "dumb"
         self._ended, self._drawing = threading.Event(), threading.RLock()
         self._drawer = threading.Thread(target=self._draw, name="progress", daemon=True)
 
@@ -116,15 +118,19 @@ class ProgressLine:
                 parts = progress_parts(self._standing, left, self._amount, keeps=self._keeps)
                 room = columns - len(begun) - 1
                 text = fitted({"time": f"{now - self._started:.0f} s", **parts}, room)
-                self._stream.write(f"{_CLEAR}{begun}{text}")
+                self._stream.write(f"{self._clearing()}{begun}{text}")
                 self._stream.flush()
-                self._drawn, self._frame, wait = True, self._frame + 1, _INTERVAL_S
+                self._drawn, self._frame, wait = f"{begun}{text}", self._frame + 1, _INTERVAL_S
+
+    def _clearing(self) -> str:
+        """What empties the line; a terminal without control sequences gets blanks over what was drawn."""
+        return _CLEAR if self._obeys else f"\r{' ' * len(self._drawn)}\r"
 
     def _clear(self) -> None:
         if self._drawn:
-            self._stream.write(_CLEAR)
+            self._stream.write(self._clearing())
             self._stream.flush()
-            self._drawn = False
+            self._drawn = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,6 +76,7 @@ function alternatives(report, rows) {
     el("tbody", {}, rows.map(([choice, time, size, also, not]) => el("tr", {}, el("td", {}, layoutChips(choice, report.mesh.axes)), el("td", { class: "number" }, costs(time, duration)), el("td", { class: "number" }, costs(size, bytes)), el("td", {}, not || also.join("; "))))));
 }
 function parameterTable(report) {
+  if (!report.parameters.length) return section("parameters", "Parameters", el("div", { class: "card" }, "The model has no parameters."));
   const [NAME, COUNT, SHAPE, TYPE, LAYOUT, RECIPE, SIZE, WHY] = [0, 1, 2, 3, 4, 5, 6, 7], whole = report.parameters.reduce((sum, row) => sum + row[SIZE], 0) || 1;
   const columns = [
     { label: "parameter", value: (row) => row[NAME], node: (row) => named(row[NAME]), name: true },

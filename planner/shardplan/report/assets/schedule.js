@@ -220,7 +220,7 @@ function scheduleView(report) {
   if (memory && memory.points.length) {
     parts.push(memoryChart(view, memory, names));
     const kept = report.summary.memory.slice(0, 3).filter(([, size]) => size).map(([name]) => name).join(", ");
-    const shades = [[kept, "--memory-1"], ["activations", "--memory-3"], ...(memory.points.some(([, , passing]) => passing) ? [["gradients of activations", "--memory-4"]] : [])];
+    const shades = [...(kept ? [[kept, "--memory-1"]] : []), ["activations", "--memory-3"], ...(memory.points.some(([, , passing]) => passing) ? [["gradients of activations", "--memory-4"]] : [])];
     parts.push(el("ul", { class: "legend" }, shades.map(([name, color]) => el("li", {}, el("i", { style: { background: `var(${color})` } }), name)),
       memory.rest ? el("li", { class: "soft" }, `dashed: the plan's peak; ${bytes(memory.rest)} of it are workspace and gathered copies`) : null));
     if (memory.holders.length) parts.push(el("details", {}, el("summary", {}, "What makes the peak"), sortable(memory.holders, [
