@@ -16,8 +16,8 @@ from shardplan.units import NS_PER_S, duration
 
 SAME_STEP = 1e-3
 """Relative difference up to which the schedule takes as long as the plan says: times in a file are rounded."""
-_NAME, _LEAST, _MOST = 30, 20, 100
-"""Columns of names and numbers together, and of the chart."""
+_NUMBERS, _LEAST, _MOST = 22, 12, 100
+"""Columns of the numbers with the gaps around them, and of the chart."""
 _SHADES = ((0.75, "█"), (0.25, "▒"), (0.0, "░"))
 """What a cell shows from this share of its time on."""
 
@@ -27,7 +27,7 @@ def show_timeline(console: Console, made: Timeline, plan: Plan, trace: str | Non
     width = 80 if console.width == PIPE_WIDTH else console.width
     names = [name.removeprefix("communication: ") for name in streams_of(plan)]
     longest = max(map(len, names), default=0)
-    cells = max(_LEAST, min(_MOST, width - longest - _NAME))
+    cells = max(_LEAST, min(_MOST, width - longest - _NUMBERS))
     rows = table("stream", ">busy", ">of step", f"0{duration(round(made.seconds * NS_PER_S)):>{cells - 1}}")
     for stream, name in enumerate(names):
         busy = made.busy(stream)
