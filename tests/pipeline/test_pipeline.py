@@ -35,6 +35,7 @@ from shardplan.plan.encode import dumps
 from shardplan.plan.timeline import streams_of, timeline
 from shardplan.planning import Planner, plan_model
 from shardplan.program.machine.verify import verify_plan
+from shardplan.report.schedule import pipeline_chart
 from shardplan.rules import model_rules
 
 PLAN_SCHEMA = json.loads((files("shardplan.plan") / "schema.json").read_text(encoding="utf-8"))
@@ -420,7 +421,10 @@ def test_interleaved_stages_run_several_pieces(tmp_path, cluster):
     assert plan.summary.step_bound_ns <= plan.summary.step_ns
     assert verify_plan(model, plan).verified
     assert loads(dumps(plan)).pipeline.schedule == "interleaved:2"
-    assert len(streams_of(plan)) == 2 + 3
+    between = ("0 piece 0 to 1 piece 0", "1 piece 0 to 0 piece 1", "0 piece 1 to 1 piece 1")
+    assert streams_of(plan) == ("stage 0", "stage 1", *(f"stage {ends}" for ends in between))
+    assert "forward 0 of piece 1" in {task.name for task in timeline(plan).tasks}
+    assert pipeline_chart(plan)["computing"] == 2
     assert timeline(plan).seconds >= max(each[0] + each[2], each[1] + each[3]) / 1e9 * (1 - 1e-6)
 
 

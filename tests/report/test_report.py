@@ -61,6 +61,16 @@ def test_a_model_without_operators_has_a_report(tmp_path: Path) -> None:
     assert list(spans(made)) == []
 
 
+def test_what_is_rematerialised_is_said() -> None:
+    made = make_plan("transformer:layers=2,hidden=64,heads=4,vocab=64,seq=32,batch=4", "2", remat="full")
+    found = plan_report(made)
+    assert re.fullmatch(r"full: [\d.]+ us, [\d.]+ KiB not saved", dict(found["facts"])["rematerialisation"])
+    names = found["names"]
+    operators = [operator for segment in found["model"]["segments"] for operator in segment["operators"]]
+    told = {names[edge[0]] for operator in operators for edge in operator[9] if names[edge[1]] == "rematerialised"}
+    assert told == {tensor.name for tensor in made.tensors if tensor.recomputed} != set()
+
+
 def test_what_is_not_proven_optimal_is_called_so_nowhere(plan: Plan) -> None:
     bound = plan.summary.step_ns - 1
     near = replace(plan, summary=replace(plan.summary, outcome="feasible", bound_ns=bound, step_bound_ns=bound))

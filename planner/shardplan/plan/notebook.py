@@ -38,5 +38,5 @@ def _step(plan: Plan) -> str:
     summary, spent = plan.summary, breakdown(plan)
     parts = f"compute {duration(spent.compute_ns)}, exposed communication {duration(spent.exposed_ns)}"
     parts += f", bubble {duration(spent.bubble_ns)}" if plan.pipeline is not None else ""
-    proof = f"gap {percent(summary.slack)}" if summary.slack >= 0.0005 else "optimal"
+    proof = f"optimality gap {percent(summary.slack)}" if summary.slack >= 0.0005 else "optimal"
     return f"{duration(summary.step_ns)}: {parts}; {proof}"

@@ -16,10 +16,21 @@ from shardplan.units import S_PER_NS
 
 
 def pipeline_streams(pipeline: Pipeline) -> tuple[str, ...]:
-    """Names of the streams of `pipeline_timeline`."""
-    handed = (f"stage {transfer.sender} to {transfer.receiver}" for transfer in pipeline.handed)
-    tied = (f"stage {transfer.sender} to {transfer.receiver}: {transfer.tensor}" for transfer in _tied(pipeline))
-    return (*(stage.name for stage in pipeline.stages[: _groups(pipeline)]), *handed, *tied)
+    """Names of the streams of `pipeline_timeline`: those of stages, then of what is sent between two."""
+    computing = range(device_groups(pipeline))
+    handed = (_between(pipeline, transfer) for transfer in pipeline.handed)
+    tied = (f"{_between(pipeline, transfer)}: {transfer.tensor}" for transfer in _tied(pipeline))
+    own = (f"stage {place}" if _interleaved(pipeline) else pipeline.stages[place].name for place in computing)
+    return (*own, *handed, *tied)
+
+
+def _between(pipeline: Pipeline, transfer: Transfer) -> str:
+    """`stage 0 to 1`; of an interleaved pipeline `stage 1 piece 0 to 0 piece 1`."""
+    if not _interleaved(pipeline):
+        return f"stage {transfer.sender} to {transfer.receiver}"
+    count = device_groups(pipeline)
+    ends = (f"{place % count} piece {place // count}" for place in (transfer.sender, transfer.receiver))
+    return f"stage {' to '.join(ends)}"
 
 
 def _tied(pipeline: Pipeline) -> tuple[Transfer, ...]:
@@ -27,9 +38,13 @@ def _tied(pipeline: Pipeline) -> tuple[Transfer, ...]:
     return pipeline.transfers[len(pipeline.handed) :]
 
 
-def _groups(pipeline: Pipeline) -> int:
+def device_groups(pipeline: Pipeline) -> int:
     """The number of groups of devices: the pieces of an interleaved stage share one group."""
     return len({stage.first_device for stage in pipeline.stages})
+
+
+def _interleaved(pipeline: Pipeline) -> bool:
+    return device_groups(pipeline) < len(pipeline.stages)
 
 
 def pipeline_timeline(plan: Plan) -> Timeline:
@@ -47,6 +62,7 @@ class _Work:
 
     def __init__(self, pipeline: Pipeline, microbatches: int, *, training: bool) -> None:
         self.pipeline, self.microbatches, self.training = pipeline, microbatches, training
+        self.groups = device_groups(pipeline)
         self.number: dict[tuple[str, int, int], int] = {}
         self.made: list[tuple[str, int, float, list[tuple[str, int, int]]]] = []
 
@@ -54,7 +70,7 @@ class _Work:
         for place, stage in enumerate(self.pipeline.stages):
             self._stage(place, stage)
         for place, transfer in enumerate(self.pipeline.handed):
-            stream = _groups(self.pipeline) + place
+            stream = self.groups + place
             forward, backward = _time_ns(transfer.forward), _time_ns(transfer.backward)
             for batch in range(self.microbatches):
                 self._add(("send", place, batch), stream, forward, [("F", transfer.sender, batch)])
@@ -62,7 +78,7 @@ class _Work:
                     self._add(("back", place, batch), stream, backward, [("B", transfer.receiver, batch)])
         ended = [("B", place, self.microbatches - 1) for place in range(len(self.pipeline.stages))]
         for number, transfer in enumerate(_tied(self.pipeline)):
-            stream = _groups(self.pipeline) + len(self.pipeline.handed) + number
+            stream = self.groups + len(self.pipeline.handed) + number
             self._add(("gradient", number, 0), stream, _time_ns(transfer.backward), ended)
             self._add(("weight", number, 0), stream, _time_ns(transfer.forward), [("gradient", number, 0)])
         return [
@@ -80,7 +96,7 @@ class _Work:
                 after.append(("send", place - 1, batch))
             if kind == "B" and place < len(self.pipeline.handed):
                 after.append(("back", place, batch))
-            self._add((kind, place, batch), place % _groups(self.pipeline), forward if kind == "F" else backward, after)
+            self._add((kind, place, batch), place % self.groups, forward if kind == "F" else backward, after)
             before = [(kind, place, batch)]
 
     def _add(
@@ -89,6 +105,8 @@ class _Work:
         words = {"F": "forward", "B": "backward", "send": "hand on", "back": "hand back"}
         self.number[key] = len(self.made)
         name = f"{words[key[0]]} {key[2]}" if key[0] in words else key[0]
+        if key[0] in ("F", "B") and _interleaved(self.pipeline):
+            name += f" of piece {key[1] // self.groups}"
         self.made.append((name, stream, nanoseconds, after))
 
 

@@ -70,6 +70,15 @@ def show_rematerialisation(console: Console, plan: Plan, *, everything: bool = F
     emit(console, rows, "")
 
 
+def remat_text(plan: Plan) -> str:
+    """What was asked for, and what it takes and saves: `auto: 44.2 us, 14 MiB not saved`."""
+    asked, groups = str(plan.model.get("remat", "none")), remat_groups(plan)
+    if not groups:
+        return asked
+    _, time_ns, freed = _totals(groups)
+    return f"{asked}: {measure_of(plan.model.get('cost_model')).text(time_ns)}, {size(freed)} not saved"
+
+
 def remat_record(groups: Sequence[RematGroup]) -> list[dict[str, object]]:
     """The same as plain data: microseconds and bytes."""
     return [

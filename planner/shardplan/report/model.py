@@ -16,8 +16,8 @@ def model_record(plan: Plan, names: Names) -> dict[str, object]:
     """`segments`: label, count, shares of the step, operators of the first copy, names in the other copies.
 
     An operator is [name, type, module, equation, labels by axis, forward ns, backward ns, inner ns, operands, results];
-    an operand or result is [tensor, role, layout kept, layout read or made, bytes per device, moves]; a move is
-    [phase, collectives, bytes, ns, exposed ns, kind].
+    an operand or result is [tensor, role (of a result that is, `rematerialised`), layout kept, layout read or made,
+    bytes per device, moves]; a move is [phase, collectives, bytes, ns, exposed ns, kind].
     """
     view = _View(plan, names)
     return {"segments": [view.segment(segment) for segment in segments(plan)]}
@@ -77,8 +77,9 @@ class _View:
 
     def _edge(self, name: str, layout: Layout | None, reader: str) -> list[object]:
         tensor, moves = self.tensors.get(name), self.moves.get((name, reader), ())
+        role = "" if tensor is None else "rematerialised" if tensor.recomputed and not reader else tensor.role
         return [
-            self.names((tensor.checkpoint or name) if tensor else name), self.names(tensor.role if tensor else ""),
+            self.names((tensor.checkpoint or name) if tensor else name), self.names(role),
             self.layout(tensor.layout if tensor else None), self.layout(layout),
             tensor.bytes_per_device if tensor else 0, [self._move(move) for move in moves],
         ]  # fmt: skip

@@ -17,6 +17,7 @@ from shardplan.plan.timeline import step_schedule
 from shardplan.plan.types import Plan
 from shardplan.render.pipeline import stage_row
 from shardplan.render.recipes import Recognizer, axis_shares
+from shardplan.render.rematerialisation import remat_text
 from shardplan.render.solve import memory_parts, plan_line, proof_line, shared_rate
 from shardplan.report.memory import memory_over_time
 from shardplan.report.model import model_record
@@ -79,7 +80,7 @@ def _facts(plan: Plan) -> list[tuple[str, str]]:
     model = plan.model
     said = [("mode", str(model.get("mode", "")))]
     if model.get("mode") == "training":
-        said += [("optimizer", str(model.get("optimizer", ""))), ("rematerialisation", str(model.get("remat", "none")))]
+        said += [("optimizer", str(model.get("optimizer", ""))), ("rematerialisation", remat_text(plan))]
         said.append(("microbatches", str(model.get("microbatches", 1))))
     if isinstance(elements := model.get("parameter_elements"), int):
         said.append(("parameters", f"{elements:,}"))

@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 
 from shardplan.escapes import one_line
-from shardplan.plan.pipeline_timeline import pipeline_timeline
+from shardplan.plan.pipeline_timeline import device_groups, pipeline_timeline
 from shardplan.plan.step import StepSchedule
 from shardplan.plan.timeline import laid_out, streams_of
 from shardplan.plan.types import Plan
@@ -42,7 +42,9 @@ def schedule_record(plan: Plan, names: Names, scheduled: StepSchedule) -> dict[s
 
 
 def pipeline_chart(plan: Plan) -> dict[str, object]:
-    """The same of a pipeline: a stream for each stage and each send between two, a task for each microbatch."""
+    """The same of a pipeline: a stream for each of `computing` stages, then for each send between two, a task for each
+    microbatch."""
+    assert plan.pipeline is not None
     made = pipeline_timeline(plan)
     names, critical = Names(), critical_path(made)
     tasks = [
@@ -52,7 +54,14 @@ def pipeline_chart(plan: Plan) -> dict[str, object]:
     ]  # fmt: skip
     streams = list(map(one_line, streams_of(plan)))
     length = round(made.seconds * NS_PER_S)
-    return {"streams": streams, "length": length, "tasks": tasks, "names": ["", *names.listed()], "shift": 1}
+    return {
+        "streams": streams,
+        "computing": device_groups(plan.pipeline),
+        "length": length,
+        "tasks": tasks,
+        "names": ["", *names.listed()],
+        "shift": 1,
+    }
 
 
 def critical_path(made: Timeline) -> frozenset[int]:

@@ -72,7 +72,7 @@ function operatorRow(report, operator) {
   const [name, type, place, equation, split, forward, backward, inner, reads, makes] = operator;
   const chips = split.map((label, axis) => [names[label], axis]).filter(([label, axis]) => mesh.axes[axis].size > 1 && label !== "-")
     .map(([label, axis]) => tipped(el("span", { class: "chip axis", style: { background: axisColor(axis) } }, `${label} @ ${mesh.axes[axis].name}`), `${mesh.axes[axis].name} splits ${label} of ${names[equation]}`));
-  const edge = ([tensor, role, kept, used, size, moves], arrow) => el("li", {}, arrow, named(names[tensor]), " ", names[role] === "parameter" ? el("span", { class: "soft" }, "parameter ") : null,
+  const edge = ([tensor, role, kept, used, size, moves], arrow) => el("li", {}, arrow, named(names[tensor]), " ", ["parameter", "rematerialised"].includes(names[role]) ? el("span", { class: "soft" }, `${names[role]} `) : null,
     layoutChips(used >= 0 ? names[used] : "", mesh.axes), size ? el("span", { class: "soft" }, bytes(size)) : null,
     moves.map(([phase, sent, payload, time, exposed]) => el("div", { class: exposed ? "moved" : "moved soft" },
       `${names[phase]}: ${names[sent]}, ${bytes(payload)}, ${duration(time)}, ${exposed === 0 ? "overlapped" : exposed < time ? `${duration(exposed)} exposed` : "all exposed"}`)));

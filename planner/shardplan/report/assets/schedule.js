@@ -133,7 +133,7 @@ function lanes(view, schedule, names, axesOf, labels = schedule.streams) {
         pen.fillStyle = filled(color(task));
         pen.fillRect(from, top, Math.max(0.5, to - from - (to - from > 3 ? 0.6 : 0)), tall - (below < 1 ? 0.6 : 0));
         if (task[T_CRITICAL]) { pen.fillStyle = critical; pen.fillRect(from, y + LANE - 7, Math.max(0.5, to - from), 2.5); }
-        const label = names[task[T_NAME]], number = /^(?:forward|backward) (\d+)$/.exec(label); // of a microbatch
+        const label = names[task[T_NAME]], number = /^(?:forward|backward) (\d+)(?: of piece \d+)?$/.exec(label); // of a microbatch
         if (to - from > (number ? 14 : 60) && tall >= 10) texts.push([number && to - from < 76 ? number[1] : label, from, to, top + tall / 2, tall < 14]);
       }
       pen.fillStyle = filled("--card");
@@ -239,8 +239,8 @@ function stageTable(runs) {
 function ganttView(report) {
   const { chart: made } = report, view = timeWindow(made.length);
   const tasks = made.tasks.map((task) => task.map((value, at) => (at === T_NAME ? value + made.shift : value)));
-  const schedule = { ...made, tasks }, stages = report.stages.length;
-  const color = (lane, task) => { const name = made.names[task[T_NAME]]; return lane >= stages ? "--other" : name.startsWith("forward") ? "--axis-0" : "--axis-2"; };
+  const schedule = { ...made, tasks };
+  const color = (lane, task) => { const name = made.names[task[T_NAME]]; return lane >= made.computing ? "--other" : name.startsWith("forward") ? "--axis-0" : "--axis-2"; };
   return section("schedule", "Pipeline", el("div", { class: "card" }, scheduleTools(view), lanes(view, schedule, made.names, color),
     el("ul", { class: "legend" }, [["forward", "--axis-0"], ["backward", "--axis-2"], ["between stages", "--other"]].map(([name, shade]) => el("li", {}, el("i", { style: { background: `var(${shade})` } }), name)), Math.abs(made.length - report.summary.step) > 0.001 * made.length ? el("li", { class: "soft" }, `simulated, every microbatch waiting for its sends: ${duration(made.length)}; the step above, ${duration(report.summary.step)}, is by the schedule's formula, in which sends overlap as far as the cluster profile says`) : null), taskTable(schedule, made.names)));
 }
