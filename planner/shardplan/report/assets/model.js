@@ -36,7 +36,7 @@ function segmentBox(report, segment, longest) {
     el("span", { style: { width: share(segment.compute), background: "var(--compute)" } }), el("span", { style: { width: share(segment.exposed), background: "var(--other)" } })));
   const node = el("details", { class: `segment${segment.count > 1 ? " block" : ""}` }, el("summary", {},
     el("span", { class: "times" }, segment.count > 1 ? `${segment.count} ×` : ""),
-    el("code", {}, segment.label),
+    named(segment.label),
     el("span", { class: "splits" }, used.map((axis) => el("i", { class: "dot", style: { background: axisColor(axis) }, title: `split over ${mesh.axes[axis].name}` })), el("span", { class: "soft" }, counted(segment.operators.length, "operator"))),
     times,
     el("span", { class: "took soft" }, segment.compute || segment.exposed ? `${duration(segment.compute)} + ${duration(segment.exposed)}` : "no compute")));
