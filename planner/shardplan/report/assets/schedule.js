@@ -183,7 +183,7 @@ function memoryChart(view, memory, names) {
     pen.strokeStyle = css("--bad"); pen.setLineDash([5, 4]); pen.beginPath(); pen.moveTo(LABELS, y(memory.peak + memory.rest)); pen.lineTo(frame.width, y(memory.peak + memory.rest)); pen.stroke(); pen.setLineDash([]);
     pen.fillStyle = css("--card"); pen.fillRect(0, 0, LABELS - 4, height);
     pen.fillStyle = css("--text"); pen.font = "12px system-ui, sans-serif"; pen.fillText("memory", 0, height / 2 - 8);
-    pen.fillStyle = css("--soft"); pen.fillText(`peak ${bytes(memory.peak + memory.rest)}`, 0, height / 2 + 10);
+    pen.fillStyle = css("--soft"); pen.fillText(`peak ${bytes(memory.peak + memory.rest)}`, 0, height / 2 + 10, LABELS - 10);
   };
   const about = (time) => {
     let found = points[0];
