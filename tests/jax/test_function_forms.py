@@ -180,6 +180,8 @@ FORMS = {
         f(6, 5),
         i(1, 1),
     ),
+    "nearly the largest": (lambda x, _: jax.lax.approx_max_k(x, 3, reduction_dimension=0)[0], f(6, 5), i(5, 5)),
+    "all of no dims": (lambda x, t: jnp.where(jnp.all(t > 2, axis=()), x, 0), f(5, 6), i(5, 5, 6)),
     "sums over the mapped": (
         jax.vmap(lambda x, _: (x - jax.lax.pmean(x, "rows")) / jax.lax.psum(jnp.abs(x), "rows"), axis_name="rows"),
         f(5, 6),

@@ -63,6 +63,8 @@ def _reduced(kind: str) -> Row:
 
 def _of_booleans(kind: str) -> Row:
     def row(graph: Graph, equation: Any, inputs: Sequence[str]) -> str:
+        if not equation.params["axes"]:
+            return inputs[0]
         number = graph.add("Cast", inputs, to=onnx_type(np.int32))
         made = graph.add(kind, [number, graph.ints(*equation.params["axes"])], keepdims=0)
         return str(graph.add("Cast", [made], to=onnx_type(np.bool_)))
@@ -278,6 +280,17 @@ def _top(graph: Graph, equation: Any, inputs: Sequence[str]) -> list[str]:
     return [values, graph.add("Cast", [places], to=onnx_type(equation.outvars[1].aval.dtype))]
 
 
+def _nearly_top(graph: Graph, equation: Any, inputs: Sequence[str]) -> list[str]:
+    """`approx_max_k` and `approx_min_k`, as if they were exact."""
+    given = equation.params
+    kind = onnx_type(equation.outvars[1].aval.dtype)
+    values, places = graph.add(
+        "TopK", [inputs[0], graph.ints(given["k"])], results=2, axis=given["reduction_dimension"],
+        largest=int(given["is_max_k"]),
+    )  # fmt: skip
+    return [values, graph.add("Cast", [places], to=kind)]
+
+
 def _cumulative(graph: Graph, equation: Any, inputs: Sequence[str]) -> str:
     axis = graph.constant(np.asarray(equation.params["axis"], dtype=np.int64))
     return str(graph.add("CumSum", [inputs[0], axis], reverse=int(equation.params["reverse"])))
@@ -335,7 +348,8 @@ ROWS: Mapping[str, Row] = {
     "tile": lambda g, e, i: g.add("Tile", [i[0], g.ints(*e.params["reps"])]),
     "platform_index": lambda g, e, _: g.constant(np.zeros((), e.outvars[0].aval.dtype)),  # branches differ in kernels
     "iota": _iota, "gather": gathered, "dynamic_update_slice": updated,
-    **dict.fromkeys(SCATTERS, scattered), "top_k": _top, "sort": _sorted, "cumsum": _cumulative,
+    **dict.fromkeys(SCATTERS, scattered), "top_k": _top, "approx_top_k": _nearly_top, "sort": _sorted,
+    "cumsum": _cumulative,
     "reduce_sum": _reduce("ReduceSum"), "reduce_max": _reduce("ReduceMax"), "reduce_min": _reduce("ReduceMin"),
     "reduce_prod": _reduce("ReduceProd"), "reduce_or": _of_booleans("ReduceMax"),
     "reduce_and": _of_booleans("ReduceMin"),
