@@ -4,8 +4,10 @@
 
 A decoder layer is solved for each format on 1x2, with a projection split, exported, and given to its consumer: to its
 own parser of configurations, or imported, or run. A line for each: format, consumer and its version, what it said. A
-consumer that is not installed is a line, too. MaxText takes Python 3.12; megatron-core has Megatron-LM's parser since
-0.17, for which Python 3.11 is too old. Exits with 1 where an installed consumer refuses.
+consumer that is not installed is a line, too. MaxText takes Python 3.12, and its package brings nothing that it imports
+(without CUDA: jax, flax, transformers, grain, drjax, jaxtyping, qwix, aqtp, pathwaysutils, pillow, omegaconf);
+megatron-core has Megatron-LM's parser since 0.17, for which Python 3.11 is too old. Exits with 1 where an installed
+consumer refuses.
 """
 
 from __future__ import annotations

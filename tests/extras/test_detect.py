@@ -107,10 +107,37 @@ def test_slurm_alone_says_little(tmp_path):
     assert any("how much memory" in each.summary for each in found.unknown)
 
 
+def test_a_line_of_a_configuration_names_many_nodes():
+    assert machine_of([("slurm.conf", "NodeName=node[01-12,20] Gres=gpu:h100:8 CPUs=96\n")]).machines == 13
+
+
 def test_nodes_without_gpus_do_not_count():
     """A description of a whole partition has login nodes, too."""
     more = SCONTROL + "NodeName=login Arch=x86_64\n   Gres=(null)\n   State=IDLE\n"
     assert machine_of([("nodes", more)]).machines == 2
+
+
+HWLOC = """<?xml version="1.0" encoding="UTF-8"?>
+<!DOCTYPE topology SYSTEM "hwloc2.dtd">
+<topology version="2.0">
+  <object type="Machine" os_index="0" gp_index="1"><info name="Backend" value="Linux"/>
+    <object type="OSDev" gp_index="20" name="eth0" osdev_type="2"/>
+    {devices}
+  </object>
+</topology>"""
+
+
+def hwloc(*kinds, kib=83201024):
+    """`lstopo --of xml` of a machine with GPUs of these kinds, each beside a card."""
+    devices, memory = [], f'<info name="CUDAGlobalMemorySize" value="{kib}"/>'
+    for i, kind in enumerate(kinds):
+        model = f'<info name="GPUVendor" value="NVIDIA Corporation"/><info name="GPUModel" value="{kind}"/>'
+        devices += [
+            f'<object type="OSDev" name="cuda{i}" subtype="CUDA" osdev_type="5">{model}{memory}</object>',
+            f'<object type="OSDev" gp_index="{i}1" name="nvml{i}" subtype="NVML" osdev_type="1">{model}</object>',
+            f'<object type="OSDev" gp_index="{i}2" name="mlx5_{i}" osdev_type="3"/>',
+        ]
+    return HWLOC.format(devices="\n".join(devices))
 
 
 IBSTAT = "CA '{name}'\n\tPort 1:\n\t\tState: {state}\n\t\tPhysical state: {state}\n\t\tRate: {rate}\n"
@@ -133,6 +160,17 @@ def test_ports_that_are_down_carry_nothing(tmp_path):
     ("texts", "code"),
     [
         (["hello"], "unread-capture"),
+        ([H100, topology(8, "NV18")[:300]], "unread-capture"),
+        ([hwloc("NVIDIA A100-SXM4-80GB", "NVIDIA A100-SXM4-80GB")[:-15]], "unread-capture"),
+        (
+            ["==== ROCm System Management Interface ====\n       GPU0  GPU1\nGPU0   0  XGMI\nGPU1   XGMI 0\n"],
+            "unread-capture",
+        ),
+        (
+            ["GPU 0: NVIDIA A100-SXM4-40GB (UUID: GPU-e9)\n  MIG 3g.20gb     Device  0: (UUID: MIG-x)\n"],
+            "divided-device",
+        ),
+        ([H100, "mig.mode.current\n" + "Disabled\n" * 7 + "Enabled\n"], "divided-device"),
         ([topology(8, "NV18"), query("NVIDIA H100 80GB HBM3", 81559, 4)], "other-machine"),
         ([H100 + "NVIDIA L4, 23034 MiB\n"], "mixed-devices"),
         ([SCONTROL.replace("gpu:h100:8", "gpu:h100:4", 1)], "mixed-devices"),
@@ -145,6 +183,12 @@ def test_what_is_refused(texts, code):
     with pytest.raises(ShardplanError) as raised:
         detected(machine_of([("here", text) for text in texts]), "mine")
     assert raised.value.diagnostics[0].code == code
+
+
+def test_whole_devices_and_ports_that_are_down_are_known_texts():
+    found = machine_of([("modes", "mig.mode.current\n" + "[N/A]\n" * 8), ("query", H100), ("ports", IBSTAT.format(
+        name="mlx5_0", state="Down", rate=40))])  # fmt: skip
+    assert (found.devices, found.nic_gbit, found.down_nics) == (8, (), 1)
 
 
 def test_the_verb(tmp_path, capsys, monkeypatch):
@@ -198,29 +242,6 @@ def test_cards_that_no_gpu_is_beside_carry_nothing(tmp_path):
     with pytest.raises(ShardplanError) as raised:
         profile(tmp_path, matrix, H100, RATES * 2, SCONTROL)
     assert raised.value.diagnostics[0].summary == "nics: 16 rates, and another text says 10"
-
-
-HWLOC = """<?xml version="1.0" encoding="UTF-8"?>
-<!DOCTYPE topology SYSTEM "hwloc2.dtd">
-<topology version="2.0">
-  <object type="Machine" os_index="0" gp_index="1"><info name="Backend" value="Linux"/>
-    <object type="OSDev" gp_index="20" name="eth0" osdev_type="2"/>
-    {devices}
-  </object>
-</topology>"""
-
-
-def hwloc(*kinds, kib=83201024):
-    """`lstopo --of xml` of a machine with GPUs of these kinds, each beside a card."""
-    devices, memory = [], f'<info name="CUDAGlobalMemorySize" value="{kib}"/>'
-    for i, kind in enumerate(kinds):
-        model = f'<info name="GPUVendor" value="NVIDIA Corporation"/><info name="GPUModel" value="{kind}"/>'
-        devices += [
-            f'<object type="OSDev" name="cuda{i}" subtype="CUDA" osdev_type="5">{model}{memory}</object>',
-            f'<object type="OSDev" gp_index="{i}1" name="nvml{i}" subtype="NVML" osdev_type="1">{model}</object>',
-            f'<object type="OSDev" gp_index="{i}2" name="mlx5_{i}" osdev_type="3"/>',
-        ]
-    return HWLOC.format(devices="\n".join(devices))
 
 
 def test_what_hwloc_says(tmp_path):

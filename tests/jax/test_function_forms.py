@@ -180,6 +180,31 @@ FORMS = {
         f(6, 5),
         i(1, 1),
     ),
+    "nearly the largest": (lambda x, _: jax.lax.approx_max_k(x, 3, reduction_dimension=0)[0], f(6, 5), i(5, 5)),
+    "all of no dims": (lambda x, t: jnp.where(jnp.all(t > 2, axis=()), x, 0), f(5, 6), i(5, 5, 6)),
+    "sums over the mapped": (
+        jax.vmap(lambda x, _: (x - jax.lax.pmean(x, "rows")) / jax.lax.psum(jnp.abs(x), "rows"), axis_name="rows"),
+        f(5, 6),
+        i(5, 5),
+    ),
+    "extremes of the mapped": (
+        jax.vmap(lambda x, _: jax.lax.pmax(x, "rows") * x - jax.lax.pmin(x, "rows"), axis_name="rows"),
+        f(5, 6),
+        i(5, 5),
+    ),
+    "product of bytes": (
+        lambda x, t: jnp.matmul(t.astype(jnp.int8), t.T.astype(jnp.int8), preferred_element_type=jnp.int32) * x[0, 0],
+        f(5, 5),
+        i(9, 4, 3),
+    ),
+    "product of bytes and floats": (lambda x, t: jax.lax.dot(t.astype(jnp.int8), x), f(5, 6), i(9, 4, 5)),
+    "product of 8-bit floats": (
+        lambda x, w: jax.lax.dot(
+            x.astype(jnp.float8_e4m3fn), w.astype(jnp.float8_e5m2), preferred_element_type=jnp.float32
+        ),
+        f(5, 6),
+        f(6, 4),
+    ),
     "sorted": (lambda x, t: jnp.sort(x, 1) + t.sum(), f(5, 5), i(5, 2)),
     "argsorted": (lambda x, t: jnp.argsort(x, 1) + t.sum(), f(5, 5), i(5, 2)),
 }

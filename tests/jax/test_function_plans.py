@@ -215,6 +215,26 @@ def test_a_function_that_draws_draws_the_same_under_its_plan():
     np.testing.assert_allclose(found, fn(*given), rtol=1e-5)
 
 
+def test_what_a_function_prints_is_printed_under_its_plan(capsys):
+    """Values printed inside of a scan, under differentiation."""
+
+    def fn(p, x):
+        def layer(x, weight):
+            x = jnp.tanh(x @ weight)
+            jax.debug.print("mean {}", jnp.rint(100 * x.mean()).astype(int))
+            return x, None
+
+        return jax.lax.scan(layer, x, p)[0].sum()
+
+    given = 0.1 * jnp.ones((3, 8, 8)), jnp.ones((8, 8))
+    plan = shardplan.jax.plan(fn, *given, mesh="2x2", pins=["x=[machine, null]"])
+    mesh = shardplan.jax.mesh(plan, jax.devices()[:4])
+    jax.block_until_ready(jax.jit(jax.grad(shardplan.jax.parallelize(fn, plan, mesh)))(*given))
+    jax.effects_barrier()
+    printed = [line for line in capsys.readouterr().out.splitlines() if line.startswith("mean")]
+    assert sorted(printed) == ["mean 37", "mean 49", "mean 66"]
+
+
 def test_all_branches_of_a_choice_and_one_turn_of_a_loop_are_planned():
     def fn(p, x):
         branches = [lambda x: x @ p["one"], lambda x: jnp.tanh(x @ p["two"]), lambda x: x]

@@ -300,6 +300,12 @@ def test_explicit_axes_and_shard_map_are_refused_in_words(plans, devices):
         ShardplanError, match=r"error\[explicit-mesh\]: machine, gpu are axes of another type than Auto"
     ):
         shardplan.jax.constrain(plan, explicit, "add_25", jnp.zeros(BLOCK))
+    others = jax.make_mesh((2, 2), ("x", "y"), axis_types=(AxisType.Explicit,) * 2, devices=devices[:4])
+    with (
+        jax.set_mesh(others),
+        pytest.raises(ShardplanError, match=r"error\[explicit-mesh\]: x, y are axes of another type"),
+    ):
+        shardplan.jax.constrain(plan, mesh, "add_25", jnp.zeros(BLOCK))
 
     def inside(x):
         return shardplan.jax.constrain(plan, mesh, "add_25", x)

@@ -13,6 +13,7 @@ from shardplan.errors import InfeasibleError, ShardplanError
 from shardplan.export.targets import TARGETS as FORMATS
 from shardplan.export.targets import find_target
 from shardplan.export.types import Source
+from shardplan.graph.options import PlanOptions
 from shardplan.layout.mesh import Mesh
 from shardplan.model.read import read_model, read_model_bytes
 from shardplan.planning.answers import Answers
@@ -20,7 +21,7 @@ from shardplan.planning.finer import CoarsePlans
 from shardplan.planning.for_runtime import RuntimePlans
 from shardplan.planning.instance import instance_of
 from shardplan.planning.runtimes import RUNTIMES
-from shardplan.planning.runtimes.trainer import check_kind, divides
+from shardplan.planning.runtimes.trainer import check_kind, dividing
 from shardplan.planning.search import NoBetterError, Search
 from shardplan.request import TARGETS, Request
 from shardplan.study.instance import load_model, read
@@ -186,6 +187,21 @@ def test_memory_that_no_such_plan_keeps(models):
     assert first.hint.startswith("leave out --for deepspeed")
 
 
+ODD = "transformer:layers=1,hidden=256,heads=8,vocab=511,seq=63,batch=7"
+
+
+@pytest.mark.parametrize("target", ["megatron", "maxtext"])
+def test_sizes_that_no_degrees_divide_are_told(target):
+    with pytest.raises(InfeasibleError) as raised:
+        make_plan(ODD, "2x3", cluster="generic", target=target)
+    (fault,) = raised.value.diagnostics
+    assert fault.summary == (
+        f"no plan that {target} can express: sizes of 'transformer' do not divide over machine=2 x gpu=3"
+    )
+    assert "7 rows do not divide over 6 ranks and 1 microbatches" in fault.detail
+    assert fault.hint.startswith(f"leave out --for {target}")
+
+
 def test_constraints_hold_too(models):
     plan = planned(models["llama"], "machine=2,gpu=4", "tp-plan", "training", pins=["lm_head.weight=replicate"])
     head = next(tensor for tensor in plan.tensors if tensor.checkpoint == "lm_head.weight")
@@ -196,6 +212,7 @@ def test_constraints_hold_too(models):
 def test_words_of_the_request_are_runtimes_and_formats():
     assert set(TARGETS) - {""} == RUNTIMES.keys()
     assert RUNTIMES.keys() <= {target.name for target in FORMATS}
+    assert find_target("transformers").name == "tp-plan"
 
 
 def test_roles_of_axes():
@@ -231,7 +248,7 @@ def test_roles_that_bring_nothing_are_not_searched_to_the_end(models):
 def test_degrees_that_divide_no_size_are_not_tried(models):
     """Eight rows over two data-parallel ranks, and no experts to spread."""
     model, mesh = load_model(models["llama"], {}), Mesh.of(machine=2, gpu=8)
-    roles = {each for each in RUNTIMES["megatron"].arrangements(mesh) if divides(each, mesh, model, 1)}
+    roles = {*dividing([*RUNTIMES["megatron"].arrangements(mesh)], mesh, model, PlanOptions())}
     assert ("data", "tensor") in roles
     assert not roles & {("data", "data"), ("expert", "tensor"), ("shards", "shards")}
 

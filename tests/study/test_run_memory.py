@@ -5,6 +5,7 @@ import pytest
 import shardplan
 from shardplan.cluster.mesh import make_cluster
 from shardplan.cluster.profile import load_profile
+from shardplan.errors import ShardplanError
 from shardplan.graph.options import PlanOptions
 from shardplan.models import TransformerSpec, build
 from shardplan.planning import Planner
@@ -54,10 +55,18 @@ def test_what_only_narrow_products_read_again_waits_in_their_type(precision, sav
     """Of a layer: what both norms make, and the hidden state of the MLP. What attention makes it reads again itself."""
     spec = TransformerSpec(LAYERS, 512, 4, vocab=1024, seq=SEQ, style="gpt", batch=ROWS)
     wide, narrow = (
-        shardplan.price(build(spec), micro_batch=ROWS, cluster="h100-dgx", precision=each).peak.activations
+        shardplan.price(build(spec), micro_batch=ROWS, cluster="b200-dgx", precision=each).peak.activations
         for each in ("", precision)
     )
     assert wide - narrow == pytest.approx(LAYERS * ROWS * SEQ * (512 + 512 + 2048) * (2 - saved), rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "precision", "missing"), [("a100-dgx", "fp8", "fp8"), ("h100-dgx", "nvfp4", "fp4")], ids=str
+)
+def test_a_type_that_devices_do_not_have_is_refused(cluster, precision, missing):
+    with pytest.raises(ShardplanError, match=f"{precision} takes products in {missing}, for which profile '{cluster}'"):
+        shardplan.price("transformer:llama3-8b,layers=1", cluster=cluster, precision=precision)
 
 
 def test_a_sharded_optimizer_cuts_flat_buffers_whatever_sizes_divide():

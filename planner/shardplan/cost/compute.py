@@ -106,7 +106,7 @@ class ComputeModel:
         """The FLOP/s that large matrix products of the ONNX type `dtype` reach; records a warning if its peak is
         missing."""
         if dtype not in self._rates:
-            wanted = _profile_dtype(dtype)
+            wanted = profile_dtype(dtype)
             used = self._available(wanted)
             efficiency = min(self.device.gemm.e, self._narrow(used))
             self._rates[dtype] = self.device.peak_flops[used] * efficiency * self.device.gemm.sustained
@@ -142,9 +142,10 @@ class ComputeModel:
 
 def nearest_peak(peaks: Mapping[str, float], dtype: str) -> float:
     """The peak, among `peaks` by the profile's dtype names, of the ONNX type `dtype` or of its substitute."""
-    order = _FALLBACK[_profile_dtype(dtype)]
+    order = _FALLBACK[profile_dtype(dtype)]
     return next((peaks[name] for name in order if name in peaks), min(peaks.values()))
 
 
-def _profile_dtype(dtype: str) -> str:
+def profile_dtype(dtype: str) -> str:
+    """The profile's name of an ONNX type."""
     return "fp8" if dtype.startswith("float8") else _PROFILE_DTYPE.get(dtype, "fp32")

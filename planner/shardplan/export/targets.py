@@ -135,7 +135,9 @@ TARGETS: tuple[Target, ...] = (
 
 
 def find_target(name: str) -> Target:
-    """The target called `name`. Raises `ShardplanError` (`unknown-format`) that lists the names there are."""
+    """The target called `name`; `transformers` is `tp-plan`, as in `solve --for`. Raises `ShardplanError`
+    (`unknown-format`) that lists the names there are."""
+    name = {"transformers": "tp-plan"}.get(name, name)
     found = {target.name: target for target in TARGETS}
     if name not in found:
         hint = did_you_mean(name, found) or f"the formats are {', '.join(sorted(found))}"

@@ -12,6 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from shardplan.cluster.types import Cluster
+from shardplan.cost.compute import profile_dtype
+from shardplan.errors import ShardplanError, error
 from shardplan.model.types import Model
 from shardplan.rules.types import Rule
 
@@ -46,6 +49,15 @@ PRECISIONS: Final[dict[str, Precision]] = {
 }
 _LEAST_COLUMNS = 512
 """Narrower products choose experts, or are gates, and keep their type."""
+
+
+def check_peak(precision: str, cluster: Cluster) -> None:
+    """Raise `ShardplanError` (`missing-peak`) for a type in which the cluster's devices multiply nothing."""
+    peaks = cluster.device.peak_flops
+    if precision and (wanted := profile_dtype(PRECISIONS[precision].dtype)) not in peaks:
+        summary = f"{precision} takes products in {wanted}, for which profile '{cluster.name}' has no peak"
+        hint = f"it has {', '.join(peaks)}; leave out --precision, or add {wanted} to device.peak_tflops of a profile"
+        raise ShardplanError(error("missing-peak", summary, hint=hint))
 
 
 def narrowed(model: Model, rules: Sequence[Rule], precision: str) -> Mapping[int, tuple[int, ...]]:

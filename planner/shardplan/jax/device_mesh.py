@@ -55,12 +55,12 @@ def check_mesh(plan: Plan, given: Mesh) -> None:
 
 def check_automatic(plan: Plan, given: Mesh) -> None:
     """Raise `ShardplanError` unless values can be constrained on `given` where this is called: `wrong-mesh`,
-    `pipeline-plan`; `explicit-mesh` where axes are not `Auto`; `inside-shard-map` where a device sees only its own
-    shard."""
+    `pipeline-plan`; `explicit-mesh` where axes of it, or of a mesh that is set, are not `Auto`; `inside-shard-map`
+    where a device sees only its own shard."""
     check_mesh(plan, given)
     around = jax.sharding.get_abstract_mesh()
     named = dict(zip(around.axis_names, around.axis_types, strict=True))
-    manual = [name for name in given.axis_names if named.get(name) == AxisType.Manual]
+    manual = [name for name, kind in named.items() if kind == AxisType.Manual]
     if manual:
         summary = (
             f"inside shard_map over {', '.join(manual)} a device has its own part of a value, which has no sharding"
@@ -68,7 +68,7 @@ def check_automatic(plan: Plan, given: Mesh) -> None:
         hint = "call it outside of shard_map, with the function as it is for one device"
         raise ShardplanError(error("inside-shard-map", summary, hint=hint))
     types = {**dict(zip(given.axis_names, given.axis_types, strict=True)), **named}
-    other = [name for name in given.axis_names if types[name] != AxisType.Auto]
+    other = [name for name, kind in types.items() if kind != AxisType.Auto]
     if other:
         summary = f"{', '.join(other)} {'is an axis' if len(other) == 1 else 'are axes'} of another type than Auto: "
         summary += "there shardings are part of types, and nothing is left to constrain"

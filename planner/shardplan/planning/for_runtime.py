@@ -23,7 +23,7 @@ from shardplan.planning.judge import Known
 from shardplan.planning.reduction import Restrict, both
 from shardplan.planning.runtimes.arrangement import Arrangement
 from shardplan.planning.runtimes.table import FREE_ROLES, Roles, Runtime
-from shardplan.planning.runtimes.trainer import check_kind, divides
+from shardplan.planning.runtimes.trainer import check_kind, dividing
 from shardplan.planning.said import best_said, said_with, weights_fit
 from shardplan.planning.search import Found, NoBetterError, NoPlanError, Search
 from shardplan.planning.standing import OnProgress, Turn, without_bound
@@ -69,14 +69,12 @@ def best_for_runtime(
 
 
 def _roles(instance: Instance, runtime: Runtime) -> list[Roles]:
-    """The roles that the axes may have, without those that are impossible; if all are, the last one."""
+    """The roles that the axes may have, without those that are impossible; if memory makes all so, the last one."""
     mesh = instance.cluster.mesh
     every = [*runtime.arrangements(mesh)]
     if runtime.is_trainer:
         check_kind(instance.model, instance.options.target)
-        every = [
-            roles for roles in every if divides(roles, mesh, instance.model, instance.options.microbatches)
-        ] or every
+        every = dividing(every, mesh, instance.model, instance.options)
     return [roles for roles in every if weights_fit(instance, roles)] or every[-1:]
 
 

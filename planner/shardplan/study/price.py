@@ -16,7 +16,7 @@ from shardplan.cluster.profile import load_profile
 from shardplan.cluster.types import Cluster
 from shardplan.errors import InfeasibleError, ShardplanError
 from shardplan.graph.options import UNLIMITED_BYTES, PlanOptions, Remat
-from shardplan.graph.precision import Narrow, PrecisionName, narrow_tensors
+from shardplan.graph.precision import Narrow, PrecisionName, check_peak, narrow_tensors
 from shardplan.layout.layout import Layout
 from shardplan.model.types import Model
 from shardplan.models import is_config
@@ -313,6 +313,7 @@ def price_as_asked(
     model = read_model_for(request.model, request.dims, batch, parallelism)
     given = request.cluster
     cluster = given if isinstance(given, Cluster) else make_cluster(load_profile(str(given)))
+    check_peak(precision, cluster)
     if fused_loss:
         cluster = with_fused_loss(cluster)
     if overlap_exchange:

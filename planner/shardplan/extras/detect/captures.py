@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from shardplan.errors import ShardplanError, error
 from shardplan.extras.detect.hwloc import cards_of, gpus_of, is_hwloc
+from shardplan.launch.hosts import host_names
 
 _GPU = re.compile(r"GPU\d+")
 _NIC = re.compile(r"NIC\d+|mlx\d+_\d+|rdmap\S+|bnxt_re\d+")
@@ -22,6 +23,16 @@ _RATE = re.compile(r"^\s*(?:Rate:\s*)?(\d+)(?: Gb/sec.*)?$")
 _STATE = re.compile(r"^\s*(?:State|\d+):\s*(\w+)\s*$")
 _GRES = re.compile(r"(?:Gres|CfgTRES)=\S*?gpu(?::([A-Za-z][\w.-]*))?[:=](\d+)")
 _NODE = re.compile(r"^\s*NodeName=(\S+)", re.MULTILINE)
+_MIG = re.compile(r"^\s+MIG \d+\w*\.\d+gb|^.*\bmig\.mode\.current(?:.*\n)+?.*\bEnabled\b", re.MULTILINE)
+_OTHERS = (
+    (re.compile("ROCm System Management|AMDSMI|^GPU: \\d+\\s+BDF:", re.MULTILINE), "what tools of AMD print"),
+    (
+        re.compile(r"^SwitchName=", re.MULTILINE),
+        "SLURM's topology.conf, which says how nodes are wired and not what they are",
+    ),
+    (re.compile(r"^NVIDIA-SMI has failed", re.MULTILINE), "nvidia-smi's word that it found no driver"),
+)
+"""Texts that one may take for those that are read."""
 _SAME_MEMORY = 0.03
 """Share by which two libraries may differ in what they call the memory of a GPU."""
 PCIE = frozenset({"PIX", "PXB", "PHB", "NODE", "SYS"})
@@ -60,25 +71,41 @@ class Machine:
 def machine_of(texts: Iterable[tuple[str, str]]) -> Machine:
     """What all texts say together; a text is (where it is from, what it says).
 
-    Raises `ShardplanError` (`unread-capture`) for a text of none of these forms, and (`other-machine`) where two say
-    different things.
+    Raises `ShardplanError`: `unread-capture` for a text of none of these forms, or one that is torn, `divided-device`
+    for GPUs that MIG divides, `mixed-devices` for several kinds, `other-machine` where two texts say different things.
     """
     found = Machine()
     for place, text in texts:
         plain = _ESCAPES.sub("", text)
-        said = _hwloc(plain) or _topology(plain) or _query(plain) or _slurm(plain) or _rates(plain)
+        if _MIG.search(plain):
+            hint = "nvidia-smi -mig 0 makes them whole; for parts, write a profile with what one of them has"
+            raise ShardplanError(error("divided-device", "MIG divides these GPUs", file=place, hint=hint))
+        if any(form.search(plain) for form, _ in _OTHERS):
+            raise _unread(plain, place)
+        forms = (_hwloc, _topology, _query, _slurm, _rates, _modes)
+        try:
+            said = next(filter(None, (form(plain) for form in forms)), None)
+        except EOFError as torn:
+            raise ShardplanError(error("unread-capture", f"the end is missing: {torn}", file=place)) from None
         if said is None:
-            hint = "give what nvidia-smi topo -m, nvidia-smi --query-gpu=name,memory.total --format=csv, ibstat, "
-            summary, hint = (
-                "this is none of the texts that are known",
-                f"{hint}scontrol show node or lstopo --of xml print",
-            )
-            raise ShardplanError(error("unread-capture", summary, file=place, hint=hint))
+            raise _unread(plain, place)
         found = _joined(found, said, place)
         rates = len(found.nic_gbit)
         if found.nics and rates and rates + (found.down_nics or 0) not in (found.nics, found.near_nics):
             raise _other(f"nics: {rates} rates, and another text says {found.nics}", place)
     return found
+
+
+def _unread(text: str, place: str) -> ShardplanError:
+    hint = "give what nvidia-smi topo -m, nvidia-smi --query-gpu=name,memory.total --format=csv, ibstat, "
+    hint += "scontrol show node or lstopo --of xml print; shardplan profiles lists what is shipped for other machines"
+    what = next((f"this is {what}" for form, what in _OTHERS if form.search(text)), "this is none of the known texts")
+    return ShardplanError(error("unread-capture", what, file=place, hint=hint))
+
+
+def _modes(text: str) -> Machine | None:
+    """`nvidia-smi --query-gpu=mig.mode.current --format=csv` of GPUs that are whole."""
+    return Machine() if text.startswith("mig.mode.current") else None
 
 
 def _other(said: str, place: str) -> ShardplanError:
@@ -101,7 +128,8 @@ def _joined(one: Machine, other: Machine, place: str) -> Machine:
 
 
 def _topology(text: str) -> Machine | None:
-    """The matrix of `nvidia-smi topo -m`: a row and a column for every GPU, and for network cards."""
+    """The matrix of `nvidia-smi topo -m`: a row and a column for every GPU, and for network cards. Raises `EOFError`
+    for a part of one."""
     lines = [line.split() for line in text.splitlines() if line.strip()]
     head = next((words for words in lines if _GPU.fullmatch(words[0]) and "X" not in words), None)
     if head is None:
@@ -109,8 +137,8 @@ def _topology(text: str) -> Machine | None:
     names = [word for word in head if _GPU.fullmatch(word) or _NIC.fullmatch(word)]
     gpus = [name for name in names if _GPU.fullmatch(name)]
     rows = {words[0]: words[1 : len(names) + 1] for words in lines if words[0] in gpus and "X" in words}
-    if sorted(rows) != sorted(gpus):
-        return None
+    if sorted(rows) != sorted(gpus) or any(len(row) < len(gpus) for row in rows.values()):
+        raise EOFError(f"the matrix has columns of {len(gpus)} GPUs and rows of {len(rows)}")
     columns = [place for place, name in enumerate(names) if name in gpus]
     links = {rows[name][place] for name in gpus for place in columns if rows[name][place] != "X"}
     cards = [place for place, name in enumerate(names) if name not in gpus]
@@ -120,9 +148,11 @@ def _topology(text: str) -> Machine | None:
 
 
 def _hwloc(text: str) -> Machine | None:
-    """The topology that `lstopo --of xml` writes."""
+    """The topology that `lstopo --of xml` writes. Raises `EOFError` for a part of one."""
     if not is_hwloc(text):
         return None
+    if "</topology>" not in text:
+        raise EOFError("</topology>")
     try:
         kind, devices, memory_mib = gpus_of(text)
     except ValueError as several:
@@ -155,7 +185,8 @@ def _no_memory() -> ShardplanError:
 
 
 def _slurm(text: str) -> Machine | None:
-    """`scontrol show node`: a paragraph per node. Nodes without GPUs do not count where others have some."""
+    """`scontrol show node`: a paragraph per node; `slurm.conf` has one line for `node[01-16]`. Nodes without GPUs do
+    not count where others have some."""
     nodes = {match[1]: text[match.start() :].split("NodeName=", 2)[1] for match in _NODE.finditer(text)}
     if not nodes:
         return None
@@ -167,7 +198,8 @@ def _slurm(text: str) -> Machine | None:
         said = ", ".join(sorted({f"{match[1] or 'gpu'}:{match[2]}" for match in gres}))
         hint = "give the nodes of one partition"
         raise ShardplanError(error("mixed-devices", f"nodes of several kinds: {said}", hint=hint))
-    return Machine(kind=next(iter(kinds), None), devices=next(iter(counts), None), machines=len(names))
+    machines = sum(len(host_names(name, "NodeName")) for name in names)
+    return Machine(kind=next(iter(kinds), None), devices=next(iter(counts), None), machines=machines)
 
 
 def _rates(text: str) -> Machine | None:
@@ -182,4 +214,4 @@ def _rates(text: str) -> Machine | None:
             rates += [int(rate[1])] if state == "active" else []
             down += state != "active"
             state = "active"
-    return Machine(nic_gbit=tuple(sorted(rates)), down_nics=down or None) if rates else None
+    return Machine(nic_gbit=tuple(sorted(rates)), down_nics=down or None) if rates or down else None

@@ -8,6 +8,7 @@ from pathlib import Path
 _COMMANDS = (
     ("nvidia-smi", "topo", "-m"),
     ("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv"),
+    ("nvidia-smi", "--query-gpu=mig.mode.current", "--format=csv"),
 )
 _RATES = "/sys/class/infiniband"
 _SECONDS = 30

@@ -70,11 +70,18 @@ def _folded(graph: Graph, equation: Any, inputs: Sequence[str]) -> str:
     return str(graph.add("Add", [inputs[0], number]))
 
 
+def _of_shapes(graph: Graph, equation: Any, inputs: Sequence[str]) -> str:
+    """A number of the gamma distribution for each shape parameter, through which gradients go."""
+    keys, shapes = (each.aval for each in equation.invars)
+    return str(graph.add("Add", [inputs[1], _laid_out(graph, inputs[0], keys, shapes)]))
+
+
 DRAWS: Mapping[str, Row] = {
     "random_seed": _of_number,
     "random_wrap": _of_words,
     "random_fold_in": _folded,
     **dict.fromkeys(("random_split", "random_unwrap", "random_bits"), _more),
+    "random_gamma": _of_shapes,
     "random_clone": lambda graph, _, inputs: graph.add("Identity", inputs),
 }
 """Rows by the name of the primitive."""

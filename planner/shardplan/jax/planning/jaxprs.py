@@ -35,11 +35,12 @@ _CALLS = ("jaxpr", "call_jaxpr", "fun_jaxpr")
 CALLS = frozenset(("pjit", "jit", "closed_call", "core_call"))
 REMATS = frozenset(("checkpoint", "remat", "remat2"))
 CUSTOM = frozenset(("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"))
+DEBUGS = frozenset(("debug_callback", "debug_print"))
+"""What `jax.debug` does: nothing is made, and nothing planned."""
 COMPLEX = rows_of_complex(ROWS)
 _REFUSED: Mapping[str, str] = {
     "shard_map": "plan the function as it is for one device: the plan says how it is split",
     "pure_callback": "leave callbacks out of what is planned",
-    "debug_callback": "leave jax.debug out of what is planned",
     "io_callback": "leave callbacks out of what is planned",
 }
 
@@ -96,6 +97,8 @@ def _written(graph: Graph, equation: Any, inputs: list[str], step: Step) -> list
         return _COMPOSED[name](graph, equation, inputs, step)
     if name == "optimization_barrier":
         return inputs
+    if name in DEBUGS:
+        return []
     of_complex = has_complex(equation)
     row = drawn if is_draw(equation) else (COMPLEX if of_complex else ROWS).get(name)
     if row is None and of_complex:

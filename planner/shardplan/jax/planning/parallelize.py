@@ -169,7 +169,7 @@ def _alone(equation: Any, given: Sequence[Any]) -> list[Any]:
     values = {each: value for each, value in zip(equation.invars, given, strict=True) if not isinstance(each, Literal)}
     told = debug_info("shardplan.jax.parallelize", lambda *each: each, tuple(values.values()), {})
     told = told._replace(result_paths=tuple("" for _ in equation.outvars))
-    alone = Jaxpr((), list(values), equation.outvars, [equation], debug_info=told)
+    alone = Jaxpr((), list(values), equation.outvars, [equation], equation.effects, debug_info=told)
     return list(jaxpr_as_fun(ClosedJaxpr(alone, ()))(*values.values()))
 
 

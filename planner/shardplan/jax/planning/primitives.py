@@ -51,8 +51,20 @@ def _reduce(kind: str) -> Row:
     return row
 
 
+def _reduced(kind: str) -> Row:
+    """Collectives of the members that `vmap` maps over, each reduced on its own."""
+
+    def row(graph: Graph, equation: Any, inputs: Sequence[str]) -> list[str]:
+        axes = graph.ints(*equation.params["axes"])
+        return [str(graph.add(kind, [each, axes], keepdims=0)) for each in inputs]
+
+    return row
+
+
 def _of_booleans(kind: str) -> Row:
     def row(graph: Graph, equation: Any, inputs: Sequence[str]) -> str:
+        if not equation.params["axes"]:
+            return inputs[0]
         number = graph.add("Cast", inputs, to=onnx_type(np.int32))
         made = graph.add(kind, [number, graph.ints(*equation.params["axes"])], keepdims=0)
         return str(graph.add("Cast", [made], to=onnx_type(np.bool_)))
@@ -222,7 +234,8 @@ def _product(graph: Graph, equation: Any, inputs: Sequence[str]) -> str:
     left and of the right operand."""
     (left, right), (batch_left, batch_right) = equation.params["dimension_numbers"]
     one, other = (list(variable.aval.shape) for variable in equation.invars)
-    wanted, made_of = equation.outvars[0].aval.dtype, equation.invars[0].aval.dtype
+    wanted = equation.outvars[0].aval.dtype
+    inputs, made_of = _factors(graph, equation, inputs)
     count = len(batch_left)
     leading = tuple(batch_left) == tuple(batch_right) == tuple(range(count))
     plain = (
@@ -247,10 +260,35 @@ def _product(graph: Graph, equation: Any, inputs: Sequence[str]) -> str:
     return str(made if wanted == made_of else graph.add("Cast", [made], to=onnx_type(wanted)))
 
 
+def _factors(graph: Graph, equation: Any, inputs: Sequence[str]) -> tuple[Sequence[str], Any]:
+    """The operands of a product in a type of which ONNX has products, and that type: operands of fewer than 16 bits,
+    or of two types, are cast to the type of the result."""
+    wanted, *types = (each.aval.dtype for each in (*equation.outvars, *equation.invars))
+    if types[0] == types[1] and types[0].itemsize > 1:
+        return inputs, types[0]
+    if wanted.itemsize == 1:
+        wanted = np.dtype(np.int32 if np.issubdtype(wanted, np.integer) else np.float32)
+    return [
+        name if kind == wanted else str(graph.add("Cast", [name], to=onnx_type(wanted)))
+        for name, kind in zip(inputs, types, strict=True)
+    ], wanted
+
+
 def _top(graph: Graph, equation: Any, inputs: Sequence[str]) -> list[str]:
     axis = equation.params.get("axis", -1)
     values, places = graph.add("TopK", [inputs[0], graph.ints(equation.params["k"])], results=2, axis=axis)
     return [values, graph.add("Cast", [places], to=onnx_type(equation.outvars[1].aval.dtype))]
+
+
+def _nearly_top(graph: Graph, equation: Any, inputs: Sequence[str]) -> list[str]:
+    """`approx_max_k` and `approx_min_k`, as if they were exact."""
+    given = equation.params
+    kind = onnx_type(equation.outvars[1].aval.dtype)
+    values, places = graph.add(
+        "TopK", [inputs[0], graph.ints(given["k"])], results=2, axis=given["reduction_dimension"],
+        largest=int(given["is_max_k"]),
+    )  # fmt: skip
+    return [values, graph.add("Cast", [places], to=kind)]
 
 
 def _cumulative(graph: Graph, equation: Any, inputs: Sequence[str]) -> str:
@@ -310,10 +348,13 @@ ROWS: Mapping[str, Row] = {
     "tile": lambda g, e, i: g.add("Tile", [i[0], g.ints(*e.params["reps"])]),
     "platform_index": lambda g, e, _: g.constant(np.zeros((), e.outvars[0].aval.dtype)),  # branches differ in kernels
     "iota": _iota, "gather": gathered, "dynamic_update_slice": updated,
-    **dict.fromkeys(SCATTERS, scattered), "top_k": _top, "sort": _sorted, "cumsum": _cumulative,
+    **dict.fromkeys(SCATTERS, scattered), "top_k": _top, "approx_top_k": _nearly_top, "sort": _sorted,
+    "cumsum": _cumulative,
     "reduce_sum": _reduce("ReduceSum"), "reduce_max": _reduce("ReduceMax"), "reduce_min": _reduce("ReduceMin"),
     "reduce_prod": _reduce("ReduceProd"), "reduce_or": _of_booleans("ReduceMax"),
-    "reduce_and": _of_booleans("ReduceMin"), "argmax": _extreme("ArgMax"), "argmin": _extreme("ArgMin"),
+    "reduce_and": _of_booleans("ReduceMin"),
+    "psum": _reduced("ReduceSum"), "pmax": _reduced("ReduceMax"), "pmin": _reduced("ReduceMin"),
+    "argmax": _extreme("ArgMax"), "argmin": _extreme("ArgMin"),
     **DRAWS, **MATRICES, **RUNNING, **SPECIAL, "dot_general": _product, "conv_general_dilated": convolution,
     "reduce_window_max": window("MaxPool"), "reduce_window_min": _smallest, "reduce_window_sum": window("AveragePool"),
 }  # fmt: skip

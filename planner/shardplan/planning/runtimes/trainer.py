@@ -4,11 +4,13 @@ whole plan."""
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
-from shardplan.errors import ShardplanError, error
+from shardplan.errors import Diagnostic, InfeasibleError, ShardplanError, error
 from shardplan.graph.build import CostGraph
+from shardplan.graph.options import PlanOptions
 from shardplan.layout.mesh import Mesh
 from shardplan.model.types import Model
 from shardplan.planning.parallelism import (
@@ -60,20 +62,33 @@ def check_kind(model: Model, target: str) -> None:
         raise ShardplanError(error("cannot-say", summary, hint=hint))
 
 
-def divides(roles: Roles, mesh: Mesh, model: Model, microbatches: int) -> bool:
-    """Whether the model's sizes divide by the degrees that these roles give."""
+def dividing(every: Sequence[Roles], mesh: Mesh, model: Model, options: PlanOptions) -> list[Roles]:
+    """Those of `every` by whose degrees the model's sizes divide. Raises `InfeasibleError` if there are none, with the
+    sizes that keep the nearest ones from it."""
+    faults = {roles: _uneven(roles, mesh, model, options.microbatches) for roles in every}
+    if least := min(map(len, faults.values())):
+        target = options.target
+        summary = f"no plan that {target} can express: sizes of '{model.name}' do not divide over {mesh}"
+        said = dict.fromkeys(each.summary for found in faults.values() if len(found) == least for each in found)
+        hint = f"leave out --for {target}; or take a --mesh and a batch that divide them"
+        raise InfeasibleError(error("infeasible", summary, detail="\n".join(said), hint=hint))
+    return [roles for roles, found in faults.items() if not found]
+
+
+def _uneven(roles: Roles, mesh: Mesh, model: Model, microbatches: int) -> Sequence[Diagnostic]:
+    """What of the model does not divide by the degrees that these roles give."""
     try:
         check_model(parallelism_of(roles, mesh, sharded_optimizer=False), model, microbatches)
-    except ShardplanError:
-        return False
-    return True
+    except ShardplanError as uneven:
+        return uneven.diagnostics
+    return ()
 
 
 def trainer_limits(roles: Roles, built: CostGraph) -> Allowed:
     """The restriction to what a trainer does with these roles; `None` if the model's sizes do not divide."""
     mesh = built.cluster.mesh
     parallelism = parallelism_of(roles, mesh, sharded_optimizer=bool(built.updated))
-    if not divides(roles, mesh, built.model, built.options.microbatches):
+    if _uneven(roles, mesh, built.model, built.options.microbatches):
         first = next(iter(built.kept))
         return {("kept", first): np.zeros(len(built.kept[first]), dtype=np.bool_)}
     return restriction(parallelism, tuple(_KINDS[role] for role in roles), hidden_of(built.model))(built)
