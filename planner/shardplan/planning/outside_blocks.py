@@ -21,9 +21,9 @@ from shardplan.solve.problem import Multipliers
 from shardplan.units import PS_PER_S
 
 ROUNDS = 3
-"""Maximum number of times that both parts are solved again around a better plan; one round gives nearly all of it."""
+"""Maximum number of times that each part is solved again around a better plan; one round gives nearly all of it."""
 LEAST_GAIN = 1e-3
-"""Share of the step by which a round must shorten it, or it is the last."""
+"""Share of the step by which a part must shorten it, or it is the last."""
 TOWARDS = 0.4
 """How far the multipliers go from the best ones towards each single sum: little leads to the same choices, much to
 those of one sum alone."""
@@ -36,11 +36,11 @@ def outside_blocks(search: Search, found: Found) -> Questions[Found]:
     whole = found.whole
     if whole is None or found.candidate.layouts.built is not whole.built:
         return found
-    for _ in range(ROUNDS):
+    for free in _parts(whole) * ROUNDS:
         before_s = found.candidate.step_s
-        for free in _parts(whole):
-            if len(free) <= WORTH_FOLDING * len(whole.problem.costs) and not search.is_over:
-                found = _resolved(search, found, whole, free)
+        if len(free) > WORTH_FOLDING * len(whole.problem.costs) or search.is_over:
+            break
+        found = _resolved(search, found, whole, free)
         if found.candidate.step_s > before_s * (1.0 - LEAST_GAIN):
             break
     return found
