@@ -17,6 +17,7 @@ from typing import TypeAlias
 from shardplan.graph.remat import Recompute
 from shardplan.planning.chain import AVERAGES, Answer, Question, most_solved
 from shardplan.planning.judge import Candidate
+from shardplan.planning.outside_blocks import outside_blocks
 from shardplan.planning.recipes import RECIPES, without_axis
 from shardplan.planning.reduction import Restrict
 from shardplan.planning.rematerialisation import FLAGS, flags
@@ -175,7 +176,9 @@ def _looks(search: Search) -> dict[Look, int]:
         looks |= {with_experts: restricted * len(RECIPES), on_coarser_meshes: restricted * axes if axes > 1 else 0}
         looks[gathering_again] = AVERAGES["quick"]
     looks[under_less_memory] = 2
-    return looks if instance.is_quick else {**looks, crossed: 0, needing_less_memory: AVERAGES["quick"]}
+    if instance.is_quick:
+        return looks
+    return {**looks, crossed: 0, needing_less_memory: AVERAGES["quick"], outside_blocks: 0}
 
 
 def without_limit(

@@ -1,0 +1,84 @@
+"""Plans that differ from the best one only outside of the repeated blocks, and in the first and last copy of each.
+
+Blocks decide what the best multipliers are. A few large choices outside of them, such as those of an embedding and of
+the head, cannot be mixed as the choices of many equal blocks can: at any multipliers all of them go to one side. Their
+problem is small while the blocks keep their choices, so it is solved at many multipliers, and the schedule decides.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from shardplan.planning.equal_layers import WORTH_FOLDING, first_copies
+from shardplan.planning.reduction import Layouts
+from shardplan.planning.search import Found, Questions, Search
+from shardplan.schedule.objective import Weights
+from shardplan.solve.part import Part
+from shardplan.solve.problem import Multipliers
+from shardplan.units import PS_PER_S
+
+ROUNDS = 3
+"""Maximum number of times that each part is solved again around a better plan; one round gives nearly all of it."""
+LEAST_GAIN = 1e-3
+"""Share of the step by which a part must shorten it, or it is the last."""
+TOWARDS = 0.4
+"""How far the multipliers go from the best ones towards each single sum: little leads to the same choices, much to
+those of one sum alone."""
+
+
+def outside_blocks(search: Search, found: Found) -> Questions[Found]:
+    """The best of the known plan and of those that differ from it outside of the blocks. Nothing is tried for a model
+    with few repetitions: it is all outside."""
+    yield from ()
+    whole = found.whole
+    if whole is None or found.candidate.layouts.built is not whole.built:
+        return found
+    for free in _parts(whole) * ROUNDS:
+        before_s = found.candidate.step_s
+        if len(free) > WORTH_FOLDING * len(whole.problem.costs) or search.is_over:
+            break
+        found = _resolved(search, found, whole, free)
+        if found.candidate.step_s > before_s * (1.0 - LEAST_GAIN):
+            break
+    return found
+
+
+def _parts(whole: Layouts) -> tuple[list[int], list[int]]:
+    """The nodes that are in no block, or in one that occurs once; and these with the first and last copy of each."""
+    places = first_copies(whole.built, [cost.size for cost in whole.problem.costs])
+    copies, passed = Counter(places), Counter[int]()
+    alone: list[int] = []
+    ends: list[int] = []
+    for node, place in enumerate(places):
+        passed[place] += 1
+        if copies[place] == 1:
+            alone.append(node)
+        if passed[place] in (1, copies[place]):
+            ends.append(node)
+    return alone, ends
+
+
+def _resolved(search: Search, found: Found, whole: Layouts, free: Sequence[int]) -> Found:
+    """The best of the known plan and of those in which the nodes `free` are optimal at multipliers around the best
+    ones."""
+    best = found.candidate
+    part = Part.of(whole.problem, tuple(best.priced.choice.values()), free)
+    near = list(dict.fromkeys(filter(None, map(part.best_at, _around(found.multipliers)))))
+    costs = whole.functions.costs(np.array(near))  # lower bounds on their schedules
+    hopeful = [choices for choices, cost in zip(near, costs, strict=True) if cost < best.step_s * PS_PER_S]
+    if not hopeful:
+        return found
+    return found.better(search.judged([(best.layouts, choices) for choices in hopeful]), search.limit_bytes)
+
+
+def _around(multipliers: Weights) -> Iterator[Multipliers]:
+    """The best multipliers, and for each phase those on the way from there to one of its sums, or to none."""
+    best = tuple(weights for weights in multipliers if weights)
+    yield best
+    for phase, weights in enumerate(best):
+        for towards in range(-1, len(weights)):
+            moved = tuple([(1 - TOWARDS) * weight + TOWARDS * (k == towards) for k, weight in enumerate(weights)])
+            yield (*best[:phase], moved, *best[phase + 1 :])
