@@ -10,15 +10,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-import numpy as np
-
 from shardplan.planning.equal_layers import WORTH_FOLDING, first_copies
 from shardplan.planning.reduction import Layouts
 from shardplan.planning.search import Found, Questions, Search
 from shardplan.schedule.objective import Weights
 from shardplan.solve.part import Part
 from shardplan.solve.problem import Multipliers
-from shardplan.units import PS_PER_S
 
 ROUNDS = 3
 """Maximum number of times that each part is solved again around a better plan; one round gives nearly all of it."""
@@ -66,12 +63,11 @@ def _resolved(search: Search, found: Found, whole: Layouts, free: Sequence[int])
     ones."""
     best = found.candidate
     part = Part.of(whole.problem, tuple(best.priced.choice.values()), free)
-    near = list(dict.fromkeys(filter(None, map(part.best_at, _around(found.multipliers)))))
-    costs = whole.functions.costs(np.array(near))  # lower bounds on their schedules
-    hopeful = [choices for choices, cost in zip(near, costs, strict=True) if cost < best.step_s * PS_PER_S]
-    if not hopeful:
-        return found
-    return found.better(search.judged([(best.layouts, choices) for choices in hopeful]), search.limit_bytes)
+    near = dict.fromkeys(filter(None, map(part.best_at, _around(found.multipliers))))
+    plans = [(best.layouts, choices) for choices in near]
+    hopeless = found.hopeless(plans, search.limit_bytes)
+    hopeful = [plan for plan in plans if plan[1] not in hopeless]
+    return found.better(search.judged(hopeful), search.limit_bytes) if hopeful else found
 
 
 def _around(multipliers: Weights) -> Iterator[Multipliers]:
