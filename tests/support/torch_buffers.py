@@ -162,12 +162,36 @@ class Untying(Shared):
         self.first.level = x.mean(0)
 
 
+ROWS = """
+rows (float[4,8] x) => (float[4,8] y) <float[2,8] sums, float[8,8] weight> {
+  first = Constant <value = int64[1] {0}> ()
+  a = MatMul (x, weight)
+  b = ReduceSum <keepdims = 0> (sums, first)
+  y = Add (a, b)
+}"""
+
+
+class Rows(nn.Module):
+    """Keeps the statistics of a batch norm in the rows of one buffer, and halves them by a function of lists."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(8, 8) / 4)
+        self.register_buffer("sums", torch.linspace(0.5, 1, 16).view(2, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        torch._foreach_mul_(list(self.sums.unbind(0)), 0.5)
+        y = functional.batch_norm(x @ self.weight, self.sums[0], self.sums[1], training=True)
+        return y + self.sums.sum(0)
+
+
 MODELS: dict[str, tuple[type[nn.Module], str, tuple[int, ...]]] = {
     "cnn": (Cnn, CNN, (4, 3, 8, 8)),
     "averages": (Averages, AVERAGES, (4, 8)),
     "clamped": (Clamped, CLAMPED, (4, 8)),
     "joined": (Joined, JOINED, (4, 4, 8)),
     "shared": (Shared, SHARED, (4, 8)),
+    "rows": (Rows, ROWS, (4, 8)),
 }
 
 

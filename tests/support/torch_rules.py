@@ -497,6 +497,8 @@ CASES: dict[str, Case] = {
         lambda x, y: changed_by(x, lambda z: z.view_as(y).exp_()) + y.sum(),
         [(4, 8), (8, 4)],
     ),
+    "views changed by operators of bits": (lambda x, y: changed_bits(x * 1, y), [(4, 16), (4, 4)]),
+    "views that functions write into": (lambda x, y: with_written_views(x * 1, y), [(4, 8), (2, 8)]),
     "copies changed in place": (
         lambda x: changed_by(x, lambda z: (z.t().contiguous().mul_(2), z.t().reshape(-1).add_(1))),
         [(4, 8)],
@@ -653,6 +655,29 @@ def reshaped(x: Tensor) -> Tensor:
     return x + torch.quantile(x, 0.3, 0)
 
 
+def changed_bits(x: Tensor, y: Tensor) -> Tensor:
+    """Pieces of a mask and of whole numbers, changed by Python's operators."""
+    mask, counts = x > 0, (x.detach() * 8).long()
+    kept, more, few = mask[:, :4], mask[:, 4:8], counts[:, 8:]
+    kept &= y > 0
+    more |= y > 0
+    more ^= kept
+    few <<= 2
+    few >>= 1
+    few //= 3
+    few %= 5
+    return x * mask + counts * y.sum()
+
+
+def with_written_views(x: Tensor, y: Tensor) -> Tensor:
+    """Rows that a batch norm and a function of lists write into, between reads of another view."""
+    sums = y.detach().abs()
+    mean, column = sums[0], sums[:, 1]
+    torch._foreach_mul_(list(sums.unbind(0)), 0.5)  # as optimizers and averages of weights do
+    made = functional.batch_norm(x, mean, sums[1], training=True)
+    return made * sums.sum() + column.mean() + float(f"{y.sum():.6f}") * y.sum()
+
+
 def asked_for(x: Tensor) -> Tensor:
     """As Hugging Face's encoders of speech ask for the gradient of what takes none, for checkpoints."""
     other = x.detach()[:, None]
@@ -663,7 +688,8 @@ def asked_for(x: Tensor) -> Tensor:
 GATHERED = frozenset(
     ("rows where a condition is true", "places where a condition is true", "embedding of bounded norm",
      "rows by a mask", "softmax of a number", "einsum of a diagonal",
-     "a transform of complex numbers", "rows of noise", "windows by strides of memory")
+     "a transform of complex numbers", "rows of noise", "windows by strides of memory",
+     "views that functions write into")
 )  # fmt: skip
 """Those that are in part computed whole by every process."""
 

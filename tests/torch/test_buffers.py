@@ -60,6 +60,12 @@ def test_so_are_weights_that_are_changed_in_place(four, plan_of, options):
 
 
 @pytest.mark.parametrize("mode", ["eager", "exported"])
+def test_so_is_a_buffer_whose_rows_functions_write_into(four, plan_of, mode):
+    for steps in four.run("torch_buffers", "train", "rows", plan_of("rows", recipe="ZeRO-3"), mode):
+        assert max(error for step in steps for error in step) < 1e-5
+
+
+@pytest.mark.parametrize("mode", ["eager", "exported"])
 def test_so_is_a_buffer_that_several_modules_have(four, plan_of, mode):
     plan = plan_of("shared", recipe="ZeRO-3")
     named = name_parameters(Shared(), plan, rename=lambda name: name.replace(".", "_"), ignore=(), strict=True)

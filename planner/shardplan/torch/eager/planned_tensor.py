@@ -108,6 +108,8 @@ class Planned(Tensor):  # type: ignore[misc]
         if name in _PLAIN or _transforms():
             if name in _OF_MEMORY and not _transforms():
                 args = in_memory(args[0]), *args[1:]
+            if name == "__format__" and not args[0].dim():  # as torch writes a tensor of one number
+                func, args = format, (args[0].item(), *args[1:])
             with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 - as torch's own subclasses do
                 return func(*args, **kwargs)
         if func is torch.ops.aten.detach.default or (name == "detach" and _asks_a_checkpoint()):
@@ -137,7 +139,7 @@ class Planned(Tensor):  # type: ignore[misc]
         hidden = torch._C._dispatch_tls_local_exclude_set() - _AUTOGRAD  # noqa: SLF001 - there is no public way
         with torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), hidden):  # noqa: SLF001
             named = {key: _value(argument) for key, argument in (kwargs or {}).items()}
-            made = apply(engine, func, [_value(argument) for argument in args], named)
+            made = _applied(func, args, kwargs or {}, [_value(argument) for argument in args], named, engine)
             if in_place(func):
                 return _changed(args[0], made, engine, func, args[1:], kwargs)
         wrapped = _wrap(made, engine, is_leaf=False)
@@ -173,7 +175,7 @@ def _run(func: Any, args: Any, kwargs: Any, engine: Engine) -> Any:
     if changes and isinstance(args[0], Planned) and args[0].view_of is not None:  # it is written into what it views
         values[0] = replace(values[0], local=values[0].local.clone(), forms={})
     named = {key: _value(argument) for key, argument in kwargs.items() if key != "inplace"}
-    made = apply(engine, func, values, named)
+    made = _applied(func, args, kwargs, values, named, engine)
     if changes:
         return _changed(args[0], made, engine, func, args[1:], kwargs)
     if name_of(func) in SELVES and isinstance(args[0], Planned) and made.dtype == args[0].dtype:
@@ -183,6 +185,22 @@ def _run(func: Any, args: Any, kwargs: Any, engine: Engine) -> Any:
     if args and isinstance(args[0], Planned) and is_view(func, args[1:]):
         note_views(wrapped, args[0], func, args[1:], kwargs)
     return wrapped
+
+
+def _applied(func: Any, args: Any, kwargs: Any, values: Any, named: Any, engine: Engine) -> Any:
+    """A function of `values` and `named`, those of its arguments. Operands beside the first into which it writes (sums
+    of a batch norm, lists of tensors) have changed, and so have what they are views of, and their own views."""
+    outer, engine.written = engine.written, []
+    try:
+        made = apply(engine, func, values, named)
+        written = {id(value) for value in engine.written}
+    finally:
+        engine.written = outer
+    for planned in _planned((args, kwargs)) if written else ():
+        if id(planned.value) in written:
+            planned.changes += 1
+            _write_through(planned)
+    return made
 
 
 def _named(name: str, made: Any) -> Any:

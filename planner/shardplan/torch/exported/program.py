@@ -78,12 +78,33 @@ def _refusal(problem: Exception) -> Diagnostic:
 
 
 def _changes_view(node: fx.Node) -> bool:
-    """Whether an operator changes a view, or what views of it are read of."""
-    if node.op != "call_function" or not in_place(node.target) or not isinstance(node.args[0], fx.Node):
+    """Whether an operator changes a view, or what views of it are read of; or tensors of a list."""
+    written = _written(node) if node.op == "call_function" else []
+    if not written:
         return False
-    changed, later = node.args[0], set(itertools.takewhile(lambda each: each.op != "output", _after(node)))
-    views = [each for each in changed.users if each is not node and each not in later and is_view(each.target, ())]
-    return is_view(changed.target, ()) or any(set(view.users) & later for view in views)
+    later = set(itertools.takewhile(lambda each: each.op != "output", _after(node)))
+    for argument in written:
+        if not isinstance(argument, fx.Node):
+            return isinstance(argument, (tuple, list))
+        views = [each for each in argument.users if each is not node and each not in later and is_view(each.target, ())]
+        if is_view(argument.target, ()) or any(set(view.users) & later for view in views):
+            return True
+    return False
+
+
+def _written(node: fx.Node) -> list[Any]:
+    """The arguments into which an operator writes, as its schema says; that of a batch norm does not of its sums."""
+    if not isinstance(node.target, OpOverload):
+        return list(node.args[:1]) if in_place(node.target) else []
+    schema = zip(node.target._schema.arguments, node.args, strict=False)  # noqa: SLF001 - there is no public name
+    return [
+        given
+        for told, given in schema
+        if told.name in _SUMS or (told.alias_info is not None and told.alias_info.is_write)
+    ]
+
+
+_SUMS = frozenset(("running_mean", "running_var"))
 
 
 def _after(node: fx.Node) -> Iterator[fx.Node]:

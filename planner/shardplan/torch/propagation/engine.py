@@ -86,6 +86,7 @@ class Engine:
 
     `is_running`: whether a forward pass is under way; `takes_gradients`: whether it, or the last one, takes gradients;
     `weight_of` gives the replacement of a weight while the model runs, for the tensor in which it is stored, or None.
+    `written`: the operands that the current operation has written into; None between operations.
     For the current operation: `_operation`, the lineage of its results, and `_moves`, the number of its moves.
     `returned`: results of the program's functions that others have read in this pass, with their versions then, by
     autograd node and number of the result; `functions`: those functions of which results have been read, by the
@@ -109,6 +110,7 @@ class Engine:
         self.functions: WeakValueDictionary[int, Any] = WeakValueDictionary()
         self._operation: Lineage | None = None
         self._moves = 0
+        self.written: list[Value] | None = None
 
     @contextlib.contextmanager
     def beside_plan(self) -> Iterator[None]:
@@ -302,6 +304,8 @@ class Engine:
         kept = self.convert(source, target.layout, inner=True)
         target.local, target.layout, target.dtype, target.grad = kept.local, kept.layout, dtype, grad
         target.forms, target.reads, target.lineage = {}, 0, made.lineage
+        if self.written is not None:
+            self.written.append(target)
 
     def _move(self, value: Value, layout: Layout, tensor: str, reader: str, *, inner: bool = False) -> Value:
         target = layout if value.grad else layout.forward

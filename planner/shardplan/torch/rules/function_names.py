@@ -10,7 +10,11 @@ from typing import Any
 import torch
 from torch._ops import OpOverload, OpOverloadPacket
 
-_IN_PLACE = frozenset(("__iadd__", "__isub__", "__imul__", "__itruediv__", "__setitem__"))
+_IN_PLACE = frozenset(
+    ("__iadd__", "__isub__", "__imul__", "__itruediv__", "__ifloordiv__", "__imod__", "__ipow__", "__iand__", "__ior__",
+     "__ixor__", "__ilshift__", "__irshift__", "__setitem__")
+)  # fmt: skip
+"""Operators of Python that change their first operand; torch's own names for others end with one underscore."""
 _NUMBERS = frozenset(("__bool__", "__int__", "__float__", "__index__", "__complex__", "is_nonzero"))
 """What makes a number of Python of a tensor; `int`, `float` and `bool` are methods that make another tensor of it."""
 
