@@ -71,6 +71,7 @@ SLOW: Mapping[str, tuple[str, ...]] = {
     ),
     "tests/pipeline/test_recomputed_stages.py": ("test_stages_recompute_what_they_need_to",),
     "tests/plan/test_all_runs.py": (
+        "test_all_of_a_transformer_runs[v100",
         "test_all_of_a_transformer_runs[generic-training-full-2]",
         "test_all_of_a_transformer_runs[v100-p3-16xl-training-full-2]",
         "test_all_of_a_transformer_runs[generic-training-none-4]",
