@@ -73,7 +73,6 @@ SLOW: Mapping[str, tuple[str, ...]] = {
     "tests/plan/test_all_runs.py": (
         "test_all_of_a_transformer_runs[v100",
         "test_all_of_a_transformer_runs[generic-training-full-2]",
-        "test_all_of_a_transformer_runs[v100-p3-16xl-training-full-2]",
         "test_all_of_a_transformer_runs[generic-training-none-4]",
     ),
     "tests/plan/test_buckets.py": ("test_buckets_make_no_plan_slower",),
