@@ -49,6 +49,8 @@ TARGETS = (
     "jax",
     "shardy",
 )
+TARGET_ALIASES = {"transformers": "tp-plan"}
+"""Other names of these formats."""
 """Formats of `shardplan export`; the empty word: none."""
 
 
@@ -173,7 +175,7 @@ class Request:
     target: str = field(
         default="",
         metadata=_term(
-            OneOf(TARGETS, {"transformers": "tp-plan"}),
+            OneOf(TARGETS, TARGET_ALIASES),
             "--for",
             metavar="FORMAT",
             say="Only plans that a runtime can express: a format of `shardplan export`, such as tp-plan or torchtitan.",

@@ -24,6 +24,7 @@ from typing import Literal
 
 from shardplan.errors import ShardplanError, did_you_mean, error
 from shardplan.export.types import Exported
+from shardplan.request import TARGET_ALIASES
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +138,7 @@ TARGETS: tuple[Target, ...] = (
 def find_target(name: str) -> Target:
     """The target called `name`; `transformers` is `tp-plan`, as in `solve --for`. Raises `ShardplanError`
     (`unknown-format`) that lists the names there are."""
-    name = {"transformers": "tp-plan"}.get(name, name)
+    name = TARGET_ALIASES.get(name, name)
     found = {target.name: target for target in TARGETS}
     if name not in found:
         hint = did_you_mean(name, found) or f"the formats are {', '.join(sorted(found))}"

@@ -408,16 +408,13 @@ def _with(search: Search, found: Found, question: Question, *, proves: bool = Tr
     below_s = found.candidate.step_s if proves else math.inf
     question = replace(question, ends_s=search.share(2), unproven=ROUGH, below_s=below_s, shortfall=False)
     answer = yield from asked(search, question, min(ROUGH_WORK, search.work_left))
-    solution, limit = answer.solution, search.limit_bytes
+    solution = answer.solution
     if solution.outcome == "interrupted":
         found = replace(found, outcome="interrupted")
     bound_s = solution.bound / PS_PER_S
     if solution.choices is None or (proves and bound_s >= found.candidate.step_s):
         return found, math.inf
-    hopeless = found.hopeless(answer.candidates, limit)
-    search.hopeless.update(hopeless)
-    hopeful = [one for one in answer.candidates if one[1] not in hopeless]
-    return found.better(search.judged(hopeful), limit), bound_s
+    return search.best_of(found, answer.candidates), bound_s
 
 
 def of_linear(search: Search, linear: Linear, work: float = math.inf) -> Questions[Answer]:

@@ -64,10 +64,7 @@ def _resolved(search: Search, found: Found, whole: Layouts, free: Sequence[int])
     best = found.candidate
     part = Part.of(whole.problem, tuple(best.priced.choice.values()), free)
     near = dict.fromkeys(filter(None, map(part.best_at, _around(found.multipliers))))
-    plans = [(best.layouts, choices) for choices in near]
-    hopeless = found.hopeless(plans, search.limit_bytes)
-    hopeful = [plan for plan in plans if plan[1] not in hopeless]
-    return found.better(search.judged(hopeful), search.limit_bytes) if hopeful else found
+    return search.best_of(found, [(best.layouts, choices) for choices in near])
 
 
 def _around(multipliers: Weights) -> Iterator[Multipliers]:

@@ -204,6 +204,14 @@ class Search:
         self.spent.best_s = min([self.spent.best_s, *fitting])
         return found
 
+    def best_of(self, found: Found, assignments: Sequence[Assigned]) -> Found:
+        """The best of the known plan and of those of `assignments` that may be better; the others are kept as
+        `hopeless`."""
+        hopeless = found.hopeless(assignments, self.limit_bytes)
+        self.hopeless.update(hopeless)
+        hopeful = [one for one in assignments if one[1] not in hopeless]
+        return found.better(self.judged(hopeful), self.limit_bytes)
+
     def _is_late(self, before: float, known: int) -> bool:
         """Whether to stop scheduling plans; records how long one takes."""
         taken = (time.monotonic() - before) / max(1, len(self.known) - known)

@@ -80,15 +80,16 @@ def machine_of(texts: Iterable[tuple[str, str]]) -> Machine:
         if _MIG.search(plain):
             hint = "nvidia-smi -mig 0 makes them whole; for parts, write a profile with what one of them has"
             raise ShardplanError(error("divided-device", "MIG divides these GPUs", file=place, hint=hint))
-        if any(form.search(plain) for form, _ in _OTHERS):
-            raise _unread(plain, place)
+        for form, what in _OTHERS:
+            if form.search(plain):
+                raise _unread(f"this is {what}", place)
         forms = (_hwloc, _topology, _query, _slurm, _rates, _modes)
         try:
             said = next(filter(None, (form(plain) for form in forms)), None)
         except EOFError as torn:
             raise ShardplanError(error("unread-capture", f"the end is missing: {torn}", file=place)) from None
         if said is None:
-            raise _unread(plain, place)
+            raise _unread("this is none of the known texts", place)
         found = _joined(found, said, place)
         rates = len(found.nic_gbit)
         if found.nics and rates and rates + (found.down_nics or 0) not in (found.nics, found.near_nics):
@@ -96,11 +97,10 @@ def machine_of(texts: Iterable[tuple[str, str]]) -> Machine:
     return found
 
 
-def _unread(text: str, place: str) -> ShardplanError:
+def _unread(summary: str, place: str) -> ShardplanError:
     hint = "give what nvidia-smi topo -m, nvidia-smi --query-gpu=name,memory.total --format=csv, ibstat, "
     hint += "scontrol show node or lstopo --of xml print; shardplan profiles lists what is shipped for other machines"
-    what = next((f"this is {what}" for form, what in _OTHERS if form.search(text)), "this is none of the known texts")
-    return ShardplanError(error("unread-capture", what, file=place, hint=hint))
+    return ShardplanError(error("unread-capture", summary, file=place, hint=hint))
 
 
 def _modes(text: str) -> Machine | None:
