@@ -39,7 +39,7 @@ from shardplan.planning.parallelism import DATA, Parallelism, axes_of, mesh_text
 from shardplan.study.pieces import layers_of
 
 Floats = NDArray[np.float64]
-FREE = ("sustained", "memory", "host_s", "host_collective_s", "loss_bytes", "partial_groups")
+FREE = ("sustained", "memory", "host_s", "tp_exponent", "loss_bytes", "partial_groups")
 """Constants that are fitted; all others are the profile's."""
 SOURCES = ("vtrain-one-node", "vtrain-many-nodes")
 _CHECKED = 6
@@ -197,11 +197,14 @@ class Table:
         """Steps of all rows under these constants, shape (rows,)."""
         products, other, forward, backward, again, kernels, collectives = self.parts
         sent = (1 - training.tp_forward) * (forward + again) + (1 - training.tp_backward) * backward
-        loss = training.loss_bytes * self.logits / (self.rate * training.memory)
+        cut = training.loss_bytes if training.cut_loss_bytes is None else training.cut_loss_bytes
+        by_logit = np.where(collectives > 0, cut, training.loss_bytes)  # ranks that send cut the vocabulary too
+        loss = by_logit * self.logits / (self.rate * training.memory)
         on_device = products / training.sustained + other / training.memory + sent + loss
         of_loss = training.loss_kernels * (self.logits > 0)
         on_host = training.host_s * (kernels + of_loss) + training.host_collective_s * collectives
-        both = (on_device**_TOGETHER + on_host**_TOGETHER) ** (1 / _TOGETHER)
+        power = np.where(collectives > 0, training.tp_exponent or _TOGETHER, _TOGETHER)
+        both = (on_device**power + on_host**power) ** (1 / power)
         once = both + (training.sends or 0.0) * self.send_s[:, None] * _MEETS
         late = self.late_s * np.where(self.partial, training.partial_groups, 1.0)[:, None]
         stages = self.microbatches[:, None] * once + late + self.update_s / training.memory
@@ -293,7 +296,7 @@ def show(folder: Path, rounds: int) -> None:
 def _told(constants: Training) -> str:
     return (
         f"sustained {constants.sustained:.2f}, memory {constants.memory:.2f}, host {1e6 * constants.host_s:.0f} us, "
-        f"collective {1e6 * constants.host_collective_s:.0f} us, loss {constants.loss_bytes:.0f} B, "
+        f"exponent {constants.tp_exponent:.1f}, loss {constants.loss_bytes:.0f} B, "
         f"partial groups x {constants.partial_groups:.1f}"
     )
 

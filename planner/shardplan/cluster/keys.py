@@ -248,8 +248,13 @@ TRAINING: Final = Keys((
         "trainer is never faster than its host", OMITTED, "host_s", said="0"),
     Key("host_collective_us", Number(MICROSECONDS), "time in which the host starts a collective", OMITTED,
         "host_collective_s", said="0"),
+    Key("tp_exponent", Number(minimum=1.0), "how host and device add up where ranks wait for each other within a "
+        "microbatch, as of tensor parallelism: 1 is one after the other, a large number the slower of the two",
+        OMITTED, said="3, as on a single device"),
     Key("loss_bytes", Number(), "bytes that the loss reads and writes for every logit, forward and backward: trainers "
         "compute it in fp32", OMITTED, said="0"),
+    Key("cut_loss_bytes", Number(), "instead of `training.loss_bytes` where tensor-parallel ranks cut the vocabulary",
+        OMITTED, said="`training.loss_bytes`"),
     Key("loss_kernels", Number(), "number of operators that the host starts for the loss of a microbatch, forward and "
         "backward, in addition to those of the model; 0 where parameters are sharded (FSDP)", OMITTED, said="0"),
     Key("fsdp_loss_memory", Number(), "instead of `training.loss_memory` where parameters are sharded (FSDP)", OMITTED,

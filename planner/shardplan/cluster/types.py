@@ -106,8 +106,9 @@ class Coalesce:
 @dataclass(frozen=True, slots=True)
 class Training:
     """What runs of trainers take other than the schedule of a plan, for predictions of given configurations alone.
-    `host_s`, `host_collective_s`: in which the host starts one operator, one collective; `loss_bytes`: memory
-    traffic of the loss for every logit; `loss_kernels`: operators that the host starts for the loss of a microbatch;
+    `host_s`, `host_collective_s`: in which the host starts one operator, one collective; `tp_exponent`: how host and
+    device add up where ranks wait for each other within a microbatch, None for as on a single device; `loss_bytes`:
+    memory traffic of the loss for every logit, `cut_loss_bytes` where ranks cut the vocabulary, None for the same; `loss_kernels`: operators that the host starts for the loss of a microbatch;
     `attention`: instead of that of `GemmEfficiency`, None for the same;
     `fsdp_kappa`, `fsdp_attention`, `fsdp_sustained`, `fsdp_memory`, `fsdp_loss_bytes`, `fsdp_loss_memory`: where
     parameters are sharded, instead of `Overlap.kappa`, `attention`, `sustained`, `memory`, `loss_bytes` and
@@ -124,7 +125,9 @@ class Training:
 
     host_s: float = 0.0
     host_collective_s: float = 0.0
+    tp_exponent: float | None = None
     loss_bytes: float = 0.0
+    cut_loss_bytes: float | None = None
     loss_kernels: float = 0.0
     fsdp_kappa: float | None = None
     sustained: float = 1.0

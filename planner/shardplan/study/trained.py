@@ -4,7 +4,7 @@ A plan is compared with plans, so overheads that all of them share do not matter
 compared with a clock. The profile states what a trainer adds to the schedule, each constant with its source
 (docs/fidelity.md); only `price` uses them:
 
-    step = (device^3 + host^3)^(1/3) + reduction + optimizer
+    step = (device^p + host^p)^(1/p) + reduction + optimizer
     device      the schedule's phases, less what of tensor parallelism's traffic runs in pieces beside products
                 (`tp_forward`, `tp_backward`), and the loss
     host        host_us for every kernel of those phases and for `loss_kernels` a microbatch, host_collective_us for
@@ -13,7 +13,8 @@ compared with a clock. The profile states what a trainer adds to the schedule, e
                 `partial_groups` where a group has several, but not all, devices of each of several machines
 
 The host runs ahead of the device, within a microbatch and from one to the next, so the slower of the two counts; if
-both take about as long, each sometimes waits for the other (`_TOGETHER`). Stages of a pipeline wait for their sends if
+both take about as long, each sometimes waits for the other (`p`: `_TOGETHER`). Where ranks meet in collectives within a
+microbatch, all wait for the last host, so host and device add up sooner (`tp_exponent`). Stages of a pipeline wait for their sends if
 the profile says so (`sends`): each of them meets each of its neighbours once for every microbatch.
 """
 
@@ -21,7 +22,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -117,10 +118,7 @@ def as_run(
     alone_ns = round(scheduled.seconds * NS_PER_S)
     hidden_ns = round(_hidden(scheduled, cluster, recomputed=recomputed, sharded=sharded) * NS_PER_S)
     hidden_ns = max(0, min(hidden_ns, alone_ns - summary.compute_ns))
-    by_logit = training.loss_bytes
-    if sharded and training.fsdp_loss_bytes is not None:
-        by_logit = training.fsdp_loss_bytes
-    moved = by_logit * _logits(plan) if loss else 0.0
+    moved = _by_logit(plan, training, sharded=sharded) * _logits(plan) if loss else 0.0
     loss_ns = round(moved / (cluster.device.hbm_bytes_per_s * cluster.device.memory_efficiency) * NS_PER_S)
     device_s = sum(phase.count * ran.seconds for phase, ran in scheduled.phases_ran() if phase.name != "update")
     device_ns = round(device_s * NS_PER_S) - hidden_ns + loss_ns
@@ -128,7 +126,8 @@ def as_run(
     if loss and not sharded:
         host_s += _microbatches(plan) * training.loss_kernels * training.host_s
     host_ns = round(host_s * NS_PER_S)
-    waited_ns = round((device_ns**_TOGETHER + host_ns**_TOGETHER) ** (1 / _TOGETHER)) - device_ns
+    power = _TOGETHER if sharded or not _meets(scheduled) else training.tp_exponent or _TOGETHER
+    waited_ns = round((device_ns**power + host_ns**power) ** (1 / power)) - device_ns
     step_ns = alone_ns - hidden_ns + loss_ns + late_ns + waited_ns
     changed = replace(
         summary,
@@ -167,18 +166,27 @@ def with_sends(found: PipelineResult, transfers: Transfers, schedule: Schedule, 
 
 
 def _reduced_late(moves: Iterable[Move], cluster: Cluster) -> int:
-    """Nanoseconds per step of reductions that wait for the end of backward."""
+    """Nanoseconds per step of reductions that wait for the end of backward. A trainer sums a gradient over all of its
+    ranks at once, also where the plan does so in several moves."""
+    late, summed = list(moves), dict[str, frozenset[int]]()
+    for move in late:
+        summed[move.tensor] = summed.get(move.tensor, frozenset()) | _summed_over(move)
     times = cluster.training.partial_groups
-    return sum(round(move.time_ns * (times if _in_partial_groups(move, cluster) else 1)) for move in moves)
+    return sum(round(move.time_ns * (times if _is_partial(summed[move.tensor], cluster) else 1)) for move in late)
 
 
-def _in_partial_groups(move: Move, cluster: Cluster) -> bool:
-    """Whether a move joins several, but not all, devices of each of several machines.
+def _summed_over(move: Move) -> frozenset[int]:
+    """Axes over which a move sums a gradient."""
+    ends = zip(move.source.placements, move.target.placements, strict=True)
+    return frozenset(axis for axis, (source, target) in enumerate(ends) if source.kind == "P" != target.kind)
+
+
+def _is_partial(axes: Collection[int], cluster: Cluster) -> bool:
+    """Whether ranks along `axes` are several, but not all, devices of each of several machines.
 
     Rings of such a group enter a machine by the card beside one of its devices and leave it from another device, which
     is not beside that card: through the host, as long as NCCL keeps to one card and has no PXN (before 2.12).
     """
-    axes = {axis for step in move.steps for axis in step.collective.axes}
     ways = [cluster.mesh.shape[axis] for axis in sorted(axes) if cluster.axis_levels[axis] == 0]
     outside = any(cluster.axis_levels[axis] > 0 and cluster.mesh.shape[axis] > 1 for axis in axes)
     own = zip(cluster.mesh.shape, cluster.axis_levels, strict=True)
@@ -204,6 +212,19 @@ def _is_reduction(move: Move) -> bool:
     return move.kind == "deferred" and move.phase == "backward"
 
 
+def _meets(scheduled: StepSchedule) -> bool:
+    """Whether ranks wait for each other within a microbatch: activations or their gradients are sent."""
+    return any(item.action == "blocking" for phase in scheduled.phases for item in phase.program)
+
+
+def _by_logit(plan: Plan, training: Training, *, sharded: bool) -> float:
+    """Memory traffic of the loss for every logit, bytes."""
+    if sharded and training.fsdp_loss_bytes is not None:
+        return training.fsdp_loss_bytes
+    cut = training.cut_loss_bytes
+    return cut if cut is not None and not sharded and _cuts_vocabulary(plan) else training.loss_bytes
+
+
 def _logits(plan: Plan) -> float:
     """Elements of all outputs of a step on one device: what the loss reads."""
     outputs = [tensor for tensor in plan.tensors if tensor.role == "output"]
@@ -215,11 +236,16 @@ def loss_memory_bytes(plan: Plan, training: Training) -> int:
     """The memory of one microbatch's loss beside the logits: their gradient, and the logits in fp32."""
     outputs = [tensor for tensor in plan.tensors if tensor.role == "output"]
     gradient = sum(tensor.bytes_per_device for tensor in outputs)
-    is_cut = any(
+    by_logit = training.loss_memory + (training.loss_parallel if _cuts_vocabulary(plan) else 0.0)
+    return gradient + round(by_logit * _logits(plan) / _microbatches(plan))
+
+
+def _cuts_vocabulary(plan: Plan) -> bool:
+    """Whether the last dim of an output is sharded."""
+    outputs = [tensor for tensor in plan.tensors if tensor.role == "output"]
+    return any(
         each.is_shard and each.dim == len(tensor.shape) - 1 for tensor in outputs for each in tensor.layout.placements
     )
-    by_logit = training.loss_memory + (training.loss_parallel if is_cut else 0.0)
-    return gradient + round(by_logit * _logits(plan) / _microbatches(plan))
 
 
 def _microbatches(plan: Plan) -> int:
