@@ -9,11 +9,14 @@ from shardplan.cluster.mesh import cluster_digest, make_cluster
 from shardplan.cluster.profile import load_profile, profile_from_text
 from shardplan.errors import ShardplanError
 from shardplan.graph.precision import Narrow, narrow_tensors
+from shardplan.layout.layout import Layout
+from shardplan.layout.placement import P, R, S
+from shardplan.plan.types import Move
 from shardplan.planning import parallelism
 from shardplan.rules import model_rules
 from shardplan.study.instance import load_model
 from shardplan.study.pieces import layers_of
-from shardplan.study.trained import as_run, as_trained, exchanging_beside
+from shardplan.study.trained import _is_partial, _summed_over, as_run, as_trained, exchanging_beside
 
 MODEL = "transformer:style=gpt,layers=2,hidden=256,heads=4,vocab=1024,seq=128"
 
@@ -77,6 +80,27 @@ def test_the_loss_reads_the_logits_that_a_device_has():
     elements = 16 / 2 * 128 * 1024
     seconds = 52 * elements / (device.hbm_bytes_per_s * device.memory_efficiency)
     assert (with_loss - without) / 1e9 == pytest.approx(seconds, rel=1e-3)
+
+
+def test_a_loss_of_a_cut_vocabulary_moves_bytes_of_its_own():
+    said = {"loss_bytes": 520, "cut_loss_bytes": 52}
+    for ways, changes in (({"tp": 1}, False), ({"tp": 2}, True)):
+        both, whole, cut = (priced(cluster_with(**told), **ways).spent.compute_ns for told in (
+            said, {"loss_bytes": 520}, {"loss_bytes": 52}
+        ))  # fmt: skip
+        assert both == (cut if changes else whole) != (whole if changes else cut)
+
+
+def test_host_and_device_add_up_sooner_where_ranks_wait_for_each_other():
+    """The exponent 1 is one after the other."""
+    host = {"host_us": 200, "host_collective_us": 200}
+    for ways, meet in (({"tp": 1}, False), ({"tp": 2}, True), ({"dp": 4, "zero": 3}, False)):
+        free = priced(cluster_with(host_us=0.0001), **ways).plan.summary.step_ns
+        usual, sooner, after = (
+            priced(cluster_with(**host, **more), **ways).plan.summary.step_ns - free
+            for more in ({}, {"tp_exponent": 1.5}, {"tp_exponent": 1})
+        )
+        assert (usual < sooner < after) if meet else (usual == sooner == after)
 
 
 @pytest.mark.parametrize("micro_batch", [1, 4])
@@ -233,6 +257,25 @@ def test_groups_of_several_devices_of_several_machines_reduce_slowly_where_it_is
     )
     assert (once < twice < thrice) if joins else (once == twice == thrice)
     assert twice - once == pytest.approx(thrice - twice, abs=50)
+
+
+def test_ranks_that_a_gradient_joins_are_those_of_the_axes_it_is_summed_over():
+    """However it gets from one layout to the other: machines of two by four devices."""
+    source, target = Layout.of(P(), P(), S(0)), Layout.of(R, R, S(1))
+    move = Move("w", source, target, "", "backward", (), kind="deferred")
+    assert _summed_over(move) == {0, 1}
+    assert _summed_over(replace(move, target=Layout.of(P(), R, S(1)))) == {1}
+    cluster = make_cluster(load_profile("a100-dgx"), "machine=8,gpu0=2,gpu1=4")
+    assert [_is_partial(axes, cluster) for axes in ({0, 1}, {0}, {1}, {0, 1, 2})] == [True, False, False, False]
+
+
+@pytest.mark.parametrize("tp", [2, 4])
+def test_scores_of_a_sequence_as_long_as_the_hidden_size_are_cut_by_heads(tp):
+    model = "transformer:style=gpt,layers=2,hidden=256,heads=4,vocab=1024,seq=256,attention=decomposed,dropout=true"
+    found = shardplan.price(model, cluster="a100-dgx", tp=tp, micro_batch=8, global_batch=8)
+    scores = [tensor for tensor in found.plan.tensors if tensor.shape == (8, 4, 256, 256)]
+    assert scores
+    assert all(S(1) in tensor.layout.placements for tensor in scores)
 
 
 def test_whole_experts_are_spread_over_tensor_parallel_ranks_as_well():
