@@ -108,20 +108,20 @@ class Training:
     """What runs of trainers take other than the schedule of a plan, for predictions of given configurations alone.
     `host_s`, `host_collective_s`: in which the host starts one operator, one collective; `tp_exponent`: how host and
     device add up where ranks wait for each other within a microbatch, None for as on a single device; `loss_bytes`:
-    memory traffic of the loss for every logit, `cut_loss_bytes` where ranks cut the vocabulary, None for the same; `loss_kernels`: operators that the host starts for the loss of a microbatch;
-    `attention`: instead of that of `GemmEfficiency`, None for the same;
-    `fsdp_kappa`, `fsdp_attention`, `fsdp_sustained`, `fsdp_memory`, `fsdp_loss_bytes`, `fsdp_loss_memory`: where
-    parameters are sharded, instead of `Overlap.kappa`, `attention`, `sustained`, `memory`, `loss_bytes` and
-    `loss_memory`; `sustained`, `memory`: times `GemmEfficiency.sustained` and `Device.memory_efficiency`;
-    `tp_forward`, `tp_backward`: share of the tensor-parallel traffic of forward and of backward that is hidden;
-    `exchange`: the same of what experts' tokens take between devices; `narrow`, `grouped`: instead of those of
-    `GemmEfficiency`; `reduces_beside`: gradients of whole weights are reduced beside backward, else after it;
-    `partial_groups`: times what a reduction after backward takes in groups of several, but not all, devices of each
-    of several machines; `sends`: share of what pipeline stages hand on that each of them waits for, None for what
-    `Overlap.p2p` leaves of every border; `loss_memory`: bytes that the loss holds for every logit besides it and
-    its gradient, and `loss_parallel` where the vocabulary is cut. A configuration says, and no profile:
-    `exchanges_beside`, those exchanges run beside the compute of another microbatch; `exchanges_only`, nothing else
-    is waited for, as neither the hidden state nor the sequence is cut."""
+    memory traffic of the loss for every logit, `cut_loss_bytes` where ranks cut the vocabulary, None for the same;
+    `loss_kernels`: operators that the host starts for the loss of a microbatch; `attention`: instead of that of
+    `GemmEfficiency`, None for the same; `fsdp_kappa`, `fsdp_attention`, `fsdp_sustained`, `fsdp_memory`,
+    `fsdp_loss_bytes`, `fsdp_loss_memory`: where parameters are sharded, instead of `Overlap.kappa`, `attention`,
+    `sustained`, `memory`, `loss_bytes` and `loss_memory`; `sustained`, `memory`: times `GemmEfficiency.sustained` and
+    `Device.memory_efficiency`; `tp_forward`, `tp_backward`: share of the tensor-parallel traffic of forward and of
+    backward that is hidden; `exchange`: the same of what experts' tokens take between devices; `narrow`, `grouped`:
+    instead of those of `GemmEfficiency`; `reduces_beside`: gradients of whole weights are reduced beside backward,
+    else after it; `partial_groups`: times what a reduction after backward takes in groups of several, but not all,
+    devices of each of several machines; `sends`: share of what pipeline stages hand on that each of them waits for,
+    None for what `Overlap.p2p` leaves of every border; `loss_memory`: bytes that the loss holds for every logit
+    besides it and its gradient, and `loss_parallel` where the vocabulary is cut. A configuration says, and no profile:
+    `exchanges_beside`, those exchanges run beside the compute of another microbatch; `exchanges_only`, nothing else is
+    waited for, as neither the hidden state nor the sequence is cut."""
 
     host_s: float = 0.0
     host_collective_s: float = 0.0

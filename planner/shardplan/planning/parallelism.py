@@ -239,20 +239,10 @@ def hidden_of(model: Model) -> int:
     return max(sorted(set(widths)), key=widths.count) if widths else 0
 
 
-def _rank_of_hidden(model: Model, hidden: int) -> int:
-    """The most dims of a hidden state of this size that a normalisation reads; no limit if none reads one."""
-    ranks = [len(shape) for shape in _normalised(model) if shape[-1] == hidden]
-    return max(ranks, default=_NO_END)
-
-
 def _normalised(model: Model) -> list[tuple[int, ...]]:
     """Shapes that normalisations read."""
-    shapes = [
-        model.tensor(operator.inputs[0]).shape
-        for operator in model.operators
-        if operator.op_type.endswith("Normalization")
-    ]
-    return [shape for shape in shapes if shape]
+    read = (operator.inputs[0] for operator in model.operators if operator.op_type.endswith("Normalization"))
+    return [shape for name in read if (shape := model.tensor(name).shape)]
 
 
 def restriction(parallelism: Parallelism, kinds: tuple[str, ...], hidden: int) -> Restrict:
@@ -336,15 +326,12 @@ class _Fixed:
     def _residual(self) -> dict[Node, Mask]:
         """Layouts of the hidden state outside attention and MLP. Attention scores of a sequence as long as the hidden
         size is wide have more dims."""
-        rank = _rank_of_hidden(self.built.model, self.hidden)
-        names = [
-            name
-            for operator in self.built.model.operators
-            if operator.op_type in _ON_RESIDUAL
-            for name in operator.outputs
-            if name in self.built.kept and self.built.kept[name].kind.shape[-1:] == (self.hidden,)
-            and len(self.built.kept[name].kind.shape) <= rank
-        ]
+        model, kept = self.built.model, self.built.kept
+        ranks = [len(shape) for shape in _normalised(model) if shape[-1] == self.hidden]
+        outputs = (name for operator in model.operators if operator.op_type in _ON_RESIDUAL for name in operator.outputs)
+        shapes = {name: kept[name].kind.shape for name in outputs if name in kept}
+        most = max(ranks, default=_NO_END)
+        names = [name for name, shape in shapes.items() if shape[-1:] == (self.hidden,) and len(shape) <= most]
         return {("kept", name): self._activation(self.built.kept[name]) for name in names}
 
     def _experts(self, weights: set[str]) -> frozenset[str]:

@@ -14,8 +14,8 @@ compared with a clock. The profile states what a trainer adds to the schedule, e
 
 The host runs ahead of the device, within a microbatch and from one to the next, so the slower of the two counts; if
 both take about as long, each sometimes waits for the other (`p`: `_TOGETHER`). Where ranks meet in collectives within a
-microbatch, all wait for the last host, so host and device add up sooner (`tp_exponent`). Stages of a pipeline wait for their sends if
-the profile says so (`sends`): each of them meets each of its neighbours once for every microbatch.
+microbatch, all wait for the last host, so host and device add up sooner (`tp_exponent`). Stages of a pipeline wait for
+their sends if the profile says so (`sends`): each of them meets each of its neighbours once for every microbatch.
 """
 
 from __future__ import annotations
