@@ -328,8 +328,8 @@ class _Fixed:
         size is wide have more dims."""
         model, kept = self.built.model, self.built.kept
         ranks = [len(shape) for shape in _normalised(model) if shape[-1] == self.hidden]
-        outputs = (name for operator in model.operators if operator.op_type in _ON_RESIDUAL for name in operator.outputs)
-        shapes = {name: kept[name].kind.shape for name in outputs if name in kept}
+        beside = (operator for operator in model.operators if operator.op_type in _ON_RESIDUAL)
+        shapes = {name: kept[name].kind.shape for one in beside for name in one.outputs if name in kept}
         most = max(ranks, default=_NO_END)
         names = [name for name, shape in shapes.items() if shape[-1:] == (self.hidden,) and len(shape) <= most]
         return {("kept", name): self._activation(self.built.kept[name]) for name in names}
