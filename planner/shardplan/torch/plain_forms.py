@@ -248,6 +248,27 @@ def turned(input: Tensor, k: int = 1, dims: Sequence[int] = (0, 1)) -> Tensor:  
     return made.transpose(one, other) if quarters else made
 
 
+def bilinear(input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`torch.bilinear`, a kernel of its own, as a product of three tensors."""
+    made: Tensor = torch.einsum("...i,oij,...j->...o", input1, weight, input2)
+    return made if bias is None else made + bias
+
+
+def summed_products(input: Tensor, batch1: Tensor, batch2: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Tensor:  # noqa: A002
+    """`torch.addbmm`: products of a batch, summed over it."""
+    return input * beta + torch.bmm(batch1, batch2).sum(0) * alpha
+
+
+def added_product(input: Tensor, mat: Tensor, vec: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Tensor:  # noqa: A002
+    """`torch.addmv`: a product of a matrix and a vector."""
+    return input * beta + torch.mv(mat, vec) * alpha
+
+
+def added_outer(input: Tensor, vec1: Tensor, vec2: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Tensor:  # noqa: A002
+    """`torch.addr`: an outer product of vectors."""
+    return input * beta + vec1.unsqueeze(1) * vec2.unsqueeze(0) * alpha
+
+
 def plain_form(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[..., Any] | None:
     """The simpler function for a call of `func`, if there is one."""
     if func is _ATTENTION:
@@ -269,6 +290,10 @@ def plain_form(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> C
 
 
 _OF_TENSORS: Mapping[Any, Callable[..., Tensor]] = {
+    torch.bilinear: bilinear,
+    **dict.fromkeys((torch.addbmm, Tensor.addbmm), summed_products),
+    **dict.fromkeys((torch.addmv, Tensor.addmv), added_product),
+    **dict.fromkeys((torch.addr, Tensor.addr), added_outer),
     **dict.fromkeys((torch.trace, Tensor.trace), trace),
     **dict.fromkeys((torch.rot90, Tensor.rot90), turned),
     **dict.fromkeys((torch.masked_scatter, Tensor.masked_scatter), masked_scatter),

@@ -39,7 +39,7 @@ class LargestShapes(TorchFunctionMode):  # type: ignore[misc]
         self.guesses, self.guessed = False, 0
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs, name = kwargs or {}, getattr(func, "__name__", "")
+        kwargs, name = _unseeded(kwargs or {}), getattr(func, "__name__", "")
         if getattr(func, "__self__", None) is Tensor.data:  # an exporter takes it for numbers that are known
             return args[0].detach() if name == "__get__" else args[0].detach().copy_(args[1])
         numbers = self._known[id(args[0])][1] if args and id(args[0]) in self._known else None
@@ -115,6 +115,16 @@ _PARTS: Mapping[str, Callable[..., Any]] = {
     "squeeze": lambda numbers, dim=None: numbers.squeeze(dim),
     "flatten": lambda numbers: numbers.reshape(-1),
 }
+
+
+def _unseeded(kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Without a generator of random numbers, which no graph holds: a plan is the same whatever is drawn."""
+    return {key: value for key, value in kwargs.items() if not isinstance(value, torch.Generator)}
+
+
+def _subtracted(tensor: Tensor, other: Any) -> Any:
+    """`1.0 - tensor` of whole numbers, whose promotion to floats torch's exporter fails at."""
+    return -(tensor - other) if isinstance(other, float) and not tensor.is_floating_point() else NotImplemented
 
 
 def _item(tensor: Tensor, index: Any) -> Any:
@@ -210,6 +220,7 @@ _FORMS: Mapping[Any, Callable[..., Any]] = {
     torch.ctc_loss: _ctc,
     Tensor.__getitem__: _item,
     Tensor.__setitem__: _set_item,
+    Tensor.__rsub__: _subtracted,
     **dict.fromkeys((torch.bincount, Tensor.bincount), _counts),
     **dict.fromkeys((torch.clamp, Tensor.clamp, torch.clip, Tensor.clip), _clamped),
     **dict.fromkeys((torch.masked_scatter, Tensor.masked_scatter), masked_scatter),
