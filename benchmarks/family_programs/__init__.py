@@ -15,6 +15,7 @@ from family_programs.lengths import LENGTHS
 from family_programs.libraries import LIBRARIES as MODELS
 from family_programs.loops import LOOPS
 from family_programs.mathematics import MATHEMATICS
+from family_programs.multimodal import MULTIMODAL
 from family_programs.objectives import OBJECTIVES
 from family_programs.odd import ODD
 from family_programs.point_sets import POINT_SETS
@@ -69,7 +70,7 @@ OWN = {
     **UNUSUAL,
     **{name: make for name, (make, _) in LOOPS.items()},
 }
-LIBRARIES = {**VISION_LIBRARIES, **VISION_UNLISTED, **MODELS, **ADAPTERS}
+LIBRARIES = {**VISION_LIBRARIES, **VISION_UNLISTED, **MODELS, **MULTIMODAL, **ADAPTERS}
 PROGRAMS = {**OWN, **LIBRARIES}
 
 __all__ = ["LIBRARIES", "LOOPS", "OWN", "PROGRAMS"]

@@ -108,7 +108,7 @@ TIMM = {
     "timm lambda": _of_layers("lambda_layer.LambdaLayer", num_heads=4, dim_head=4, r=3),
     "timm halos": _of_layers("halo_attn.HaloAttn", num_heads=4, dim_head=4, block_size=4, halo_size=1),
     "timm bottleneck": _of_layers("bottleneck_attn.BottleneckAttn", feat_size=(8, 8), num_heads=4, dim_head=4),
-    "timm channel attentions": _of_layers("eca.EcaModule", "cbam.CbamModule", "gather_excite.GatherExcite",
+    "timm channel attentions": _of_layers("eca.EcaModule", "cbam.CbamModule",
                                           "global_context.GlobalContext", "split_attn.SplitAttn",
                                           "selective_kernel.SelectiveKernel"),
     "timm visformer": _timm("visformer_tiny", 32, img_size=32, init_channels=8, embed_dim=32, depth=(1, 1, 1),
@@ -160,11 +160,6 @@ DIFFUSERS = {
         ("encoder_hidden_states", "encoder_hidden_states_mask", "timestep"), patch_size=2, in_channels=16,
         out_channels=4, num_layers=2, attention_head_dim=8, num_attention_heads=4, joint_attention_dim=16,
         axes_dims_rope=(2, 2, 4),
-    ),
-    "diffusers tiny vae": _diffusers(
-        "AutoencoderTiny", lambda: (torch.randn(4, 3, 16, 16), torch.randn(4, 3, 16, 16)), (),
-        encoder_block_out_channels=(8, 8), decoder_block_out_channels=(8, 8), num_encoder_blocks=(1, 1),
-        num_decoder_blocks=(1, 1),
     ),
     "diffusers dc vae": _diffusers(
         "AutoencoderDC", lambda: (torch.randn(4, 3, 16, 16), torch.randn(4, 3, 16, 16)), (), latent_channels=4,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,6 +22,7 @@ _CROSS_ENTROPY, _GAUSSIAN = functional.cross_entropy, functional.gaussian_nll_lo
 _SEARCH, _BUCKETS = torch.searchsorted, torch.bucketize
 _COVARIANCE, _CORRELATION = torch.cov, torch.corrcoef
 _EQUAL = torch.equal
+_INDEXED = (Tensor.__getitem__, Tensor.__setitem__)
 
 
 def embedding_bag(
@@ -269,6 +271,17 @@ def added_outer(input: Tensor, vec1: Tensor, vec2: Tensor, *, beta: Any = 1, alp
     return input * beta + vec1.unsqueeze(1) * vec2.unsqueeze(0) * alpha
 
 
+def with_stacked_index(func: Any, tensor: Tensor, index: Any, *given: Any) -> Any:
+    """`tensor[index]` or its assignment, where sequences of tensors without dims are in the index."""
+    items = index if isinstance(index, tuple) else (index,)
+    return func(tensor, tuple(torch.stack(tuple(each)) if is_of_tensors(each) else each for each in items), *given)
+
+
+def is_of_tensors(item: Any) -> bool:
+    """Whether a part of an index is a sequence of tensors, not all of them numbers of Python."""
+    return isinstance(item, (list, tuple)) and bool(item) and all(isinstance(each, Tensor) for each in item)
+
+
 def plain_form(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[..., Any] | None:
     """The simpler function for a call of `func`, if there is one."""
     if func is _ATTENTION:
@@ -279,6 +292,8 @@ def plain_form(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> C
         return cross_entropy if target.is_floating_point() else None
     if func is _GAUSSIAN:
         return gaussian_nll_loss
+    if func in _INDEXED and isinstance(args[1], tuple) and any(map(is_of_tensors, args[1])):
+        return functools.partial(with_stacked_index, func)
     if func is not _BAG:
         return _OF_TENSORS.get(func)
     bound = _SIGNATURE.bind(*args, **kwargs)

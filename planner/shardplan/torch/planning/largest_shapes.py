@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from shardplan.torch.plain_forms import masked_scatter
+from shardplan.torch.plain_forms import is_of_tensors, masked_scatter, with_stacked_index
 from shardplan.torch.planning.packed_sequences import PackedSequences, is_projected, projected
 
 _MOST = 256
@@ -32,25 +32,36 @@ class LargestShapes(TorchFunctionMode):  # type: ignore[misc]
     result (a loop over experts that have tokens) sees all positions."""
 
     def __init__(self) -> None:
-        """`guesses`: whether a condition that depends on data is assumed to be false; `guessed`: how often it was."""
+        """`guesses`: whether a condition that depends on data is assumed to be false; `guessed`: how often it was;
+        `asked`: how often in the last pass of the program; `held`: which of these conditions, counted from 1, are
+        assumed to hold, as checks of a program do."""
         super().__init__()
         self._known: dict[int, tuple[Tensor, Numbers]] = {}
         self._packed = PackedSequences()
         self.guesses, self.guessed = False, 0
+        self.asked, self.held = 0, set[int]()
+
+    def begin(self) -> None:
+        """A pass of the program begins."""
+        self.asked = 0
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs, name = _unseeded(kwargs or {}), getattr(func, "__name__", "")
         if getattr(func, "__self__", None) is Tensor.data:  # an exporter takes it for numbers that are known
             return args[0].detach() if name == "__get__" else args[0].detach().copy_(args[1])
+        if func in _INDEXED and isinstance(args[1], tuple) and any(map(is_of_tensors, args[1])):
+            with self:
+                return with_stacked_index(func, *args)
         numbers = self._known[id(args[0])][1] if args and id(args[0]) in self._known else None
         if numbers is not None and name in _LOOKS:
             looked = _LOOKS[name](numbers, *args[1:], **kwargs)
             if looked is not NotImplemented:
                 return looked
         asks = name == "__bool__" or (name == "item" and args[0].dtype == torch.bool)
-        if self.guesses and asks and self.guessed < _MOST:
+        if self.guesses and asks and self.asked < _MOST:
             self.guessed += 1
-            return False
+            self.asked += 1
+            return self.asked in self.held
         made = self._packed.form(func, args)
         if made is NotImplemented and is_projected(func, args):
             made = projected(func, *args)
@@ -227,4 +238,5 @@ _FORMS: Mapping[Any, Callable[..., Any]] = {
     torch.masked_select: _masked_select,
     Tensor.masked_select: _masked_select,
 }
+_INDEXED = frozenset((Tensor.__getitem__, Tensor.__setitem__))
 _PLACES = frozenset((torch.nonzero, Tensor.nonzero, torch.argwhere, Tensor.argwhere, torch.where))
