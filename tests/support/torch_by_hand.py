@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn, optim
 from torch.nn import functional, init
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from torch_cases import mesh_of
 
 import shardplan.torch
@@ -46,11 +47,11 @@ def loss_of(model: nn.Module, x: Tensor) -> Tensor:
 
 
 def optimized(make: Callable[[list[Tensor]], optim.Optimizer]) -> Callable[[nn.Module, Tensor], list[float]]:
-    """Three steps of an optimizer, which asks for the loss itself."""
+    """Two steps of an optimizer, which asks for the loss itself."""
 
     def loop(model: nn.Module, x: Tensor) -> list[float]:
         optimizer = make(list(model.parameters()))
-        return [float(optimizer.step(lambda: loss_of(model, x))) for _ in range(3)]
+        return [float(optimizer.step(lambda: loss_of(model, x))) for _ in range(2)]
 
     return loop
 
@@ -92,10 +93,21 @@ def fresh(model: nn.Module, x: Tensor) -> list[float]:
     return [*found, loss_of(model, x).item()]
 
 
+def flattened(model: nn.Module, x: Tensor) -> list[float]:
+    """All weights as one vector, whatever their layouts; rows by number; a change of it is a change of them."""
+    with torch.no_grad():
+        vector = parameters_to_vector(model.parameters())
+        found = [*vector.tolist(), *model.first_weight[torch.tensor([3, 1])].tolist()[0]]
+        found += torch.flatten(model.second_weight).tolist()
+        vector_to_parameters(vector * 0.5, model.parameters())
+    return [*found, loss_of(model, x).item()]
+
+
 LOOPS: dict[str, Callable[[nn.Module, Tensor], list[float]]] = {
     "nudged": nudged,
     "scaled": scaled,
     "fresh": fresh,
+    "flattened": flattened,
     "Rprop": optimized(lambda held: optim.Rprop(held, 0.05)),
     "fused SGD": optimized(lambda held: optim.SGD(held, 0.05, 0.9, fused=True)),
     "fused Adagrad": optimized(lambda held: optim.Adagrad(held, 0.05, fused=True)),

@@ -24,6 +24,7 @@ from shardplan.torch.optimizers import watch_optimizers
 from shardplan.torch.parameters.between_steps import keep_changes, refuse_lost_changes
 from shardplan.torch.parameters.distribution import distribute, place_constants
 from shardplan.torch.parameters.fresh_numbers import draw_whole
+from shardplan.torch.parameters.interleaved_views import view_in_order
 from shardplan.torch.parameters.naming import name_parameters, trained_and_unnamed, without_constants
 from shardplan.torch.parameters.plain_operands import take_plain_tensors
 from shardplan.torch.parameters.read_numbers import read_whole
@@ -75,7 +76,7 @@ class AppliedPlan:
         self._hooks: contextlib.ExitStack | None = None
         watch_optimizers(groups.device_mesh)
         keep_changes(groups.device_mesh)
-        for once in (take_plain_tensors, draw_whole, read_whole, take_pieces):
+        for once in (take_plain_tensors, draw_whole, read_whole, view_in_order, take_pieces):
             once()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> AppliedPlan:

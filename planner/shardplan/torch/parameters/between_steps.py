@@ -28,8 +28,8 @@ _COPIES: list[tuple[Any, DTensor]] = []
 """Parts of parameters that are copies: a weak reference, and a tensor without entries of the same version."""
 _JOINED, _DATA = "_shardplan_joined", "_shardplan_data"
 _VIEWS = (
-    "__getitem__", "narrow", "select", "chunk", "split", "unbind", "diagonal", "view", "flatten", "unflatten", "detach",
-    "t", "transpose", "permute", "squeeze", "unsqueeze",
+    "__getitem__", "narrow", "select", "chunk", "split", "unbind", "diagonal", "view", "reshape", "flatten", "ravel",
+    "unflatten", "detach", "t", "transpose", "permute", "squeeze", "unsqueeze",
 )  # fmt: skip
 """Methods that give views of a tensor, which programs change in place."""
 
@@ -156,9 +156,14 @@ def _local(stored: DTensor, given: Tensor) -> Tensor:
     return given.to_local()
 
 
+def is_planned_mesh(mesh: DeviceMesh) -> bool:
+    """Whether a plan has been applied to some model on a mesh."""
+    return mesh in _MESHES
+
+
 def is_on_planned_mesh(stored: DTensor) -> bool:
-    """Whether a plan has been applied to some model on the mesh of a tensor."""
-    return stored.device_mesh in _MESHES
+    """The same of the mesh of a tensor."""
+    return is_planned_mesh(stored.device_mesh)
 
 
 def is_planned(stored: DTensor) -> bool:

@@ -22,16 +22,17 @@ from shardplan.torch.placements import from_local
 _METHODS = (
     "add_", "sub_", "mul_", "div_", "addcmul_", "addcdiv_", "lerp_", "clamp_", "clamp_min_", "clamp_max_",
     "masked_fill_", "__iadd__", "__isub__", "__imul__", "__itruediv__", "add", "sub", "mul", "div", "lerp", "__add__",
-    "__radd__", "__sub__", "__rsub__", "__mul__", "__rmul__", "__truediv__", "__rtruediv__",
+    "__radd__", "__sub__", "__rsub__", "__mul__", "__rmul__", "__truediv__", "__rtruediv__", "__getitem__", "gather",
+    "index_select",
 )  # fmt: skip
-"""Methods by which programs change weights, with tensors beside."""
+"""Methods by which programs change weights and look entries up, with tensors beside."""
 
 
 @functools.cache
 def take_plain_tensors() -> None:
     """From now on these methods of DTensors of plans take plain tensors, where no gradient is asked for."""
     for name in _METHODS:
-        setattr(DTensor, name, _taking(getattr(Tensor, name)))
+        setattr(DTensor, name, _taking(getattr(DTensor, name)))
 
 
 def _taking(own: Callable[..., Any]) -> Callable[..., Any]:

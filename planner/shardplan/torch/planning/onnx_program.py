@@ -26,7 +26,14 @@ from shardplan.torch.planning.below_autograd import below_autograd, ending_trans
 from shardplan.torch.planning.complex_pairs import in_pairs
 from shardplan.torch.planning.largest_shapes import LargestShapes
 from shardplan.torch.planning.onnx_forms import onnx_forms
-from shardplan.torch.planning.refusals import is_of_a_check, is_of_complex_numbers, is_of_data, is_of_tracing, refusal, said_of
+from shardplan.torch.planning.refusals import (
+    is_of_a_check,
+    is_of_complex_numbers,
+    is_of_data,
+    is_of_tracing,
+    refusal,
+    said_of,
+)
 from shardplan.torch.planning.reserved_names import renamed, reserved_names, restore
 from shardplan.torch.planning.stand_ins import stand_in, unknown_operator
 from shardplan.torch.with_loss import INPUT, WithLoss, argument_names

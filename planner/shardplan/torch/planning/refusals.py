@@ -56,7 +56,11 @@ _CAUSES: tuple[tuple[str, str, str], ...] = (
         "it makes tensors that no graph sees (tensor.data)",
         "read and change tensors themselves, under torch.no_grad() where gradients are to leave them out",
     ),
-    (r"meta tensor|from data|data is not allocated", "it reads values of tensors while it runs", "keep what it reads as numbers"),
+    (
+        r"meta tensor|from data|data is not allocated",
+        "it reads values of tensors while it runs",
+        "keep what it reads as numbers",
+    ),
     (
         r"Unsupported input type|not a known type",
         "it is called with objects that torch cannot look into",
