@@ -274,11 +274,15 @@ def added_outer(input: Tensor, vec1: Tensor, vec2: Tensor, *, beta: Any = 1, alp
 def with_stacked_index(func: Any, tensor: Tensor, index: Any, *given: Any) -> Any:
     """`tensor[index]` or its assignment, where sequences of tensors without dims are in the index."""
     items = index if isinstance(index, tuple) else (index,)
-    return func(tensor, tuple(torch.stack(tuple(each)) if is_of_tensors(each) else each for each in items), *given)
+    return func(tensor, tuple(torch.stack(tuple(each)) if _is_of_tensors(each) else each for each in items), *given)
 
 
-def is_of_tensors(item: Any) -> bool:
-    """Whether a part of an index is a sequence of tensors, not all of them numbers of Python."""
+def is_by_sequences(func: Any, args: Sequence[Any]) -> bool:
+    """Whether items are read or set by sequences of tensors."""
+    return func in _INDEXED and isinstance(args[1], tuple) and any(map(_is_of_tensors, args[1]))
+
+
+def _is_of_tensors(item: Any) -> bool:
     return isinstance(item, (list, tuple)) and bool(item) and all(isinstance(each, Tensor) for each in item)
 
 
@@ -290,9 +294,7 @@ def plain_form(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> C
     if func is _CROSS_ENTROPY:
         target = args[1] if len(args) > 1 else kwargs["target"]
         return cross_entropy if target.is_floating_point() else None
-    if func is _GAUSSIAN:
-        return gaussian_nll_loss
-    if func in _INDEXED and isinstance(args[1], tuple) and any(map(is_of_tensors, args[1])):
+    if is_by_sequences(func, args):
         return functools.partial(with_stacked_index, func)
     if func is not _BAG:
         return _OF_TENSORS.get(func)
@@ -305,6 +307,7 @@ def plain_form(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> C
 
 
 _OF_TENSORS: Mapping[Any, Callable[..., Tensor]] = {
+    _GAUSSIAN: gaussian_nll_loss,
     torch.bilinear: bilinear,
     **dict.fromkeys((torch.addbmm, Tensor.addbmm), summed_products),
     **dict.fromkeys((torch.addmv, Tensor.addmv), added_product),

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from shardplan.torch.plain_forms import is_of_tensors, masked_scatter, with_stacked_index
+from shardplan.torch.plain_forms import is_by_sequences, masked_scatter, with_stacked_index
 from shardplan.torch.planning.packed_sequences import PackedSequences, is_projected, projected
 
 _MOST = 256
@@ -47,11 +47,9 @@ class LargestShapes(TorchFunctionMode):  # type: ignore[misc]
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs, name = _unseeded(kwargs or {}), getattr(func, "__name__", "")
-        if getattr(func, "__self__", None) is Tensor.data:  # an exporter takes it for numbers that are known
-            return args[0].detach() if name == "__get__" else args[0].detach().copy_(args[1])
-        if func in _INDEXED and isinstance(args[1], tuple) and any(map(is_of_tensors, args[1])):
-            with self:
-                return with_stacked_index(func, *args)
+        rewritten = self._rewritten(func, args, name)
+        if rewritten is not NotImplemented:
+            return rewritten
         numbers = self._known[id(args[0])][1] if args and id(args[0]) in self._known else None
         if numbers is not None and name in _LOOKS:
             looked = _LOOKS[name](numbers, *args[1:], **kwargs)
@@ -76,6 +74,15 @@ class LargestShapes(TorchFunctionMode):  # type: ignore[misc]
             if numbers is not None and name in _PARTS:
                 self._note(made, _PARTS[name](numbers, *args[1:], **kwargs))
         return made
+
+    def _rewritten(self, func: Any, args: Any, name: str) -> Any:
+        """What an exporter takes in another form."""
+        if getattr(func, "__self__", None) is Tensor.data:  # it takes it for numbers that are known
+            return args[0].detach() if name == "__get__" else args[0].detach().copy_(args[1])
+        if not is_by_sequences(func, args):
+            return NotImplemented
+        with self:
+            return with_stacked_index(func, *args)
 
     def _places(self, args: Sequence[Any], *, as_tuple: bool) -> Any:
         """`nonzero` and `where` of one tensor: the positions of all entries."""
@@ -238,5 +245,4 @@ _FORMS: Mapping[Any, Callable[..., Any]] = {
     torch.masked_select: _masked_select,
     Tensor.masked_select: _masked_select,
 }
-_INDEXED = frozenset((Tensor.__getitem__, Tensor.__setitem__))
 _PLACES = frozenset((torch.nonzero, Tensor.nonzero, torch.argwhere, Tensor.argwhere, torch.where))
