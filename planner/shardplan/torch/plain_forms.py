@@ -15,6 +15,7 @@ from torch.distributions import Distribution
 from torch.nn import functional
 
 from shardplan.torch.eager.aliases import in_memory
+from shardplan.torch.listed_functions import by_entry, listed_functions
 
 _BAG, _DISTANCES = functional.embedding_bag, torch.cdist
 _ATTENTION = functional.scaled_dot_product_attention
@@ -297,7 +298,7 @@ def plain_form(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> C
     if is_by_sequences(func, args):
         return functools.partial(with_stacked_index, func)
     if func is not _BAG:
-        return _OF_TENSORS.get(func)
+        return _OF_TENSORS.get(func) or by_entry(func)
     bound = _SIGNATURE.bind(*args, **kwargs)
     bound.apply_defaults()
     if _is_even(*(bound.arguments[name] for name in _TELLING)):
@@ -345,6 +346,10 @@ def in_plain_forms() -> Iterator[None]:
     Distribution.set_default_validate_args(False)  # it looks at numbers, and a graph has none
     for name, form in _OF_FUNCTIONAL.items():
         setattr(functional, name, form)
+    listed = listed_functions()
+    owned = {name: getattr(torch, name) for name in listed}
+    for name, entries in listed.items():
+        setattr(torch, name, entries)
     try:
         yield
     finally:
@@ -352,8 +357,9 @@ def in_plain_forms() -> Iterator[None]:
         torch.cdist, torch.searchsorted, torch.bucketize = _DISTANCES, _SEARCH, _BUCKETS
         torch.cov, torch.corrcoef = _COVARIANCE, _CORRELATION
         torch.equal = _EQUAL
-        for name, own in _OWN.items():
-            setattr(functional, name, own)
+        for holder, functions in ((functional, _OWN), (torch, owned)):
+            for name, own in functions.items():
+                setattr(holder, name, own)
 
 
 _OF_FUNCTIONAL: Mapping[str, Callable[..., Tensor]] = {
