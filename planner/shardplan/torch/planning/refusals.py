@@ -17,7 +17,7 @@ _STATIC = (
     "write it with shapes that do not: torch.where in place of `if`, masks in place of indices; experts as batched "
 )
 _STATIC += f"products {_DENSE}; sizes that it reads from tensors (int(...), tolist()) as numbers that the module keeps"
-_DATA = r"data-dependent|GuardOnDataDependent|Could not guard on|[uU]nbacked"
+_DATA = r"data-dependent|unhashable type: .*SymInt|GuardOnDataDependent|Could not guard on|[uU]nbacked"
 _COMPLEX = r"complex-valued|complex dtype|[cC]omplex(64|128|Float|Double)"
 _CAUSES: tuple[tuple[str, str, str], ...] = (
     (
