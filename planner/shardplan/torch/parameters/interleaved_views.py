@@ -33,7 +33,8 @@ def view_in_order() -> None:
     for view in (aten.view.default, aten._unsafe_view.default, aten.reshape.default):  # noqa: SLF001 - torch's name
         if view in known:
             known[view] = _ordered(known[view])
-    debug._clear_sharding_prop_cache()  # noqa: SLF001 - what torch has found out before the plan was applied
+    if hasattr(debug, "_clear_sharding_prop_cache"):  # of what torch has found out before a plan was applied
+        debug._clear_sharding_prop_cache()  # noqa: SLF001 - as above
 
 
 def _ordered(own: Callable[..., Any]) -> Callable[..., Any]:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate
-from torch.utils._pytree import tree_any, tree_map_only
+from torch.utils._pytree import tree_map_only
 
 from shardplan.torch.parameters.between_steps import is_on_planned_mesh
 from shardplan.torch.placements import from_local
@@ -38,7 +38,7 @@ def take_plain_tensors() -> None:
 def _taking(own: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(own)
     def called(stored: DTensor, *args: Any, **kwargs: Any) -> Any:
-        if not tree_any(_is_plain, (args, kwargs)) or not _is_held(stored):
+        if not any(map(_has_plain, (*args, *kwargs.values()))) or not _is_held(stored):
             return own(stored, *args, **kwargs)
         args, kwargs = tree_map_only(Tensor, functools.partial(_beside, stored), (args, kwargs))
         return own(stored, *args, **kwargs)
@@ -48,6 +48,10 @@ def _taking(own: Callable[..., Any]) -> Callable[..., Any]:
 
 def _is_held(stored: DTensor) -> bool:
     return is_on_planned_mesh(stored) and not (torch.is_grad_enabled() and stored.requires_grad)
+
+
+def _has_plain(argument: Any) -> bool:
+    return any(map(_is_plain, argument)) if isinstance(argument, tuple) else _is_plain(argument)
 
 
 def _is_plain(value: Any) -> bool:
