@@ -66,6 +66,11 @@ _CAUSES: tuple[tuple[str, str, str], ...] = (
         "it is called with objects that torch cannot look into",
         "register a dataclass where it is defined: torch.export.register_dataclass(Batch); or use a dict",
     ),
+    (
+        r"cast NotImplemented",
+        "it computes with tensors of a class of its own",
+        "give it plain ones: tensor.as_subclass(torch.Tensor)",
+    ),
     (r"[sS]parse", "it uses sparse tensors", "use dense ones"),
 )
 FORWARD = "flat"
