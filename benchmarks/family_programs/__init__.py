@@ -15,6 +15,7 @@ from family_programs.lengths import LENGTHS
 from family_programs.libraries import LIBRARIES as MODELS
 from family_programs.loops import LOOPS
 from family_programs.mathematics import MATHEMATICS
+from family_programs.multimodal import MULTIMODAL
 from family_programs.objectives import OBJECTIVES
 from family_programs.odd import ODD
 from family_programs.point_sets import POINT_SETS
@@ -30,8 +31,10 @@ from family_programs.structures import STRUCTURES
 from family_programs.tables import TABLES
 from family_programs.tensor_forms import TENSOR_FORMS
 from family_programs.text import TEXT
+from family_programs.unusual import UNUSUAL
 from family_programs.vision import VISION
 from family_programs.vision_libraries import VISION_LIBRARIES
+from family_programs.vision_unlisted import VISION_UNLISTED
 from family_programs.weights import WEIGHTS
 
 OWN = {
@@ -64,9 +67,10 @@ OWN = {
     **OBJECTIVES,
     **FOREIGN,
     **SIGNATURES,
+    **UNUSUAL,
     **{name: make for name, (make, _) in LOOPS.items()},
 }
-LIBRARIES = {**VISION_LIBRARIES, **MODELS, **ADAPTERS}
+LIBRARIES = {**VISION_LIBRARIES, **VISION_UNLISTED, **MODELS, **MULTIMODAL, **ADAPTERS}
 PROGRAMS = {**OWN, **LIBRARIES}
 
 __all__ = ["LIBRARIES", "LOOPS", "OWN", "PROGRAMS"]

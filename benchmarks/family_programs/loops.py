@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn import functional as f
 
-from family_programs import updates
+from family_programs import by_hand, updates
 from family_programs.batches import labelled_rows
 from family_programs.trained import Block, Classifier, Imaged, Scorer, Views
 from family_programs.updates import Batch, sgd, step_of
@@ -237,4 +237,5 @@ LOOPS: dict[str, tuple[Make, Loop]] = {
     "searched loop": (_imaged, searched),
     "compiled loop": (_classified, compiled_pieces),
     "accumulated loop": (_classified, updates.accumulated),
+    **{f"{name} loop": (_classified, loop) for name, loop in by_hand.BY_HAND.items()},
 }

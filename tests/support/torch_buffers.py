@@ -195,9 +195,9 @@ MODELS: dict[str, tuple[type[nn.Module], str, tuple[int, ...]]] = {
 }
 
 
-def _under(plan: Plan, model: nn.Module, batch: Tensor, mode: str) -> nn.Module:
+def _under(plan: Plan, model: nn.Module, batch: Tensor, mode: str, strict: bool = False) -> nn.Module:
     """The model under a plan whose names have no dots."""
-    given: dict[str, Any] = {"rename": lambda name: name.replace(".", "_"), "ignore": ("*",), "strict": False}
+    given: dict[str, Any] = {"rename": lambda name: name.replace(".", "_"), "ignore": ("*",), "strict": strict}
     if mode == "exported":
         with exported_once(type(model)):
             return shardplan.torch.parallelize_exported(model, (batch,), plan, mesh_of(plan), **given)
@@ -205,14 +205,14 @@ def _under(plan: Plan, model: nn.Module, batch: Tensor, mode: str) -> nn.Module:
     return model
 
 
-def train(name: str, plan: Plan, mode: str = "eager") -> list[tuple[float, float, float]]:
+def train(name: str, plan: Plan, mode: str = "eager", strict: bool = False) -> list[tuple[float, float, float]]:
     """Errors of the result, of gradients and buffers, and of weights, for two steps, and for one in evaluation."""
     torch.manual_seed(0)
     kind, _, shape = MODELS[name]
     model, reference = kind(), kind()
     model.load_state_dict(reference.state_dict())
     batches, found = torch.randn(3, *shape), []
-    model = _under(plan, model, batches[0], mode)
+    model = _under(plan, model, batches[0], mode, strict)
     for batch in batches:
         if batch is batches[2] and mode == "eager":
             model.eval(), reference.eval()

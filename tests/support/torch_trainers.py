@@ -36,12 +36,10 @@ def loop(tiny: Tiny, plan: Plan, kind: str, fused: bool = False, steps: int = 2)
 
 
 def optimizers(tiny: Tiny, plan: Plan) -> dict[str, str]:
-    """What is said of the first step of optimizers that torch has not for parameters in pieces, and of one that it has;
-    and of the same over a model of one process."""
+    """What is said of the first step of an optimizer that cannot run under a plan, and of one that can; and of
+    the same over a model of one process."""
     made = {
-        "LBFGS": torch.optim.LBFGS,
-        "Adafactor": torch.optim.Adafactor,
-        "fused SGD": lambda held: torch.optim.SGD(held, 0.1, fused=True),
+        "SparseAdam": torch.optim.SparseAdam,
         "SGD": lambda held: torch.optim.SGD(held, 0.1, foreach=True),
     }
     model, alone = torch_twins.twin(tiny), torch_twins.twin(tiny)

@@ -60,8 +60,9 @@ def test_so_are_weights_that_are_changed_in_place(four, plan_of, options):
 
 
 @pytest.mark.parametrize("mode", ["eager", "exported"])
-def test_so_is_a_buffer_whose_rows_functions_write_into(four, plan_of, mode):
-    for steps in four.run("torch_buffers", "train", "rows", plan_of("rows", recipe="ZeRO-3"), mode):
+@pytest.mark.parametrize(("recipe", "strict"), [("ZeRO-3", False), ("data parallel", True)])
+def test_so_is_a_buffer_whose_rows_functions_write_into(four, plan_of, mode, recipe, strict):
+    for steps in four.run("torch_buffers", "train", "rows", plan_of("rows", recipe=recipe), mode, strict):
         assert max(error for step in steps for error in step) < 1e-5
 
 

@@ -10,7 +10,7 @@ import torch_graphs
 from forced_plans import forced_plan
 
 from shardplan.errors import ShardplanError
-from shardplan.torch.exported.program import export_program
+from shardplan.torch.exported.program import changed_buffers, export_program
 from shardplan.torch.planning.plan import read_module
 from shardplan.torch.strides import in_order
 
@@ -49,6 +49,31 @@ def test_a_graph_does_what_the_program_does_under_the_same_plan(four, model, kin
 def test_a_graph_draws_what_it_drops(four, model):
     for one, same, another in four.run("torch_graphs", "dropped", forced_plan(model, "2x2", recipe="ZeRO-3")):
         assert one == same != another
+
+
+class Filling(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("total", torch.zeros(4))
+
+    def forward(self, x):
+        with torch.no_grad():
+            torch.add(self.total, x.mean(0), out=self.total)
+        return x + self.total
+
+
+def test_a_buffer_that_is_given_for_a_result_is_changed():
+    assert set(changed_buffers(export_program(Filling(), (torch.ones(2, 4),), {}))) == {"total"}
+
+
+class Drawing(torch.nn.Module):
+    def forward(self, x):
+        return x + torch.randn(x.shape, generator=torch.Generator())
+
+
+def test_generators_are_refused():
+    with pytest.raises(ShardplanError, match="objects that are no tensors"):
+        export_program(Drawing(), (torch.ones(2, 4),), {})
 
 
 SAID = {

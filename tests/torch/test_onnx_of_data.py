@@ -14,6 +14,7 @@ from torch import distributions, nn
 from torch.nn import functional
 from torch.nn.utils import rnn
 
+from shardplan.errors import ShardplanError
 from shardplan.torch.planning.onnx_program import onnx_bytes
 from shardplan.torch.planning.plan import read_module
 
@@ -84,6 +85,39 @@ def test_branches_that_depend_on_data_are_not_taken_and_it_is_said():
     with pytest.warns(UserWarning, match="branches that depend on data"):
         found = evaluated(Branching(), torch.ones(2, 2))
     assert (found[0] == 2).all()
+
+
+class Checked(nn.Module):
+    """Checks what it is given; draws by a generator; shifts bytes; indexes by sequences of numbers in tensors."""
+
+    def forward(self, x, numbers, weight, packed):
+        assert torch.isfinite(x).all(), "not a number"
+        if not bool((numbers >= 0).all()):
+            raise ValueError("a number below zero")
+        nibbles = torch.stack([packed & 15, packed >> 4], -1).to(x.dtype).sum(-1)
+        marked = torch.ones(4, 4)
+        marked[tuple(numbers.unbind()), tuple(numbers.roll(1).unbind())] = 0.0
+        drawn = torch.randn(x.shape, generator=torch.Generator().manual_seed(1)) * 0
+        return functional.bilinear(x, x, weight), nibbles + marked, 1.0 - numbers, drawn
+
+
+def test_checks_hold_and_generators_are_left_out():
+    packed = torch.arange(64, 80, dtype=torch.uint8).view(4, 4)
+    module, given = Checked(), (torch.randn(4, 4), torch.tensor([0, 2, 3]), torch.randn(2, 4, 4), packed)
+    with pytest.warns(UserWarning, match="branches that depend on data"):
+        found = evaluated(module, *given)
+    for mine, theirs in zip(found, module(*given), strict=True):
+        assert torch.allclose(torch.from_numpy(mine), theirs, atol=1e-5)
+
+
+class Sized(nn.Module):
+    def forward(self, x, sizes):
+        return x[: int(sizes[0])] * 2
+
+
+def test_a_refusal_names_the_line_of_the_program():
+    with pytest.raises(ShardplanError, match=r"\n  at test_onnx_of_data.py, line \d+: return x\[: int\(sizes\[0\]\)\]"):
+        onnx_bytes(Sized(), (torch.randn(4), torch.tensor([2])), {})
 
 
 class Losses(nn.Module):

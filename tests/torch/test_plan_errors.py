@@ -126,7 +126,8 @@ TEXTS = {
     "depends on the values of tensors\n  Could not guard on data-dependent expression Eq(u0, 1) (unhinted: Eq(u0, 1))."
     "  (Size-like symbols: none)\nhint: apply a plan without stages with parallelize: it needs no graph; or write it "
     "with shapes that do not: torch.where in place of `if`, masks in place of indices; experts as batched products "
-    "(Hugging Face: model.set_experts_implementation('batched_mm'))",
+    "(Hugging Face: model.set_experts_implementation('batched_mm')); sizes that it reads from tensors (int(...), "
+    "tolist()) as numbers that the module keeps",
     "missing weight": "FOLDER/model.safetensors: error[missing-weight]: the checkpoint has no tensor "
     "'transformer.ln_f.bias'\nhint: did you mean 'transformer.h.1.ln_2.bias'?",
     "shape of a weight": "FOLDER/model.safetensors: error[wrong-weight-shape]: 'lm_head.weight' has shape [7, 32] in "

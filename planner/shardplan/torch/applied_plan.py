@@ -19,10 +19,15 @@ from shardplan.runtime.names import Named, Rename
 from shardplan.torch.execution import LocalExecution
 from shardplan.torch.gradients.bucketing import BucketedWeights, Buckets
 from shardplan.torch.microbatch_plan import one_microbatch, with_rows
+from shardplan.torch.optimizer_forms import take_pieces
 from shardplan.torch.optimizers import watch_optimizers
 from shardplan.torch.parameters.between_steps import keep_changes, refuse_lost_changes
 from shardplan.torch.parameters.distribution import distribute, place_constants
+from shardplan.torch.parameters.fresh_numbers import draw_whole
+from shardplan.torch.parameters.interleaved_views import view_in_order
 from shardplan.torch.parameters.naming import name_parameters, trained_and_unnamed, without_constants
+from shardplan.torch.parameters.plain_operands import take_plain_tensors
+from shardplan.torch.parameters.read_numbers import read_whole
 from shardplan.torch.process_groups import ProcessGroups
 from shardplan.torch.propagation.engine import Engine
 from shardplan.torch.saved_tensors import saving
@@ -71,6 +76,8 @@ class AppliedPlan:
         self._hooks: contextlib.ExitStack | None = None
         watch_optimizers(groups.device_mesh)
         keep_changes(groups.device_mesh)
+        for once in (take_plain_tensors, draw_whole, read_whole, view_in_order, take_pieces):
+            once()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> AppliedPlan:
         """A copy of a model is under the same plan."""

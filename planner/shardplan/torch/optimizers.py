@@ -1,6 +1,7 @@
 """Refusal of torch optimizers that cannot update parameters in pieces, at their first step.
 
-Those that update every element by itself, or by whole matrices that torch gathers, run as they are.
+Those that update every element by itself, or by whole matrices that torch gathers, run as they are; some have forms
+of their own (`optimizer_forms`).
 """
 
 from __future__ import annotations
@@ -18,17 +19,10 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from shardplan.errors import ShardplanError, error
 
-_ELSE = "use Adam, AdamW (fused, too), SGD, Adagrad, NAdam, RAdam, RMSprop, Adamax, Adadelta, ASGD or Muon"
+_ELSE = "give its embeddings sparse=False, and use Adam, AdamW, Adagrad or any other optimizer of torch"
 _REFUSED: Mapping[type[Optimizer], tuple[str, str]] = {
-    optim.LBFGS: ("it joins all gradients into one vector, of which torch takes the wrong parts", _ELSE),
-    optim.Adafactor: (
-        "it changes norms of rows and columns in place, which torch cannot while they are partial",
-        _ELSE,
-    ),
-    optim.Rprop: ("it looks for elements by a mask, which torch cannot in pieces", _ELSE),
     optim.SparseAdam: ("it needs sparse gradients, and those under a plan are dense", _ELSE),
 }
-_NOT_FUSED = (optim.SGD, optim.Adagrad)
 _MESHES: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
@@ -59,8 +53,6 @@ def _refusal(optimizer: Optimizer) -> tuple[str, str] | None:
     for kind, said in _REFUSED.items():
         if isinstance(optimizer, kind):
             return said
-    if isinstance(optimizer, _NOT_FUSED) and any(group.get("fused") for group in optimizer.param_groups):
-        return "torch has no fused kernel of it for parameters in pieces", "give it fused=False, foreach=True"
     return None
 
 

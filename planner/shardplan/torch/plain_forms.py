@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,6 +15,7 @@ from torch.distributions import Distribution
 from torch.nn import functional
 
 from shardplan.torch.eager.aliases import in_memory
+from shardplan.torch.listed_functions import by_entry, listed_functions
 
 _BAG, _DISTANCES = functional.embedding_bag, torch.cdist
 _ATTENTION = functional.scaled_dot_product_attention
@@ -21,6 +23,7 @@ _CROSS_ENTROPY, _GAUSSIAN = functional.cross_entropy, functional.gaussian_nll_lo
 _SEARCH, _BUCKETS = torch.searchsorted, torch.bucketize
 _COVARIANCE, _CORRELATION = torch.cov, torch.corrcoef
 _EQUAL = torch.equal
+_INDEXED = (Tensor.__getitem__, Tensor.__setitem__)
 
 
 def embedding_bag(
@@ -248,6 +251,42 @@ def turned(input: Tensor, k: int = 1, dims: Sequence[int] = (0, 1)) -> Tensor:  
     return made.transpose(one, other) if quarters else made
 
 
+def bilinear(input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`torch.bilinear`, a kernel of its own, as a product of three tensors."""
+    made: Tensor = torch.einsum("...i,oij,...j->...o", input1, weight, input2)
+    return made if bias is None else made + bias
+
+
+def summed_products(input: Tensor, batch1: Tensor, batch2: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Tensor:  # noqa: A002
+    """`torch.addbmm`: products of a batch, summed over it."""
+    return input * beta + torch.bmm(batch1, batch2).sum(0) * alpha
+
+
+def added_product(input: Tensor, mat: Tensor, vec: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Tensor:  # noqa: A002
+    """`torch.addmv`: a product of a matrix and a vector."""
+    return input * beta + torch.mv(mat, vec) * alpha
+
+
+def added_outer(input: Tensor, vec1: Tensor, vec2: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Tensor:  # noqa: A002
+    """`torch.addr`: an outer product of vectors."""
+    return input * beta + vec1.unsqueeze(1) * vec2.unsqueeze(0) * alpha
+
+
+def with_stacked_index(func: Any, tensor: Tensor, index: Any, *given: Any) -> Any:
+    """`tensor[index]` or its assignment, where sequences of tensors without dims are in the index."""
+    items = index if isinstance(index, tuple) else (index,)
+    return func(tensor, tuple(torch.stack(tuple(each)) if _is_of_tensors(each) else each for each in items), *given)
+
+
+def is_by_sequences(func: Any, args: Sequence[Any]) -> bool:
+    """Whether items are read or set by sequences of tensors."""
+    return func in _INDEXED and isinstance(args[1], tuple) and any(map(_is_of_tensors, args[1]))
+
+
+def _is_of_tensors(item: Any) -> bool:
+    return isinstance(item, (list, tuple)) and bool(item) and all(isinstance(each, Tensor) for each in item)
+
+
 def plain_form(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[..., Any] | None:
     """The simpler function for a call of `func`, if there is one."""
     if func is _ATTENTION:
@@ -256,10 +295,10 @@ def plain_form(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> C
     if func is _CROSS_ENTROPY:
         target = args[1] if len(args) > 1 else kwargs["target"]
         return cross_entropy if target.is_floating_point() else None
-    if func is _GAUSSIAN:
-        return gaussian_nll_loss
+    if is_by_sequences(func, args):
+        return functools.partial(with_stacked_index, func)
     if func is not _BAG:
-        return _OF_TENSORS.get(func)
+        return _OF_TENSORS.get(func) or by_entry(func)
     bound = _SIGNATURE.bind(*args, **kwargs)
     bound.apply_defaults()
     if _is_even(*(bound.arguments[name] for name in _TELLING)):
@@ -269,6 +308,11 @@ def plain_form(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> C
 
 
 _OF_TENSORS: Mapping[Any, Callable[..., Tensor]] = {
+    _GAUSSIAN: gaussian_nll_loss,
+    torch.bilinear: bilinear,
+    **dict.fromkeys((torch.addbmm, Tensor.addbmm), summed_products),
+    **dict.fromkeys((torch.addmv, Tensor.addmv), added_product),
+    **dict.fromkeys((torch.addr, Tensor.addr), added_outer),
     **dict.fromkeys((torch.trace, Tensor.trace), trace),
     **dict.fromkeys((torch.rot90, Tensor.rot90), turned),
     **dict.fromkeys((torch.masked_scatter, Tensor.masked_scatter), masked_scatter),
@@ -302,6 +346,10 @@ def in_plain_forms() -> Iterator[None]:
     Distribution.set_default_validate_args(False)  # it looks at numbers, and a graph has none
     for name, form in _OF_FUNCTIONAL.items():
         setattr(functional, name, form)
+    listed = listed_functions()
+    owned = {name: getattr(torch, name) for name in listed}
+    for name, entries in listed.items():
+        setattr(torch, name, entries)
     try:
         yield
     finally:
@@ -309,8 +357,9 @@ def in_plain_forms() -> Iterator[None]:
         torch.cdist, torch.searchsorted, torch.bucketize = _DISTANCES, _SEARCH, _BUCKETS
         torch.cov, torch.corrcoef = _COVARIANCE, _CORRELATION
         torch.equal = _EQUAL
-        for name, own in _OWN.items():
-            setattr(functional, name, own)
+        for holder, functions in ((functional, _OWN), (torch, owned)):
+            for name, own in functions.items():
+                setattr(holder, name, own)
 
 
 _OF_FUNCTIONAL: Mapping[str, Callable[..., Tensor]] = {

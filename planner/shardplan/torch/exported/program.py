@@ -48,6 +48,10 @@ def export_program(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
         raise
     except Exception as problem:
         raise ShardplanError(_refusal(problem)) from problem
+    if any(spec.kind == InputKind.CUSTOM_OBJ for spec in program.graph_signature.input_specs):
+        summary = "a graph cannot hold all of this model: it has objects that are no tensors (torch.Generator)"
+        hint = "apply a plan without stages with parallelize, or draw by torch.manual_seed alone"
+        raise ShardplanError(error("cannot-export", summary, hint=hint))
     for node in program.graph.nodes:
         if not all(isinstance(size, int) for size in getattr(node.meta.get("val"), "shape", ())):
             summary = f"'{node.name}' has a shape that depends on data, and a graph has fixed ones"
@@ -78,8 +82,11 @@ def _refusal(problem: Exception) -> Diagnostic:
 
 
 def _changes_view(node: fx.Node) -> bool:
-    """Whether an operator changes a view, or what views of it are read of; or tensors of a list."""
+    """Whether an operator changes a view, or what views of it are read of; or tensors of a list, or one that it is
+    given for its result (`out=`)."""
     written = _written(node) if node.op == "call_function" else []
+    if isinstance(node.target, OpOverload) and any(node.kwargs.get(name) is not None for name in _outputs(node.target)):
+        return True
     if not written:
         return False
     later = set(itertools.takewhile(lambda each: each.op != "output", _after(node)))
@@ -102,6 +109,11 @@ def _written(node: fx.Node) -> list[Any]:
         for told, given in schema
         if told.name in _SUMS or (told.alias_info is not None and told.alias_info.is_write)
     ]
+
+
+def _outputs(operator: OpOverload) -> Iterator[str]:
+    """Names of the tensors that an operator is given for its results."""
+    return (each.name for each in operator._schema.arguments if each.is_out)  # noqa: SLF001 - as above
 
 
 _SUMS = frozenset(("running_mean", "running_var"))

@@ -28,8 +28,8 @@ _COPIES: list[tuple[Any, DTensor]] = []
 """Parts of parameters that are copies: a weak reference, and a tensor without entries of the same version."""
 _JOINED, _DATA = "_shardplan_joined", "_shardplan_data"
 _VIEWS = (
-    "__getitem__", "narrow", "select", "chunk", "split", "unbind", "diagonal", "view", "flatten", "unflatten", "detach",
-    "t", "transpose", "permute", "squeeze", "unsqueeze",
+    "__getitem__", "narrow", "select", "chunk", "split", "unbind", "diagonal", "view", "reshape", "flatten", "ravel",
+    "unflatten", "detach", "t", "transpose", "permute", "squeeze", "unsqueeze",
 )  # fmt: skip
 """Methods that give views of a tensor, which programs change in place."""
 
@@ -156,14 +156,25 @@ def _local(stored: DTensor, given: Tensor) -> Tensor:
     return given.to_local()
 
 
-def _is_planned(stored: DTensor) -> bool:
-    return stored.device_mesh in _MESHES and not any(placement.is_partial() for placement in stored.placements)
+def is_planned_mesh(mesh: DeviceMesh) -> bool:
+    """Whether a plan has been applied to some model on a mesh."""
+    return mesh in _MESHES
+
+
+def is_on_planned_mesh(stored: DTensor) -> bool:
+    """The same of the mesh of a tensor."""
+    return is_planned_mesh(stored.device_mesh)
+
+
+def is_planned(stored: DTensor) -> bool:
+    """Whether a tensor is on the mesh of a plan, in parts that are no partial sums."""
+    return is_on_planned_mesh(stored) and not any(placement.is_partial() for placement in stored.placements)
 
 
 def _copy(stored: DTensor, given: Any, *args: Any, **kwargs: Any) -> DTensor:
     """`stored.copy_(given)`, also of a plain tensor."""
     is_plain = isinstance(given, Tensor) and not isinstance(given, DTensor)
-    if is_plain and _is_planned(stored) and not (torch.is_grad_enabled() and given.requires_grad):
+    if is_plain and is_planned(stored) and not (torch.is_grad_enabled() and given.requires_grad):
         whole = given.detach().to(stored.device).expand(stored.shape)
         given = like(stored, _local(stored, whole.contiguous()))
     copied: DTensor = Tensor.copy_(stored, given, *args, **kwargs)
@@ -172,12 +183,17 @@ def _copy(stored: DTensor, given: Any, *args: Any, **kwargs: Any) -> DTensor:
 
 def _set_part(stored: DTensor, index: Any, given: Any) -> None:
     """`stored[index] = given`, of the tensor whole; all processes have to do it alike."""
-    if not _is_planned(stored):
+    if not is_planned(stored):
         Tensor.__setitem__(stored, index, given)
         return
     _forget(given)
     whole = stored.full_tensor().clone()
     whole[tree_map_only(DTensor, DTensor.full_tensor, index)] = tree_map_only(DTensor, DTensor.full_tensor, given)
+    keep_whole(stored, whole)
+
+
+def keep_whole(stored: DTensor, whole: Tensor) -> None:
+    """`stored` becomes `whole`, a plain tensor that is the same on all processes."""
     if hasattr(stored, _JOINED):
         stored.data = whole
     elif whole.requires_grad:

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from shardplan.torch.plain_forms import masked_scatter
+from shardplan.torch.plain_forms import is_by_sequences, masked_scatter, with_stacked_index
 from shardplan.torch.planning.packed_sequences import PackedSequences, is_projected, projected
 
 _MOST = 256
@@ -32,25 +32,34 @@ class LargestShapes(TorchFunctionMode):  # type: ignore[misc]
     result (a loop over experts that have tokens) sees all positions."""
 
     def __init__(self) -> None:
-        """`guesses`: whether a condition that depends on data is assumed to be false; `guessed`: how often it was."""
+        """`guesses`: whether a condition that depends on data is assumed to be false; `guessed`: how often it was;
+        `asked`: how often in the last pass of the program; `held`: which of these conditions, counted from 1, are
+        assumed to hold, as checks of a program do."""
         super().__init__()
         self._known: dict[int, tuple[Tensor, Numbers]] = {}
         self._packed = PackedSequences()
         self.guesses, self.guessed = False, 0
+        self.asked, self.held = 0, set[int]()
+
+    def begin(self) -> None:
+        """A pass of the program begins."""
+        self.asked = 0
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs, name = kwargs or {}, getattr(func, "__name__", "")
-        if getattr(func, "__self__", None) is Tensor.data:  # an exporter takes it for numbers that are known
-            return args[0].detach() if name == "__get__" else args[0].detach().copy_(args[1])
+        kwargs, name = _unseeded(kwargs or {}), getattr(func, "__name__", "")
+        rewritten = self._rewritten(func, args, name)
+        if rewritten is not NotImplemented:
+            return rewritten
         numbers = self._known[id(args[0])][1] if args and id(args[0]) in self._known else None
         if numbers is not None and name in _LOOKS:
             looked = _LOOKS[name](numbers, *args[1:], **kwargs)
             if looked is not NotImplemented:
                 return looked
         asks = name == "__bool__" or (name == "item" and args[0].dtype == torch.bool)
-        if self.guesses and asks and self.guessed < _MOST:
+        if self.guesses and asks and self.asked < _MOST:
             self.guessed += 1
-            return False
+            self.asked += 1
+            return self.asked in self.held
         made = self._packed.form(func, args)
         if made is NotImplemented and is_projected(func, args):
             made = projected(func, *args)
@@ -65,6 +74,15 @@ class LargestShapes(TorchFunctionMode):  # type: ignore[misc]
             if numbers is not None and name in _PARTS:
                 self._note(made, _PARTS[name](numbers, *args[1:], **kwargs))
         return made
+
+    def _rewritten(self, func: Any, args: Any, name: str) -> Any:
+        """What an exporter takes in another form."""
+        if getattr(func, "__self__", None) is Tensor.data:  # it takes it for numbers that are known
+            return args[0].detach() if name == "__get__" else args[0].detach().copy_(args[1])
+        if not is_by_sequences(func, args):
+            return NotImplemented
+        with self:
+            return with_stacked_index(func, *args)
 
     def _places(self, args: Sequence[Any], *, as_tuple: bool) -> Any:
         """`nonzero` and `where` of one tensor: the positions of all entries."""
@@ -115,6 +133,16 @@ _PARTS: Mapping[str, Callable[..., Any]] = {
     "squeeze": lambda numbers, dim=None: numbers.squeeze(dim),
     "flatten": lambda numbers: numbers.reshape(-1),
 }
+
+
+def _unseeded(kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Without a generator of random numbers, which no graph holds: a plan is the same whatever is drawn."""
+    return {key: value for key, value in kwargs.items() if not isinstance(value, torch.Generator)}
+
+
+def _subtracted(tensor: Tensor, other: Any) -> Any:
+    """`1.0 - tensor` of whole numbers, whose promotion to floats torch's exporter fails at."""
+    return -(tensor - other) if isinstance(other, float) and not tensor.is_floating_point() else NotImplemented
 
 
 def _item(tensor: Tensor, index: Any) -> Any:
@@ -210,6 +238,7 @@ _FORMS: Mapping[Any, Callable[..., Any]] = {
     torch.ctc_loss: _ctc,
     Tensor.__getitem__: _item,
     Tensor.__setitem__: _set_item,
+    Tensor.__rsub__: _subtracted,
     **dict.fromkeys((torch.bincount, Tensor.bincount), _counts),
     **dict.fromkeys((torch.clamp, Tensor.clamp, torch.clip, Tensor.clip), _clamped),
     **dict.fromkeys((torch.masked_scatter, Tensor.masked_scatter), masked_scatter),

@@ -29,6 +29,7 @@ def onnx_forms() -> dict[Callable[..., Any], Callable[..., Any]]:
             for rank in (2, 3)
         },
         **{each.default: functools.partial(_grouped, op) for each in grouped if each is not None},
+        **dict.fromkeys(_shifts(aten), functools.partial(_shifted_right, op)),
         aten.amax.default: functools.partial(_extreme, op, op.ReduceMax),
         aten.amin.default: functools.partial(_extreme, op, op.ReduceMin),
         aten.cummax.default: _running_best(op, op.Max, op.GreaterOrEqual),
@@ -53,6 +54,23 @@ def _extreme(op: Any, reduce: Callable[..., Any], value: Any, dim: Any = (), kee
     rank = len(value.shape)
     dims = [dim] if isinstance(dim, int) else list(dim) or list(range(rank))
     return reduce(value, op.Constant(value_ints=dims), keepdims=int(keepdim)) if rank else op.Identity(value)
+
+
+def _shifts(aten: Any) -> tuple[Any, ...]:
+    shifts = aten.bitwise_right_shift
+    return aten.__rshift__.Scalar, aten.__rshift__.Tensor, shifts.Tensor_Scalar, shifts.Tensor
+
+
+def _shifted_right(op: Any, value: Any, places: Any) -> Any:
+    """Bits of whole numbers moved to the right. What torch's exporter writes for numbers without a sign has two types
+    in one operator, and is only needed for a sign."""
+    from onnxscript.function_libs.torch_lib.ops import core  # noqa: PLC0415 - of the extra, as above
+
+    is_one = isinstance(places, int)
+    if value.dtype.is_signed():
+        return (core.aten_bitwise_right_shift_tensor_scalar if is_one else core.aten_bitwise_right_shift)(value, places)
+    number = op.Cast(op.Constant(value_int=places) if is_one else places, to=value.dtype)
+    return op.BitShift(value, number, direction="RIGHT")
 
 
 def _adaptive_mean(op: Any, value: Any, sizes: Any) -> Any:

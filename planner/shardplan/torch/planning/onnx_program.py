@@ -26,7 +26,14 @@ from shardplan.torch.planning.below_autograd import below_autograd, ending_trans
 from shardplan.torch.planning.complex_pairs import in_pairs
 from shardplan.torch.planning.largest_shapes import LargestShapes
 from shardplan.torch.planning.onnx_forms import onnx_forms
-from shardplan.torch.planning.refusals import is_of_complex_numbers, is_of_data, is_of_tracing, refusal, said_of
+from shardplan.torch.planning.refusals import (
+    is_of_a_check,
+    is_of_complex_numbers,
+    is_of_data,
+    is_of_tracing,
+    refusal,
+    said_of,
+)
 from shardplan.torch.planning.reserved_names import renamed, reserved_names, restore
 from shardplan.torch.planning.stand_ins import stand_in, unknown_operator
 from shardplan.torch.with_loss import INPUT, WithLoss, argument_names
@@ -79,14 +86,22 @@ _GUESSED = "the model has branches that depend on data: it is planned as if thei
 
 
 def _exported(model: nn.Module, args: Any, kwargs: Any, names: list[str], shapes: LargestShapes) -> Any:
-    """The export without guesses about conditions, if possible."""
+    """The export without guesses about conditions, if possible; else as if none held but those that it checks."""
     try:
         return _in_real_numbers(model, args, kwargs, names)
     except Exception as problem:
         if not is_of_data(problem):
             raise
     shapes.guesses = True
-    return _in_real_numbers(model, args, kwargs, names)
+    while True:
+        shapes.asked = shapes.guessed = 0
+        try:
+            return _in_real_numbers(model, args, kwargs, names)
+        except Exception as problem:
+            last = shapes.asked
+            if not is_of_a_check(problem) or not last or last in shapes.held:
+                raise
+        shapes.held.add(last)  # a program that fails on the guess checks what it is given
 
 
 def _in_real_numbers(model: nn.Module, args: Any, kwargs: Any, names: list[str]) -> Any:
@@ -187,6 +202,7 @@ def _returning_tensors(inner: nn.Module, model: nn.Module, shapes: LargestShapes
 
     @functools.wraps(forward)
     def flat(*args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
+        shapes.begin()
         with shapes:
             if not isinstance(model, WithLoss):
                 return tuple(tensors_in(forward(*args, **kwargs)))

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import re
+import traceback
 from collections.abc import Iterator
+from pathlib import Path
+
+import torch
 
 from shardplan.errors import Diagnostic, error
 
@@ -12,8 +16,8 @@ _DENSE = "(Hugging Face: model.set_experts_implementation('batched_mm'))"
 _STATIC = (
     "write it with shapes that do not: torch.where in place of `if`, masks in place of indices; experts as batched "
 )
-_STATIC += f"products {_DENSE}"
-_DATA = r"data-dependent|GuardOnDataDependent|Could not guard on|[uU]nbacked"
+_STATIC += f"products {_DENSE}; sizes that it reads from tensors (int(...), tolist()) as numbers that the module keeps"
+_DATA = r"data-dependent|unhashable type: .*SymInt|GuardOnDataDependent|Could not guard on|[uU]nbacked"
 _COMPLEX = r"complex-valued|complex dtype|[cC]omplex(64|128|Float|Double)"
 _CAUSES: tuple[tuple[str, str, str], ...] = (
     (
@@ -52,14 +56,27 @@ _CAUSES: tuple[tuple[str, str, str], ...] = (
         "it makes tensors that no graph sees (tensor.data)",
         "read and change tensors themselves, under torch.no_grad() where gradients are to leave them out",
     ),
-    (r"meta tensor|from data", "it reads values of tensors while it runs", "keep what it reads as numbers"),
+    (
+        r"meta tensor|from data|data is not allocated",
+        "it reads values of tensors while it runs",
+        "keep what it reads as numbers",
+    ),
     (
         r"Unsupported input type|not a known type",
         "it is called with objects that torch cannot look into",
         "register a dataclass where it is defined: torch.export.register_dataclass(Batch); or use a dict",
     ),
+    (
+        r"cast NotImplemented",
+        "it computes with tensors of a class of its own",
+        "give it plain ones: tensor.as_subclass(torch.Tensor)",
+    ),
     (r"[sS]parse", "it uses sparse tensors", "use dense ones"),
 )
+FORWARD = "flat"
+"""The function that calls a module's own forward while it is exported."""
+_OURS, _TORCH = str(Path(__file__).parents[2]), str(Path(torch.__file__).parent)
+_LIBRARIES = (_OURS, _TORCH, str(Path(_TORCH).parent / "onnxscript"))
 _ELSE = "see that torch.onnx.export(model, inputs, dynamo=True, optimize=False) succeeds; or write the part that fails "
 _ELSE += "with other functions of torch"
 
@@ -71,11 +88,34 @@ def refusal(problem: BaseException) -> Diagnostic:
     operator = _OPERATOR.search(everything)
     last = _first_line(said[-1]) if said else type(problem).__name__
     detail = f"torch has no ONNX form of {operator[1]}" if operator else last
+    detail = "\n".join((detail, *place_of(problem)))
     found = cause_of(f"{operator[0]} {last}" if operator else last)
     if found is None:
         return error("cannot-export", "torch cannot export this module", detail=detail, hint=_ELSE)
     why, hint = found
     return error("cannot-export", f"torch cannot export this module: {why}", detail=detail, hint=hint)
+
+
+def place_of(problem: BaseException) -> Iterator[str]:
+    """Where in the program torch has met a problem: the innermost line that is neither torch's nor ours, of those that
+    the module's forward has led to."""
+    for each in reversed(list(_chain(problem))):
+        frames = traceback.extract_tb(each.__traceback__)
+        inside = [at for at, frame in enumerate(frames) if frame.name == FORWARD and _is_ours(frame)]
+        own = [frame for frame in frames[inside[0] :] if not frame.filename.startswith(_LIBRARIES)] if inside else []
+        if own:
+            place = f"{Path(own[-1].filename).name}, line {own[-1].lineno}"
+            yield f"at {place}: {own[-1].line}" if own[-1].line else f"at {place}"
+            return
+
+
+def _is_ours(frame: traceback.FrameSummary) -> bool:
+    return frame.filename.startswith(_OURS)
+
+
+def is_of_a_check(problem: BaseException) -> bool:
+    """Whether a program has found something wrong with what it is given."""
+    return any(isinstance(each, (AssertionError, ValueError)) for each in _chain(problem))
 
 
 def cause_of(said: str) -> tuple[str, str] | None:

@@ -27,23 +27,43 @@ _GROUPS = ("input", "num_groups", *_AFFINE, "eps")
 def batch_norm(engine: Engine, op: Op) -> Value:
     """`batch_norm`, by given statistics or by those of the whole batch, whose running averages are written."""
     given = _given(op, _FUNCTIONAL if op.func is functional.batch_norm else _ATEN)
+    made, _, averages = _batch_norm(engine, given)
+    for name, average in averages.items():
+        engine.write(given[name], average)
+    return made
+
+
+def batch_norm_of_graphs(engine: Engine, op: Op) -> tuple[Value, ...]:
+    """What graphs that change nothing in place have for it: statistics and running averages are further results."""
+    given = _given(op, _ATEN)
+    made, statistics, averages = _batch_norm(engine, given)
+    mean, variance = statistics or tuple(as_value(engine, given[name]) for name in _RUNNING)
+    spread = elementwise(engine, Op("add", torch.add, [variance, float(given.get("eps", 1e-5))]))
+    running = (averages.get(name, as_value(engine, given[name])) for name in _RUNNING)
+    return (made, mean, elementwise(engine, Op("rsqrt", torch.rsqrt, [spread])), *running)
+
+
+def _batch_norm(engine: Engine, given: dict[str, Any]) -> tuple[Value, tuple[Value, Value] | None, dict[str, Value]]:
+    """The result; mean and variance of the batch, if it goes by them; and what its running averages become."""
     named = {name: as_value(engine, given[name]) for name in _ATEN[:5] if given.get(name) is not None}
     shape = named["input"].shape
     key = Key(engine.graph.signatures.nonlinear([value.key.signature for value in named.values()]), shape)
     read = {name: engine.read(value, [key]) for name, value in named.items()}
     epsilon = float(given.get("eps", 1e-5))
     if not given.get("training") and _RUNNING[0] in read:
-        return _by_given_statistics(engine, read, key, epsilon)
+        return _by_given_statistics(engine, read, key, epsilon), None, {}
     apart = [dim for dim in range(len(shape)) if dim != 1]
     parts = _from_parts if is_split(read["input"], apart) else _by_kernel
     made, mean, variance = parts(engine, read, key, epsilon)
     count = math.prod(shape) // shape[1]
     unbiased = elementwise(engine, Op("mul", torch.mul, [variance, count / max(1, count - 1)]))
-    for name, statistic in zip(_RUNNING, (mean, unbiased), strict=True):
-        if name in read and given.get("training"):
-            share = float(given.get("momentum", 0.1))
-            engine.write(given[name], _average(engine, unknown(read[name]), statistic, share))
-    return made
+    share = float(given.get("momentum", 0.1))
+    averages = {
+        name: _average(engine, unknown(read[name]), statistic, share)
+        for name, statistic in zip(_RUNNING, (mean, unbiased), strict=True)
+        if name in read and given.get("training")
+    }
+    return made, (mean, variance), averages
 
 
 def _given(op: Op, names: tuple[str, ...]) -> dict[str, Any]:

@@ -43,6 +43,7 @@ RULES: Mapping[str, Rule] = {
     **dict.fromkeys(("layer_norm", "rms_norm"), norms.layer_norm),
     "_weight_norm_interface": norms.weight_norm,
     "batch_norm": channel_norms.batch_norm,
+    "_native_batch_norm_legit_functional": channel_norms.batch_norm_of_graphs,
     "group_norm": channel_norms.group_norm,
     "instance_norm": channel_norms.instance_norm,
     **dict.fromkeys(windows.POOLS, windows.pool),
