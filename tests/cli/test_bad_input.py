@@ -28,6 +28,7 @@ def node(kind: str, name: str, reads: list[str], makes: str):
 @pytest.fixture
 def inputs(folder: Path) -> Path:
     write_model(Path("good.onnx"), node("Relu", "relu", ["x"], "y"))
+    write_model(Path("known.onnx"), helper.make_node("Constant", [], ["y"], "c", value_floats=[1.0, 2.0]))
     Path("notes.onnx").write_text("These are my notes.\n")
     Path("empty.onnx").write_bytes(b"")
     Path("cut.onnx").write_bytes(GPT2.read_bytes()[:100_000])
@@ -190,6 +191,13 @@ def test_solve_says_what_is_wrong_and_writes_nothing(case: str, shardplan, input
     run = shardplan("solve", *arguments.split())
     assert (run.code, run.err, run.out) == (2, text, "")
     assert {path.name: path.read_bytes() for path in inputs.iterdir()} == before
+
+
+def test_a_model_of_constants_is_nothing_to_plan(shardplan, inputs: Path):
+    run = shardplan("solve", "known.onnx", "--mesh", "2x2", "--mode", "inference", "--dim", "batch=4")
+    assert run.err == "error[nothing-to-plan]: 'known' has no operators: its outputs are constants or inputs\n"
+    assert run.code == 2
+    assert not [*inputs.glob("**/known*.json")]
 
 
 def test_unknown_profile_names_the_nearest(shardplan, inputs: Path):

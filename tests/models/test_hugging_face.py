@@ -144,6 +144,17 @@ def test_other_json_is_no_model(tmp_path, capsys, text):
     assert "error[bad-config]" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("keys", "said"), [
+    ({"model_type": ["llama"]}, 'config.json: model_type is ["llama"], it must be a name such as "llama"'),
+    ({"model_type": "llava", "text_config": {"model_type": 3}}, "config.json: text_config.model_type is 3, it must be"),
+])  # fmt: skip
+def test_an_architecture_that_is_no_name_is_refused(tmp_path, monkeypatch, capsys, keys, said):
+    monkeypatch.chdir(tmp_path)
+    written(tmp_path, {**GROUPED, **keys})
+    assert main(["inspect", "config.json"]) == 2
+    assert said in capsys.readouterr().err
+
+
 def test_a_plan_of_a_config_is_checked_against_it(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     path = written(tmp_path, {"model_type": "llama", **GROUPED})

@@ -119,6 +119,15 @@ def test_sizes_that_contradict_each_other_are_refused() -> None:
         transformer(experts=1)
 
 
+def test_places_of_a_billion_tokens_are_not_written_out() -> None:
+    """They took gigabytes before anything was refused."""
+    sizes = {"layers": 1, "hidden": 8, "heads": 1, "vocab": 8, "batch": 1, "style": "gpt"}
+    long, short = transformer(**sizes, seq=10**9), transformer(**sizes, seq=64)
+    assert long.tensor("positions").shape == (10**9,)
+    assert "positions" not in long.constants
+    assert short.constants["positions"].tolist() == list(range(64))
+
+
 def test_every_named_model_can_be_built() -> None:
     for spec in NAMED.values():
         assert build(spec).operators

@@ -30,10 +30,10 @@ chain (float[16,256] x) => (float[16,256] y) <float[256,1024] up, float[1024,256
 }"""
 GPT = described("transformer:layers=2,hidden=512,heads=4,vocab=256,seq=64,batch=16,dtype=float")
 OPTIONS = (
-    PlanOptions(),
-    PlanOptions(microbatches=4),
-    PlanOptions(microbatches=2, shard_optimizer=True),
-    PlanOptions(microbatches=2, remat="full"),
+    PlanOptions(effort="quick"),
+    PlanOptions(effort="quick", microbatches=4),
+    PlanOptions(effort="quick", microbatches=2, shard_optimizer=True),
+    PlanOptions(effort="quick", microbatches=2, remat="full"),
     PlanOptions(mode="inference"),
 )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -10,6 +11,7 @@ from rule_cases import Case, b, f, i, index, positive
 from rule_execution import prove
 
 from shardplan.layout.placement import RP, P, R, S
+from shardplan.rules.attention import _Band
 from shardplan.rules.types import Gemm, InnerCollective
 
 
@@ -145,6 +147,28 @@ def test_attention_counts_pairs():
     assert decoded.flops == 4 * 2 * 4 * 10 * 8
     packed = Case("Attention", (f(2, 6, 32), f(2, 6, 32), f(2, 6, 32)), {"q_num_heads": 4, "kv_num_heads": 4}).rule()
     assert packed.flops == whole.flops
+
+
+@pytest.mark.parametrize("window", [*itertools.product([-1, 0, 1, 3, 9], repeat=2)], ids=str)
+def test_windows_of_attention_count_the_pairs_that_enumeration_finds(window):
+    """With queries beside fewer and more keys, and keys of earlier tokens."""
+    left, right = window
+    asked = {"left_window_size": left, "right_window_size": right}
+    for queries, keys, past in itertools.product((1, 4, 7), (1, 4, 7), (0, 3)):
+        given = (f(1, 1, queries, 8), f(1, 1, keys, 8), f(1, 1, keys, 8))
+        rows = (None, f(1, 1, past, 8), f(1, 1, past, 8)) if past else ()
+        seen = sum(
+            (left < 0 or key >= query - left) and (right < 0 or key <= query + right)
+            for query in range(past, past + queries)
+            for key in range(keys + past)
+        )
+        rule = Case("Attention", (*given, *rows), asked, outputs=3 if past else 1).rule()
+        assert rule.flops == 4 * seen * 8
+
+
+def test_pairs_of_a_billion_tokens_are_counted_at_once():
+    band = _Band(queries=10**9, keys=10**9, past=0, left=None, right=0)
+    assert band.pairs == 10**9 * (10**9 + 1) // 2
 
 
 def test_keys_split_by_online_softmax():

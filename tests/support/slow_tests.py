@@ -67,20 +67,20 @@ SLOW: Mapping[str, tuple[str, ...]] = {
     ),
     "tests/pipeline/test_pipeline.py": (
         "test_the_best_pipeline_is_that_of_enumeration[8-7340032]",
+        "test_the_best_pipeline_is_that_of_enumeration[8-1048576]",
         "test_the_best_pipeline_is_that_of_enumeration[2-None]",
     ),
     "tests/pipeline/test_recomputed_stages.py": ("test_stages_recompute_what_they_need_to",),
     "tests/plan/test_all_runs.py": (
         "test_all_of_a_transformer_runs[v100",
         "test_all_of_a_transformer_runs[generic-training-full-2]",
-        "test_all_of_a_transformer_runs[generic-training-none-4]",
     ),
     "tests/plan/test_buckets.py": ("test_buckets_make_no_plan_slower",),
     "tests/planning/test_monotone.py": (
         "test_a_plan_is_never_slower_than_a_recipe[wide]",
         "test_more_effort_never_makes_a_plan_slower[wide]",
         "test_a_further_constraint_never_makes_a_plan_faster[wide]",
-        "test_state_apart_from_its_weights_never_makes_a_plan_slower[long]",
+        "test_state_apart_from_its_weights_never_makes_a_plan_slower[wide]",
     ),
     "tests/planning/test_recomputed_plans.py": ("test_no_flag_is_faster[0.8]",),
     "tests/planning/test_rematerialisation.py": ("test_the_objective_is_the_least_of_every_choice_tried_one_by_one",),

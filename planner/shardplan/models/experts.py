@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
 from shardplan.models.graph import GraphWriter
@@ -62,7 +64,7 @@ def _slots(
     """Which token every slot takes [b, e, c, 1], to which slot every choice goes [b, s, k, 1], and whether it came
     before that expert was full [b, s, k]. Tokens queue up by their place in the sequence."""
     b, s, k, e, c = spec.batch, spec.seq, spec.top_k, spec.experts, spec.expert_slots
-    early = graph.constant("early", np.arange(s, 0, -1, dtype=np.float32).reshape(s, 1), spec.dtype)
+    early = graph.long_constant("early", (s, 1), partial(np.arange, s, 0, -1, dtype=np.float32), spec.dtype)
     urgent = graph.apply("Mul", [by_expert, early], (b, s, e), router)
     urgent = graph.apply("Transpose", [urgent], (b, e, s), router, perm=(0, 2, 1))
     results = [((b, e, c), spec.dtype), ((b, e, c), "int64")]

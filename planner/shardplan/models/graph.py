@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,8 @@ from shardplan.model.types import AttributeValue, Model, Operator, Parameter, Ro
 from shardplan.model.wall import Budget, beyond
 
 OPSET = 23
+_MOST_WRITTEN = 1 << 24
+"""Elements of the longest constant that is written out."""
 Shape = Sequence[int]
 
 
@@ -45,6 +48,15 @@ class GraphWriter:
             self.constants[name] = value
             self._tensor(name, value.shape, dtype, "constant")
         return name
+
+    def long_constant(
+        self, name: str, shape: Shape, values: Callable[[], np.ndarray[Any, Any]], dtype: str = "int64"
+    ) -> str:
+        """A known value as long as a dim of the model. It is only written out up to a size that anybody computes with:
+        plans do not depend on it."""
+        if name in self.tensors or math.prod(shape) > _MOST_WRITTEN:
+            return self.unknown_constant(name, shape, dtype)
+        return self.constant(name, values().reshape(shape), dtype)
 
     def unknown_constant(self, name: str, shape: Shape, dtype: str) -> str:
         """A constant whose content does not matter to a plan; the same name may be asked for again."""

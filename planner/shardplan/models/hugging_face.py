@@ -75,6 +75,11 @@ def read_config(path: str | Path) -> dict[str, Any]:
     if not isinstance(found, dict) or "model_type" not in found:
         hint = "MODEL is an ONNX file, a config.json of Hugging Face, transformer:..., or package.module:function"
         raise ShardplanError(error("bad-config", f"'{path}' has no 'model_type', so it is no config.json", hint=hint))
+    for keys, place in ((found, ""), (found.get("text_config"), "text_config.")):
+        kind = keys.get("model_type", "") if isinstance(keys, dict) else ""
+        if not isinstance(kind, str):
+            said = f'{path}: {place}model_type is {json.dumps(kind)}, it must be a name such as "llama"'
+            raise ShardplanError(error("bad-config", said))
     return found
 
 

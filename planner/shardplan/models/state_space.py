@@ -11,6 +11,7 @@ share B and C.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -115,7 +116,7 @@ class _Mixer:
         act = graph.apply("Mul", [gate, graph.apply("Sigmoid", [gate], shape, module)], shape, module)
         y = graph.apply("Mul", [y, act], shape, module)
         size = self.inner // self.groups
-        ones = graph.constant(f"ones.{size}", np.ones(size, dtype=np.float32), self.spec.dtype)
+        ones = graph.long_constant(f"ones.{size}", (size,), partial(np.ones, size, dtype=np.float32), self.spec.dtype)
         y = self._reshape(y, (*self.rows, self.groups, size))
         epsilon = self.spec.look.epsilon
         y = graph.apply(

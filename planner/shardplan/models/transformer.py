@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -64,7 +65,7 @@ class _Builder:
         if self.names.positions:
             module = self.names.positions
             weight = self.graph.weight(f"{module}.weight", self.wide[1:])
-            places = self.graph.constant("positions", np.arange(self.spec.seq))
+            places = self.graph.long_constant("positions", (self.spec.seq,), partial(np.arange, self.spec.seq))
             along = self.graph.apply("Gather", [weight, places], self.wide[1:], module, axis=0)
             x = self.graph.apply("Add", [x, along], self.wide, module)
         if not self.look.norm_first:

@@ -86,10 +86,21 @@ class _Band:
     @property
     def pairs(self) -> int:
         """Of query and key: where one sees the other."""
-        places = range(self.past, self.past + self.queries)
-        ends = (self.keys if self.right is None else min(self.keys, place + self.right + 1) for place in places)
-        starts = (0 if self.left is None else max(0, place - self.left) for place in places)
-        return sum(max(0, end - start) for start, end in zip(starts, ends, strict=True))
+        first, end, keys = self.past, self.past + self.queries, self.keys
+        if self.left is not None:  # queries further on see none
+            end = min(end, keys + self.left + 1)
+        seen = max(0, end - first) * keys
+        if self.right is not None:
+            all_from = min(max(keys - self.right - 1, first), end)  # queries before it do not see the last keys
+            seen += _sum(first + self.right + 1 - keys, all_from + self.right + 1 - keys)
+        if self.left is not None:
+            seen -= _sum(min(max(self.left, first), end) - self.left, end - self.left)
+        return seen
+
+
+def _sum(first: int, end: int) -> int:
+    """The sum of the integers from `first` to before `end`."""
+    return (first + end - 1) * (end - first) // 2 if end > first else 0
 
 
 def _is_short(signature: Signature) -> bool:
