@@ -28,7 +28,10 @@ def node(kind: str, name: str, reads: list[str], makes: str):
 @pytest.fixture
 def inputs(folder: Path) -> Path:
     write_model(Path("good.onnx"), node("Relu", "relu", ["x"], "y"))
-    write_model(Path("known.onnx"), helper.make_node("Constant", [], ["y"], "c", value_floats=[1.0, 2.0]))
+    known = helper.make_node("Constant", [], ["y"], "c", value_floats=[1.0, 2.0])
+    write_model(Path("unread.onnx"), known)
+    graph = helper.make_graph([known], "g", [], [helper.make_tensor_value_info("y", TensorProto.FLOAT, [2])])
+    Path("known.onnx").write_bytes(helper.make_model(graph, ir_version=10).SerializeToString())
     Path("notes.onnx").write_text("These are my notes.\n")
     Path("empty.onnx").write_bytes(b"")
     Path("cut.onnx").write_bytes(GPT2.read_bytes()[:100_000])
@@ -194,10 +197,11 @@ def test_solve_says_what_is_wrong_and_writes_nothing(case: str, shardplan, input
 
 
 def test_a_model_of_constants_is_nothing_to_plan(shardplan, inputs: Path):
-    run = shardplan("solve", "known.onnx", "--mesh", "2x2", "--mode", "inference", "--dim", "batch=4")
-    assert run.err == "error[nothing-to-plan]: 'known' has no operators: its outputs are constants or inputs\n"
+    run = shardplan("solve", "known.onnx", "--mesh", "2x2", "--mode", "inference")
+    assert run.err == "error[nothing-to-plan]: 'known' has neither operators nor inputs: it gives constants\n"
     assert run.code == 2
     assert not [*inputs.glob("**/known*.json")]
+    assert shardplan("solve", "unread.onnx", "--mesh", "2x2", "--mode", "inference", "--dim", "batch=4").code == 0
 
 
 def test_unknown_profile_names_the_nearest(shardplan, inputs: Path):

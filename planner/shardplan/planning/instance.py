@@ -165,8 +165,8 @@ def _element_bytes(model: Model) -> int:
 def _obstacles(model: Model, options: PlanOptions) -> list[Diagnostic]:
     """Why the model cannot be planned as asked: the first reason there is."""
     cached = options.kv_cache_tokens > 0
-    if not model.operators:
-        return [error("nothing-to-plan", f"'{model.name}' has no operators: its outputs are constants or inputs")]
+    if not model.operators and not model.inputs:
+        return [error("nothing-to-plan", f"'{model.name}' has neither operators nor inputs: it gives constants")]
     return (
         (training_obstacles(model) if options.training else [])
         or microbatch_obstacles(model, options.microbatches)

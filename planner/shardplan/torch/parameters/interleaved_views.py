@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor, Replicate, debug
+from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor._op_schema import OpSpec
 from torch.distributed.tensor.placement_types import Placement, _StridedShard
@@ -33,8 +33,17 @@ def view_in_order() -> None:
     for view in (aten.view.default, aten._unsafe_view.default, aten.reshape.default):  # noqa: SLF001 - torch's name
         if view in known:
             known[view] = _ordered(known[view])
-    if hasattr(debug, "_clear_sharding_prop_cache"):  # of what torch has found out before a plan was applied
-        debug._clear_sharding_prop_cache()  # noqa: SLF001 - as above
+    _forget_strategies()
+
+
+def _forget_strategies() -> None:
+    """What torch has found out before a plan was applied; its own function for this is in a module that imports its
+    compiler."""
+    found = DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding  # noqa: SLF001 - as above
+    if hasattr(found, "cache_clear"):
+        found.cache_clear()
+    if hasattr(torch._C, "_clear_DTensor_sharding_propagator_cache"):  # noqa: SLF001 - as above
+        torch._C._clear_DTensor_sharding_propagator_cache()  # noqa: SLF001 - as above
 
 
 def _ordered(own: Callable[..., Any]) -> Callable[..., Any]:
