@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -339,6 +340,7 @@ def _is_even(
 @contextlib.contextmanager
 def in_plain_forms() -> Iterator[None]:
     """Within the context, modules call the simpler functions."""
+    importlib.import_module("torch._dynamo")  # an export imports it, and it is to find torch's own functions
     torch.cdist, torch.searchsorted, torch.bucketize = distances, searchsorted, bucketize
     torch.cov, torch.corrcoef = covariance, correlation
     torch.equal = are_equal
