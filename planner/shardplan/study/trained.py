@@ -36,7 +36,7 @@ from shardplan.pipeline.tied_weights import waited_ns
 from shardplan.plan.phases import Phase
 from shardplan.plan.step import StepSchedule
 from shardplan.plan.timeline import step_schedule
-from shardplan.plan.types import Move, Plan
+from shardplan.plan.types import Move, Plan, TensorDecision
 from shardplan.units import NS_PER_S
 
 _TOGETHER = 3.0
@@ -227,25 +227,29 @@ def _by_logit(plan: Plan, training: Training, *, sharded: bool) -> float:
 
 def _logits(plan: Plan) -> float:
     """Elements of all outputs of a step on one device: what the loss reads."""
-    outputs = [tensor for tensor in plan.tensors if tensor.role == "output"]
+    outputs = _outputs(plan)
     cut = [[axis for axis, each in enumerate(tensor.layout.placements) if each.is_shard] for tensor in outputs]
     return sum(math.prod(tensor.shape) / plan.mesh.ways(axes) for tensor, axes in zip(outputs, cut, strict=True))
 
 
 def loss_memory_bytes(plan: Plan, training: Training) -> int:
     """The memory of one microbatch's loss beside the logits: their gradient, and the logits in fp32."""
-    outputs = [tensor for tensor in plan.tensors if tensor.role == "output"]
-    gradient = sum(tensor.bytes_per_device for tensor in outputs)
+    gradient = sum(tensor.bytes_per_device for tensor in _outputs(plan))
     by_logit = training.loss_memory + (training.loss_parallel if _cuts_vocabulary(plan) else 0.0)
     return gradient + round(by_logit * _logits(plan) / _microbatches(plan))
 
 
 def _cuts_vocabulary(plan: Plan) -> bool:
     """Whether the last dim of an output is sharded."""
-    outputs = [tensor for tensor in plan.tensors if tensor.role == "output"]
     return any(
-        each.is_shard and each.dim == len(tensor.shape) - 1 for tensor in outputs for each in tensor.layout.placements
+        each.is_shard and each.dim == len(tensor.shape) - 1
+        for tensor in _outputs(plan)
+        for each in tensor.layout.placements
     )
+
+
+def _outputs(plan: Plan) -> list[TensorDecision]:
+    return [tensor for tensor in plan.tensors if tensor.role == "output"]
 
 
 def _microbatches(plan: Plan) -> int:
