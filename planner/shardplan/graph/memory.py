@@ -88,7 +88,8 @@ class Memory:
             return
         held = cache_bytes(self.built.model, index, self.built.flow, self.built.operators[index].strategies, tokens)
         if held is not None:
-            yield Holding(node, "activations", 0, self.moments, held)
+            made_by = self.built.model.operators[index].outputs[0]
+            yield Holding(node, "activations", 0, self.moments, self._deep(made_by, held))
 
     def _parameter(self, name: str) -> Iterator[Holding]:
         space = self.built.kept[name]
@@ -96,7 +97,7 @@ class Memory:
         trained = name in self.built.flow.needs_grad
         per_element = state_bytes(self.built.options.optimizer, dtype) if trained else None
         if per_element is None:
-            yield Holding(("kept", name), "parameters", 0, self.moments, self._kept(space))
+            yield Holding(("kept", name), "parameters", 0, self.moments, self._deep(name, self._kept(space)))
             return
         wanted: tuple[tuple[Category, float, tuple[Node, TensorSpace]], ...] = (
             ("parameters", per_element.parameter, (("kept", name), space)),
@@ -105,7 +106,7 @@ class Memory:
         )
         for category, each, (node, chosen) in wanted:
             if each:
-                yield Holding(node, category, 0, self.moments, self._state(chosen, each))
+                yield Holding(node, category, 0, self.moments, self._deep(name, self._state(chosen, each)))
 
     def _state(self, space: TensorSpace, element_bytes: float) -> Index:
         key = (id(space), element_bytes)
@@ -127,8 +128,10 @@ class Memory:
             held = self.moments if name in self.built.model.outputs else end
             yield Holding(node, "activations", start, held, amount)
             return
-        for begin, finish, times in self.spans(name, self._fate(name), self.time):
-            yield Holding(node, "activations", begin, finish, times * amount if times > 1 else amount)
+        fate = self._fate(name)
+        saved = self._deep(name, amount) if fate in ("saved", "saved again") else amount
+        for begin, finish, times in self.spans(name, fate, self.time):
+            yield Holding(node, "activations", begin, finish, times * saved if times > 1 else saved)
         if name in flow.needs_grad and maker is not None:
             last = min(flow.last_reader(name), self.count - 1)
             gradient = self._of_states(space, space.gradient, "gradient")
@@ -174,6 +177,16 @@ class Memory:
         if self.built.options.training and name in flow.needs_grad:
             back = self.time.backward(last), self.time.backward(first) + 1
             yield Holding(("served", name), "temporaries", *back, amount)
+
+    def _deep(self, name: str, amount: Index) -> Index:
+        """What all copies hold that a tensor of a shallow model stands for."""
+        times = self.built.model.depth.get(name, 1.0)
+        if times == 1.0:
+            return amount
+        key = (id(amount), times)
+        if key not in self._amounts:
+            self._amounts[key] = np.ceil(amount * times).astype(np.int64)
+        return self._amounts[key]
 
     def kept_bytes(self, name: str) -> Index:
         """Bytes on a device per layout in which a tensor may be kept."""

@@ -157,6 +157,8 @@ class Model:
     gradient."""
     padding: Padding | None = None
     """What it is the larger form of, where a size is held as a larger one."""
+    depth: Mapping[str, float] = field(default_factory=dict)
+    """By tensor of a copy of a repeated block, how many copies of a deeper model it stands for, if it is not one."""
 
     def __repr__(self) -> str:
         """`<Model gpt2_small: 410 operators, 148 parameters, 2 inputs, 1 output>`."""

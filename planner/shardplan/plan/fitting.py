@@ -90,6 +90,8 @@ class Lowered:
         found = self.under(EAGER, step)
         if found.keeps(limit_bytes):
             return self.in_time(found, step, limit_bytes, below_s)
+        if found.scheduled.seconds - found.scheduled.waited_s >= below_s:
+            return found
         staying = copies(self.built, step.parts.moves, self.rows)
         if not staying:
             return self._holding_less(step, limit_bytes, STAY)

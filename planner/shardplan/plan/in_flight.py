@@ -7,7 +7,9 @@ gradient while it is made. This module adds what a schedule holds for longer, mo
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +34,8 @@ def in_flight_bytes(built: CostGraph, parts: StepParts, scheduled: StepSchedule,
             if move.phase == "update":
                 continue  # it arrives where the weight is kept all the time
             size = moved_bytes(built, move, gradient=backward and not move.regather)
+            if move.tensor in built.model.depth and _crossed(parts.blocks, issued, ended) > 1:
+                size = math.ceil(size * built.model.depth[move.tensor])
             begin, end = _moments(memory, issued, ended, backward=backward, gathered=move.regather)
             if end > begin:
                 change[begin] += size
@@ -47,6 +51,12 @@ def _moments(memory: Memory, issued: int, ended: int, *, backward: bool, gathere
         return issued, ended
     begin, end = memory.time.backward(issued), memory.time.backward(ended)
     return (begin, end) if gathered else (begin + 1, end + 1)
+
+
+def _crossed(blocks: Sequence[int], issued: int, ended: int) -> int:
+    """The number of block borders that a move in flight crosses: traffic that falls behind compute by more than a block
+    falls behind further in a deeper model."""
+    return abs(bisect_right(blocks, issued) - bisect_right(blocks, ended))
 
 
 def _flights(phase: Phase, ran: Simulation) -> Iterator[tuple[int, int, int]]:

@@ -168,7 +168,7 @@ def answer(graphs: CostGraphs, question: Question, on_progress: Callable[[Progre
 
 def _graph(graphs: CostGraphs, question: Question) -> tuple[CostGraph, Memory]:
     """The cost graph that a question is about."""
-    if question.near is not None and question.remat is not None:
+    if question.near is not None:
         return graphs.near(question.near, question.remat)
     return graphs.asked() if question.remat is None else graphs.recomputing(question.remat)
 

@@ -40,13 +40,13 @@ MOST_JUDGED = 4
 
 @dataclass(frozen=True)
 class Coarser:
-    """The plan of a coarser mesh: its decisions, what it recomputes, its proven lower bound (seconds) and the
+    """The plan of a coarser mesh: its decisions, what it recomputes (`None`: what the options say), its proven lower bound (seconds) and the
     multipliers of that bound. `limit_bytes`: the memory limit of its search. `reproducible`: no clock ended its search.
     `groups[i]`: the axes of the finer mesh that axis i was made of, if there is a finer mesh. `planes`: cutting planes
     of the assignments met, which are assignments of the finer mesh too. `step_s`: its step, seconds."""
 
     decided: Decided
-    recompute: Recompute
+    recompute: Recompute | None
     multipliers: Weights
     limit_bytes: int | None
     groups: tuple[tuple[int, ...], ...] = ()
@@ -126,6 +126,19 @@ def lifted(search: Search, coarser: Coarser, no_less_s: float, decided: Decided 
     bound_s = min(no_less_s, best.step_s)
     planes = (*coarser.planes, *answer.solution.planes)
     return Found(best, bound_s, answer.objective, none, limit_bytes, coarser.outcome, coarser.reproducible, planes)
+
+
+def deeper(search: Search, shallow: Coarser, no_less_s: float) -> Questions[Found]:
+    """The plan of a shallower model as one of the whole model, with the bound of the whole model where that can be
+    searched. Raises `NoPlanError` where the plan is none of the whole model."""
+    found = yield from lifted(search, shallow, no_less_s, shallow.decided)
+    if len(real_axes(search.instance.cluster.mesh)) > MOST_WHOLE or search.is_over or found.outcome == "interrupted":
+        return found
+    with contextlib.suppress(NoPlanError):
+        whole = yield from of_phases(search, found.limit_bytes, start=shallow.multipliers, averages=WHOLE_AVERAGES)
+        best = found.better([whole.candidate], search.instance.limit_bytes)
+        found = replace(whole, candidate=best.candidate, reproducible=whole.reproducible and found.reproducible)
+    return found
 
 
 def by_pairs(search: Search, found: Found) -> Questions[Found]:

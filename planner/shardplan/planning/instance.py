@@ -108,7 +108,7 @@ class CostGraphs:
         self._asked: tuple[CostGraph, Memory] | None = None
         self._recomputing: tuple[Recompute, tuple[CostGraph, Memory]] | None = None
         self._again: tuple[CostGraph, tuple[CostGraph, Memory]] | None = None
-        self._near: tuple[tuple[Near, Recompute], tuple[CostGraph, Memory]] | None = None
+        self._near: tuple[tuple[Near, Recompute | None], tuple[CostGraph, Memory]] | None = None
 
     def asked(self) -> tuple[CostGraph, Memory]:
         """The cost graph with the rematerialisation of the options."""
@@ -140,9 +140,9 @@ class CostGraphs:
             self._again = asked[0], (gathering_again(asked[0]), asked[1])
         return self._again[1]
 
-    def near(self, near: Near, remat: Recompute) -> tuple[CostGraph, Memory]:
-        """The cost graph with only the layouts near some plans, and a given rematerialisation. The latest one
-        is kept."""
+    def near(self, near: Near, remat: Recompute | None) -> tuple[CostGraph, Memory]:
+        """The cost graph with only the layouts near some plans, and a given rematerialisation (default: the
+        options). The latest one is kept."""
         if self._near is None or self._near[0] != (near, remat):
             built = self._build(remat, near)
             self._near = (near, remat), (built, Memory(built))

@@ -25,7 +25,7 @@ from shardplan.planning.answers import Answers
 from shardplan.planning.candidates import CLOSE, of_linear, shortest
 from shardplan.planning.chain import Answer
 from shardplan.planning.decided import Decided
-from shardplan.planning.finer import CoarsePlans, Coarser, by_pairs, finer, least_s, lifted, with_fewer_axes
+from shardplan.planning.finer import CoarsePlans, Coarser, by_pairs, deeper, finer, least_s, lifted, with_fewer_axes
 from shardplan.planning.for_runtime import best_for_runtime
 from shardplan.planning.infeasible import no_coarser_plan, refusal
 from shardplan.planning.instance import MOST_WHOLE, CostGraphs, instance_of, real_axes
@@ -33,6 +33,7 @@ from shardplan.planning.judge import Known
 from shardplan.planning.reduction import Restrict
 from shardplan.planning.runtimes import RUNTIMES
 from shardplan.planning.search import Found, NoPlanError, Questions, Search, T
+from shardplan.planning.shallower import deepened, shallower
 from shardplan.planning.standing import OnProgress, without_effort
 from shardplan.schedule.objective import Weights, at_multipliers, serial_objective
 
@@ -243,6 +244,11 @@ class Planner:
                 coarse=self._coarse,
                 on_progress=self._on_progress,
             )
+        if restriction is None:
+            shallow = self._shallower(search)
+            if shallow is not None:
+                with contextlib.suppress(NoPlanError):
+                    return self._answered(deeper(search, shallow, least_s(self.instance)), search)
         coarser = None if restriction is not None else self._coarser(search)
         if coarser is not None:
             with contextlib.suppress(NoPlanError):
@@ -256,7 +262,7 @@ class Planner:
         options = self.instance.options
         if not options.shard_optimizer or self.instance.is_quick or search.is_over or found.gap <= CLOSE:
             return found
-        kept, work = self._on(self.instance.cluster, search, replace(options, shard_optimizer=False)) or (None, 0.0)
+        kept, work = self._on(self.instance.model, self.instance.cluster, search, replace(options, shard_optimizer=False)) or (None, 0.0)
         if kept is None:
             return found
         search.spent.work += work
@@ -268,6 +274,16 @@ class Planner:
             found = found.better([split.candidate], self.limit_bytes)
         return found
 
+    def _shallower(self, search: Search) -> Coarser | None:
+        """The plan of a shallower model, if the model is deep, for all of its copies."""
+        model = self.instance.model
+        thin = shallower(self.instance)
+        known = None if thin is None else self._on(thin, self.instance.cluster, search, self.instance.options)
+        if thin is None or known is None or known[0] is None:
+            return None
+        search.spent.work += known[1]
+        return deepened(known[0], thin, model)
+
     def _coarser(self, search: Search) -> Coarser | None:
         """The plan of the mesh with one axis per link, if that is another mesh and has a plan."""
         other = with_fewer_axes(self.instance)
@@ -276,7 +292,7 @@ class Planner:
         cluster, groups = other
         key = cluster.mesh, ()
         if key not in self._coarse.plans:
-            self._coarse.plans[key] = self._on(cluster, search, self.instance.options)
+            self._coarse.plans[key] = self._on(self.instance.model, cluster, search, self.instance.options)
         known = self._coarse.plans[key]
         if known is None:
             return None
@@ -289,12 +305,14 @@ class Planner:
         search.spent.work += work
         return replace(found, groups=groups)
 
-    def _on(self, cluster: Cluster, search: Search, options: PlanOptions) -> tuple[Coarser | None, float] | None:
-        """The best plan of another mesh or with other options, if the request is valid so."""
+    def _on(
+        self, model: Model, cluster: Cluster, search: Search, options: PlanOptions
+    ) -> tuple[Coarser | None, float] | None:
+        """The best plan of another model, on another mesh or with other options, if the request is valid so."""
         if options.time_limit is not None:
             options = replace(options, time_limit=max(0.0, search.share(2) - time.monotonic()))
         try:
-            other = Planner(self.instance.model, cluster, options, without_effort(self._on_progress), reasons=False)
+            other = Planner(model, cluster, options, without_effort(self._on_progress), reasons=False)
             own = Search.of(other.instance, search.interruption)
             return Coarser.of(other._found(own, None)), own.spent.work
         except NoPlanError:

@@ -19,6 +19,7 @@ from shardplan.layout.legal import check, legal_for
 from shardplan.layout.lower import by_bytes, lower
 from shardplan.layout.placement import Placement
 from shardplan.model.digest import structure_digest
+from shardplan.model.thin import thin_model, thinned
 from shardplan.model.types import Model, Operator
 from shardplan.plan.types import CollectiveStep, Move, OperatorDecision, Plan, TensorDecision
 from shardplan.program.lower import check_fresh, lower_program
@@ -33,14 +34,14 @@ _T = TypeVar("_T")
 QUICK_BYTES = 256 << 20
 """A run that needs more memory than this takes long, and may have shorter dims."""
 COPIES = 3
-"""Of every repeated block so many copies stay: the first, the last, and what lies between two of a kind."""
+"""Of every repeated block so many copies stay: the first two and the last."""
 
 
 def shrink_model(model: Model, plan: Plan, rules: Sequence[Rule] | None = None) -> tuple[Model, Plan]:
     """`shardplan.program.shrink.shrink.shrink` for a plan without stages."""
     check_fresh(model, plan)
     rules = model_rules(model) if rules is None else rules
-    kept, renamed = thinned(model)
+    kept, renamed = thinned(model, COPIES)
     thin = thin_model(model, kept, renamed)
     thin_rules = [rules[index] for index in kept]
 
@@ -77,52 +78,6 @@ def refusal(detail: str) -> ShardplanError:
     hint = "verify a smaller model of the same kind, or this one whole"
     return ShardplanError(
         error("cannot-shrink", "no scaled-down form of the model has the same strategies", detail=detail, hint=hint)
-    )
-
-
-def thinned(model: Model) -> tuple[list[int], dict[tuple[int, str], str]]:
-    """Operators that stay, and (operator, value it reads) -> the value it reads in the scaled-down model.
-
-    A value that a dropped copy of a block makes is replaced by that of the last copy before it that stays."""
-    dropped: set[int] = set()
-    stands_for: dict[str, str] = {}
-    for block in model.blocks:
-        count = len(block.copies)
-        stays = {0, 1, count - 1} if count > COPIES else set(range(count))
-        for number, copy in enumerate(block.copies):
-            if number in stays:
-                continue
-            dropped.update(copy)
-            before = block.copies[max(place for place in stays if place < number)]
-            for index, other in zip(copy, before, strict=True):
-                both = zip(model.operators[index].outputs, model.operators[other].outputs, strict=True)
-                stands_for.update({old: new for old, new in both if old})
-    kept = [index for index in range(len(model.operators)) if index not in dropped]
-    renamed = {
-        (index, name): stands_for[name]
-        for index in kept
-        for name in model.operators[index].inputs
-        if name in stands_for
-    }
-    return kept, renamed
-
-
-def thin_model(model: Model, kept: Sequence[int], renamed: Mapping[tuple[int, str], str]) -> Model:
-    """The model of these operators, at full size."""
-    operators = tuple(
-        replace(o, inputs=tuple(renamed.get((index, name), name) for name in o.inputs))
-        for index, o in ((index, model.operators[index]) for index in kept)
-    )
-    alive = {name for operator in operators for name in (*operator.inputs, *operator.outputs) if name}
-    return replace(
-        model,
-        operators=operators,
-        tensors={name: tensor for name, tensor in model.tensors.items() if name in alive},
-        parameters=tuple(parameter for parameter in model.parameters if parameter.tensor in alive),
-        inputs=tuple(name for name in model.inputs if name in alive),
-        outputs=tuple(name for name in model.outputs if name in alive),
-        constants={name: array for name, array in model.constants.items() if name in alive},
-        blocks=(),
     )
 
 

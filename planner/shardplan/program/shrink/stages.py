@@ -15,7 +15,7 @@ from shardplan.plan.types import Plan
 from shardplan.program.lower import lower_program
 from shardplan.program.machine.pipeline import stage_models
 from shardplan.program.machine.run import needed_bytes
-from shardplan.program.shrink.model import ScaledPlan, refusal, scaled_rules, thin_model, thinned, tried
+from shardplan.program.shrink.model import COPIES, ScaledPlan, refusal, scaled_rules, tried
 from shardplan.program.shrink.resize import resized
 from shardplan.program.shrink.sizes import smaller_sizes
 from shardplan.rules import model_rules
@@ -43,7 +43,7 @@ def _thin(model: Model, plan: Plan) -> Model:
     names: set[str] = set()
     renamed: dict[tuple[str, str], str] = {}
     for part in stage_models(model, plan):
-        kept, read_instead = thinned(part)
+        kept, read_instead = thinned(part, COPIES)
         names |= {part.operators[index].name for index in kept}
         for (index, value), instead in read_instead.items():
             operator = part.operators[index].name

@@ -1,0 +1,35 @@
+"""Deep models: the search takes a model with fewer copies of its repeated blocks, and its plan is one of the whole model.
+
+The time of a search grows with the number of operators. Copies of a block are equal, so the best layouts of a few are
+those of all. In the shallow model each copy holds as many bytes as the copies that it stands for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+from shardplan.model.thin import shallow
+from shardplan.model.types import Model
+from shardplan.planning.finer import Coarser
+from shardplan.planning.instance import Instance
+
+MANY_OPERATORS: Final = 3_000
+"""Number of operators from which on a shallower model is searched: a search of the whole model takes minutes then."""
+COPIES: Final = 8
+"""Copies of a block in the shallow model: more are closer to the whole model, whose first and last copies differ."""
+
+
+def shallower(instance: Instance) -> Model | None:
+    """A shallow form of the model, if it is deep and nothing that was asked names its copies."""
+    options, model = instance.options, instance.model
+    is_deep = len(model.operators) >= MANY_OPERATORS and any(len(block.copies) > COPIES for block in model.blocks)
+    names = bool(options.constraints) or instance.decided or instance.offer or model.padding
+    is_plain = options.cost_model.is_ours and not (names or instance.complete or instance.chooses_remat)
+    return shallow(model, COPIES) if is_deep and is_plain else None
+
+
+def deepened(coarser: Coarser, thin: Model, model: Model) -> Coarser:
+    """The plan of a shallow model for the whole one: every copy of a block is as the middle one."""
+    decided = coarser.decided.with_layers_of(model, coarser.decided, thin, ())
+    return replace(coarser, decided=decided, recompute=None, planes=())
