@@ -47,9 +47,9 @@ def test_text(standing, text):
 
 def test_what_is_left_of_an_effort_is_said_when_it_can_be_known():
     assert time_left(Effort(2.0, 1.0, 0.01), 10) == ""
-    assert time_left(Effort(2.0, 1.0, 0.25), 10) == "at most 30 s more"
-    assert time_left(Effort(2.0, 1.0, 0.25), 10, left_s=4) == "at most 4 s more"
-    assert time_left(Effort(2.0, 1.0, 0.25), 10, left_s=40) == "at most 30 s more"
+    assert time_left(Effort(2.0, 1.0, 0.25), 10) == "about 30 s left"
+    assert time_left(Effort(2.0, 1.0, 0.25), 10, left_s=4) == "about 4 s left"
+    assert time_left(Effort(2.0, 1.0, 0.25), 10, left_s=40) == "about 30 s left"
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_what_is_left_of_an_effort_is_said_when_it_can_be_known():
     [
         ([(8, 4, 4)], 10, 6),
         ([(8, 1, 1)], 30, 0),
-        ([(8, 1, 3)], 30, 16),
+        ([(8, 1, 3)], 30, 30),
         ([(8, 0, 4)], 10, 0),
         ([(8, 1, 40)], 10, 0),
         ([(8, 4, 4), (9, 4, 2)], 10, 2),
@@ -68,7 +68,7 @@ def test_what_is_left_of_an_effort_is_said_when_it_can_be_known():
     ids=["half", "last", "slow", "none", "few", "fewer left", "others", "others begun", "slow start"],
 )
 def test_things_that_are_left_take_as_long_as_those_that_are_done(told, now_s, left_s):
-    """Of things that are done and left from second 0 on; no longer than it has may take what is being done."""
+    """Of things done and left from second 0 on; the current one counts once it takes longer than the others."""
     pace = Pace(0.0)
     for at_s, done, left in told:
         pace = pace.after(Step("", done, left), at_s)
@@ -82,9 +82,9 @@ def test_ctrl_c_keeps_the_best_only_of_what_ends_with_it():
 @pytest.mark.parametrize(
     ("room", "text"),
     [
-        (88, "best 2 ms  bound 1 ms  gap 50.0 %  at most 30 s more  Ctrl-C keeps the best"),
-        (60, "best 2 ms  bound 1 ms  gap 50.0 %  at most 30 s more"),
-        (42, "best 2 ms  gap 50.0 %  at most 30 s more"),
+        (88, "best 2 ms  bound 1 ms  gap 50.0 %  about 30 s left  Ctrl-C keeps the best"),
+        (60, "best 2 ms  bound 1 ms  gap 50.0 %  about 30 s left"),
+        (42, "best 2 ms  gap 50.0 %  about 30 s left"),
         (30, "best 2 ms  gap 50.0 %"),
         (3, ""),
         (-4, ""),
@@ -92,7 +92,7 @@ def test_ctrl_c_keeps_the_best_only_of_what_ends_with_it():
 )
 def test_what_matters_least_is_left_out_of_a_narrow_terminal(room, text):
     standing = Standing(2 * PICOSECONDS_PER_MS, PICOSECONDS_PER_MS)
-    assert fitted(progress_parts(standing, "at most 30 s more"), room) == text
+    assert fitted(progress_parts(standing, "about 30 s left"), room) == text
 
 
 def test_one_line_rewritten_and_cleared():

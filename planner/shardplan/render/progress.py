@@ -158,17 +158,18 @@ class Pace:
         so far."""
         if self.done <= self.before or self.done < _LEAST_SHARE * (self.done + self.left):
             return 0.0
-        each_s = (self.counted_s - self.began_s) / (self.done - self.before)
+        counted = self.done - self.before
+        each_s = max((self.counted_s - self.began_s) / counted, (now_s - self.began_s) / (counted + 1.0))
         return max(each_s * self.left - (now_s - self.counted_s), each_s * (self.left - 1.0))
 
 
 def time_left(standing: Standing, seconds: float, left_s: float = 0.0) -> str:
-    """`at most 20 s more`, `` where that cannot be known: what is left of the effort at the pace of the `seconds` since
+    """`about 20 s left`, `` where that cannot be known: what is left of the effort at the pace of the `seconds` since
     it began, or of things that are counted (`left_s`), whatever ends first."""
     share = getattr(standing, "effort", 0.0)
     ends_s = [seconds * (1 - share) / share] if share >= _LEAST_SHARE else []
     ends_s += [left_s] if left_s >= 1.0 else []
-    return f"at most {min(ends_s):.0f} s more" if ends_s else ""
+    return f"about {min(ends_s):.0f} s left" if ends_s else ""
 
 
 def progress_parts(
