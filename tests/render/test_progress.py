@@ -34,7 +34,7 @@ class Terminal(io.StringIO):
     ("standing", "text"),
     [
         (Standing(float("inf"), float("-inf")), "Ctrl-C stops"),
-        (Standing(float("inf"), 37.8 * PICOSECONDS_PER_MS), "bound 37.8 ms  Ctrl-C stops"),
+        (Standing(float("inf"), 37.8 * PICOSECONDS_PER_MS), "none found yet  bound 37.8 ms  Ctrl-C stops"),
         (
             Standing(39.1 * PICOSECONDS_PER_MS, 37.8 * PICOSECONDS_PER_MS),
             "best 39.1 ms  bound 37.8 ms  gap 3.3 %  Ctrl-C keeps the best",
