@@ -2,12 +2,14 @@
 
 import io
 import re
+import signal
 import time
 from dataclasses import dataclass
 
 import pytest
 
 from shardplan.cli import cli
+from shardplan.interruption import Interruption
 from shardplan.render.progress import Pace, ProgressLine, Step, fitted, progress_parts, time_left
 from shardplan.verbs.session import _read_first
 
@@ -113,6 +115,19 @@ def test_a_dumb_terminal_gets_no_control_sequences(monkeypatch):
     assert "reading" in terminal.getvalue()
     assert "\x1b" not in terminal.getvalue()
     assert re.search(r"\r +\r$", terminal.getvalue())
+
+
+def test_after_ctrl_c_it_says_that_it_stops(monkeypatch):
+    """Until a search of a large model has ended, or has its first plan, seconds pass."""
+    monkeypatch.setattr("shardplan.render.progress.columns_of", lambda _: 60)
+    terminal = Terminal()
+    with ProgressLine(terminal, doing="solving", after_s=0.0) as progress:
+        progress.update(Standing(2.0, 1.0))
+        with Interruption(armed=True):
+            signal.raise_signal(signal.SIGINT)
+            time.sleep(0.3)
+    assert "stopping; Ctrl-C again aborts" in terminal.getvalue()
+    assert "Ctrl-C stops" not in terminal.getvalue()[terminal.getvalue().index("stopping") :]
 
 
 def test_what_ends_at_once_draws_nothing():

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import IO, Protocol
 
+from shardplan.interruption import Interruption
 from shardplan.text_lines import columns_of
 from shardplan.units import PS_PER_NS, duration, percent
 
@@ -116,6 +117,9 @@ class ProgressLine:
                 now = time.monotonic()
                 left = time_left(self._standing, now - self._begun, self._pace.left_s(now))
                 parts = progress_parts(self._standing, left, self._amount, keeps=self._keeps)
+                if Interruption.is_stopping():
+                    parts = {"stopping": "stopping; Ctrl-C again aborts", **parts}
+                    del parts["keys"]
                 room = columns - len(begun) - 1
                 text = fitted({"time": f"{now - self._started:.0f} s", **parts}, room)
                 self._stream.write(f"{self._clearing()}{begun}{text}")
