@@ -31,6 +31,11 @@ class Interruption:
             one.armed = True
         self.armed = True
 
+    @classmethod
+    def is_stopping(cls) -> bool:
+        """Whether a search was asked to stop and has not ended yet."""
+        return any(one.asked for one in tuple(cls._inside))
+
     def __enter__(self) -> Interruption:
         if threading.current_thread() is threading.main_thread():
             self._listens = True

@@ -119,6 +119,14 @@ def count(number: float) -> str:
     return f"{number:,.0f}"
 
 
+def flop(number: float) -> str:
+    """`162 GFLOP`: never `162 B`, which are bytes."""
+    scale, unit = next(
+        ((scale, "G" if unit == "B" else unit) for scale, unit in _COUNT_UNITS if number >= scale), (1.0, "")
+    )
+    return f"{digits(number / scale)} {unit}FLOP"
+
+
 def decimal_size(number_of_bytes: float) -> str:
     """`80 GB`: memories are sold in powers of ten."""
     scale, unit = next(

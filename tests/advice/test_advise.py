@@ -3,13 +3,18 @@
 import functools
 import json
 
+import onnx.parser
 import pytest
 
 from shardplan.advice.advise import LEAST, Advice, advise
+from shardplan.advice.sizes import _named
 from shardplan.graph.options import PlanOptions
+from shardplan.model.read import read_model_bytes
+from shardplan.padding.growth import sizes_of
 from shardplan.planning import Planner
 from shardplan.render.advice import advice_line
 from shardplan.request import Request
+from shardplan.rules import model_rules
 from shardplan.study.instance import read
 
 GPT = "transformer:layers=1,hidden=1024,heads=8,style=gpt"
@@ -78,6 +83,16 @@ def test_no_problem_of_all_layouts_is_built_on_many_axes(monkeypatch):
     instance, (_, plan) = read(Request(BATCH, "2x2x2x2")), planned(BATCH, "4x4")
     monkeypatch.setattr("shardplan.advice.advise.Planner", None)
     assert advise(instance.model, instance.cluster, instance.options, plan) == []
+
+
+def test_queries_keys_and_values_in_one_tensor_are_no_vocabulary():
+    """`Gather` picks one of the three from a tensor, as torch exports `qkv[0]`."""
+    graph = """<ir_version: 9, opset_import: ["" : 20]> g (float[8, 3, 16] x, float[16, 16] w) => (float[8, 16] y)
+        <int64 first = {0}> { s = Relu(x) q = Gather<axis = 1>(s, first) y = MatMul(q, w) }"""
+    model = read_model_bytes(onnx.parser.parse_model(graph).SerializeToString(), "qkv")
+    rules = model_rules(model)
+    places = [node for node, size in sizes_of(model, rules).items() if size == 3]
+    assert _named(model, rules, places, 3)[0] == "dim 1 of x"
 
 
 def test_sizes_that_all_axes_divide_are_no_advice():

@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
@@ -79,6 +80,14 @@ def test_a_tied_weight_is_called_as_it_was_asked_for(asked, subject, tied):
     show_explanation(Console(file=written, width=80), plan, replace(found, alternatives=(CHOSEN,)))
     assert written.getvalue().startswith(f"{subject}  [50257, 768] float")
     assert f" per device, tied with {tied}\n" in written.getvalue()
+    other = Alternative("R", chosen=False, cost_ns=1000, memory_bytes=0)
+    for alternatives, head in (
+        ((CHOSEN, other), "memory\n"),
+        ((CHOSEN, replace(other, also=("x",))), "else changes\n"),
+    ):
+        show_explanation(Console(file=written, width=80), plan, replace(found, alternatives=alternatives))
+        (line,) = re.findall("alternative .*\n", written.getvalue())[-1:]
+        assert line.endswith(head)
 
 
 def test_what_a_step_is_made_of(shardplan, solved):

@@ -12,6 +12,7 @@ from shardplan.errors import LimitError
 from shardplan.models import described
 from shardplan.planning import PlanOptions, plan_model
 from shardplan.solve import evaluate, solve
+from shardplan.units import PS_PER_NS
 
 MODEL = "transformer:hidden=256,layers=2,heads=8,ffn=1024,vocab=1024,batch=8,seq=128"
 
@@ -46,6 +47,15 @@ def test_a_search_of_no_time_has_a_plan_and_no_bound_above_the_best_step(model, 
     assert plan.summary.step_ns >= plan.summary.bound_ns
     assert plan.summary.bound_ns <= best.summary.step_ns
     assert not plan.summary.reproducible
+
+
+def test_no_bound_that_is_told_meanwhile_is_above_the_proven_one(model):
+    """Questions under less memory, or as if all weights were gathered again, have bounds that hold for them alone."""
+    cluster, told = make_cluster(load_profile("generic"), "2x2"), []
+    options = PlanOptions(memory_limit_bytes=40 << 20, effort="quick")
+    plan = plan_model(model, cluster, options, on_progress=told.append)
+    assert max(standing.bound for standing in told) <= (plan.summary.bound_ns + 1) * PS_PER_NS
+    assert any(math.isfinite(standing.bound) for standing in told)
 
 
 def test_a_proof_that_fails_leaves_a_plan_a_bound_and_a_warning(model, cluster, best, survives, monkeypatch):

@@ -131,7 +131,10 @@ def test_names_stand_in_their_row_where_most_rows_have_room():
     )
 
 
-def test_but_for_the_first_names_stand_below_their_rows_where_most_have_no_room():
-    long = "layers.attention.projection"
-    said = shown(30, ("1 ms", long, "compute"), ("2 ms", long, "compute"), ("3 ms", "up", "compute"))
-    assert said.splitlines()[-2:] == ["3 ms  up", "    compute"]
+def test_where_more_than_a_few_first_names_have_no_room_all_stand_below_their_rows():
+    """A column that is now in the row and now below it cannot be read down."""
+    long, short = ("1 ms", "layers.attention.projection", "compute"), ("2 ms", "layers.attention.out", "compute")
+    said = shown(30, long, long, short)
+    assert said.splitlines()[-3:] == ["2 ms", "    layers.attention.out", "      compute"]
+    said = shown(30, long, *[short] * 6)
+    assert said.splitlines()[-2:] == ["2 ms  layers.attention.out", "    compute"]

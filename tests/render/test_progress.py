@@ -2,12 +2,14 @@
 
 import io
 import re
+import signal
 import time
 from dataclasses import dataclass
 
 import pytest
 
 from shardplan.cli import cli
+from shardplan.interruption import Interruption
 from shardplan.render.progress import Pace, ProgressLine, Step, fitted, progress_parts, time_left
 from shardplan.verbs.session import _read_first
 
@@ -34,7 +36,7 @@ class Terminal(io.StringIO):
     ("standing", "text"),
     [
         (Standing(float("inf"), float("-inf")), "Ctrl-C stops"),
-        (Standing(float("inf"), 37.8 * PICOSECONDS_PER_MS), "bound 37.8 ms  Ctrl-C stops"),
+        (Standing(float("inf"), 37.8 * PICOSECONDS_PER_MS), "none found yet  bound 37.8 ms  Ctrl-C stops"),
         (
             Standing(39.1 * PICOSECONDS_PER_MS, 37.8 * PICOSECONDS_PER_MS),
             "best 39.1 ms  bound 37.8 ms  gap 3.3 %  Ctrl-C keeps the best",
@@ -47,9 +49,9 @@ def test_text(standing, text):
 
 def test_what_is_left_of_an_effort_is_said_when_it_can_be_known():
     assert time_left(Effort(2.0, 1.0, 0.01), 10) == ""
-    assert time_left(Effort(2.0, 1.0, 0.25), 10) == "at most 30 s more"
-    assert time_left(Effort(2.0, 1.0, 0.25), 10, left_s=4) == "at most 4 s more"
-    assert time_left(Effort(2.0, 1.0, 0.25), 10, left_s=40) == "at most 30 s more"
+    assert time_left(Effort(2.0, 1.0, 0.25), 10) == "about 30 s left"
+    assert time_left(Effort(2.0, 1.0, 0.25), 10, left_s=4) == "about 4 s left"
+    assert time_left(Effort(2.0, 1.0, 0.25), 10, left_s=40) == "about 30 s left"
 
 
 @pytest.mark.parametrize(
@@ -57,7 +59,7 @@ def test_what_is_left_of_an_effort_is_said_when_it_can_be_known():
     [
         ([(8, 4, 4)], 10, 6),
         ([(8, 1, 1)], 30, 0),
-        ([(8, 1, 3)], 30, 16),
+        ([(8, 1, 3)], 30, 30),
         ([(8, 0, 4)], 10, 0),
         ([(8, 1, 40)], 10, 0),
         ([(8, 4, 4), (9, 4, 2)], 10, 2),
@@ -68,7 +70,7 @@ def test_what_is_left_of_an_effort_is_said_when_it_can_be_known():
     ids=["half", "last", "slow", "none", "few", "fewer left", "others", "others begun", "slow start"],
 )
 def test_things_that_are_left_take_as_long_as_those_that_are_done(told, now_s, left_s):
-    """Of things that are done and left from second 0 on; no longer than it has may take what is being done."""
+    """Of things done and left from second 0 on; the current one counts once it takes longer than the others."""
     pace = Pace(0.0)
     for at_s, done, left in told:
         pace = pace.after(Step("", done, left), at_s)
@@ -82,9 +84,9 @@ def test_ctrl_c_keeps_the_best_only_of_what_ends_with_it():
 @pytest.mark.parametrize(
     ("room", "text"),
     [
-        (88, "best 2 ms  bound 1 ms  gap 50.0 %  at most 30 s more  Ctrl-C keeps the best"),
-        (60, "best 2 ms  bound 1 ms  gap 50.0 %  at most 30 s more"),
-        (42, "best 2 ms  gap 50.0 %  at most 30 s more"),
+        (88, "best 2 ms  bound 1 ms  gap 50.0 %  about 30 s left  Ctrl-C keeps the best"),
+        (60, "best 2 ms  bound 1 ms  gap 50.0 %  about 30 s left"),
+        (42, "best 2 ms  gap 50.0 %  about 30 s left"),
         (30, "best 2 ms  gap 50.0 %"),
         (3, ""),
         (-4, ""),
@@ -92,7 +94,7 @@ def test_ctrl_c_keeps_the_best_only_of_what_ends_with_it():
 )
 def test_what_matters_least_is_left_out_of_a_narrow_terminal(room, text):
     standing = Standing(2 * PICOSECONDS_PER_MS, PICOSECONDS_PER_MS)
-    assert fitted(progress_parts(standing, "at most 30 s more"), room) == text
+    assert fitted(progress_parts(standing, "about 30 s left"), room) == text
 
 
 def test_one_line_rewritten_and_cleared():
@@ -113,6 +115,19 @@ def test_a_dumb_terminal_gets_no_control_sequences(monkeypatch):
     assert "reading" in terminal.getvalue()
     assert "\x1b" not in terminal.getvalue()
     assert re.search(r"\r +\r$", terminal.getvalue())
+
+
+def test_after_ctrl_c_it_says_that_it_stops(monkeypatch):
+    """Until a search of a large model has ended, or has its first plan, seconds pass."""
+    monkeypatch.setattr("shardplan.render.progress.columns_of", lambda _: 60)
+    terminal = Terminal()
+    with ProgressLine(terminal, doing="solving", after_s=0.0) as progress:
+        progress.update(Standing(2.0, 1.0))
+        with Interruption(armed=True):
+            signal.raise_signal(signal.SIGINT)
+            time.sleep(0.3)
+    assert "stopping; Ctrl-C again aborts" in terminal.getvalue()
+    assert "Ctrl-C stops" not in terminal.getvalue()[terminal.getvalue().index("stopping") :]
 
 
 def test_what_ends_at_once_draws_nothing():

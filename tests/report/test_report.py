@@ -13,14 +13,17 @@ from evil_plans import EVIL, evil_plan
 from small_models import proto_of
 
 from shardplan.api import make_plan
+from shardplan.plan.diff import diff_plans
 from shardplan.plan.file import read_plan
 from shardplan.plan.held import spans
 from shardplan.plan.timeline import laid_out
 from shardplan.plan.types import Plan
+from shardplan.render.diff import effects
 from shardplan.report.notebook import report
 from shardplan.report.page import page
 from shardplan.report.plan import plan_report, summary_bar
 from shardplan.report.schedule import critical_path
+from shardplan.report.studies import diff_report
 
 PLANS = Path(__file__).parents[2] / "plans"
 
@@ -225,3 +228,9 @@ def test_the_step_of_a_pipeline_is_split_as_its_slowest_stage_spends_it():
     parts = {name: ns for name, ns, _ in summary["parts"]}
     assert sum(parts.values()) == summary["step"]
     assert parts["compute"] == slowest.compute_ns
+    one = make_plan(model, "2x2")
+    told = {name: after for name, _, after in diff_report(one, plan, ("a", "b"), diff_plans(one, plan))["effects"]}
+    assert told["compute"] == parts["compute"]
+    assert told["compute"] + told["exposed communication"] + told["bubble"] == told["step"]
+    assert "bubble 0 ns → " in effects(diff_plans(one, plan))[0]
+    assert "bubble" not in effects(diff_plans(one, one))[0]

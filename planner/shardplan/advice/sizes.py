@@ -112,15 +112,16 @@ def _named(model: Model, rules: Sequence[Rule], nodes: Sequence[Node], size: int
     weights = [place for place in places if place[0] in names]
     where = next(iter(weights or of_inputs or places), None)
     text = "" if where is None else f"dim {where[1]} of {names.get(where[0], where[0])}"
-    kind = _kind(rules, nodes, of_inputs)
+    kind = _kind(rules, nodes, of_inputs, of_a_weight=bool(weights))
     is_clear = bool(kind) and not weights
     return (kind if is_clear else f"{kind} ({text})" if kind else text), "", bool(kind)
 
 
-def _kind(rules: Sequence[Rule], nodes: Sequence[Node], of_inputs: Sequence[Place]) -> str:
-    """`vocabulary`, `heads`, `batch`, or nothing."""
+def _kind(rules: Sequence[Rule], nodes: Sequence[Node], of_inputs: Sequence[Place], *, of_a_weight: bool) -> str:
+    """`vocabulary`, `heads`, `batch`, or nothing. A table in which a model looks up is a vocabulary if it is a weight;
+    queries, keys and values in one tensor are not."""
     factors = [(rules[index], str(factor)) for index, factor in nodes if isinstance(index, int)]
-    if any(parse(rule.equation).marks.get(factor) == "@" for rule, factor in factors if rule.equation):
+    if of_a_weight and any(parse(rule.equation).marks.get(factor) == "@" for rule, factor in factors if rule.equation):
         return "vocabulary"
     if any(rule.cost == "attention" and factor in _HEADS for rule, factor in factors):
         return "heads"

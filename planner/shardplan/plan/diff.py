@@ -9,6 +9,7 @@ from itertools import repeat
 from shardplan.cost.named import measure_of
 from shardplan.folding import folded, pattern
 from shardplan.layout.text import to_text
+from shardplan.plan.breakdown import breakdown
 from shardplan.plan.encode import document
 from shardplan.plan.fields import MEMORY, MODEL, OPERATOR, PARAMETER, SUMMARY, TENSOR
 from shardplan.plan.kinds import Context
@@ -68,7 +69,7 @@ class Effect:
 @dataclass(frozen=True, slots=True)
 class PlanDiff:
     """`unchanged`: the number of unchanged tensors and operators. `causes`: differences in the requests. `measures`:
-    how to read the costs of the old and of the new plan. `held`: memory by category."""
+    how to read the costs of the old and of the new plan. `held`: memory by category. `spent`: the parts of the step."""
 
     changes: tuple[Change, ...]
     unchanged: int
@@ -76,6 +77,7 @@ class PlanDiff:
     causes: tuple[str, ...]
     measures: tuple[Measure, Measure] = (TIME, TIME)
     held: tuple[Effect, ...] = ()
+    spent: tuple[Effect, ...] = ()
 
     @property
     def is_empty(self) -> bool:
@@ -137,7 +139,7 @@ def diff_plans(old: Plan, new: Plan) -> PlanDiff:
     measures = measure_of(old.model.get("cost_model")), measure_of(new.model.get("cost_model"))
     effects = _effects(SUMMARY, old.summary, new.summary)
     held = _effects(MEMORY, old.summary.memory, new.summary.memory)
-    return PlanDiff(tuple(changes), unchanged, effects, tuple(_causes(old, new)), measures, held)
+    return PlanDiff(tuple(changes), unchanged, effects, tuple(_causes(old, new)), measures, held, _spent(old, new))
 
 
 def _differing_words(was: _Item | None, now: _Item | None) -> tuple[str, str]:
@@ -205,6 +207,15 @@ def _fields_in_words(record: Record, value: TensorDecision | OperatorDecision, o
     written = record.view(value) if record.view else value
     fields = [field for field in record.fields if field.diff and not field.absent(written)]
     return ", ".join(field.diff.replace("{}", field.kind.say(field.of(written), on)) for field in fields)
+
+
+def _spent(old: Plan, new: Plan) -> tuple[Effect, ...]:
+    """The parts of the two steps: they add up to them, also where a pipeline has a bubble."""
+    was, now = breakdown(old), breakdown(new)
+    parts = [Effect("compute", was.compute_ns, now.compute_ns)]
+    parts.append(Effect("exposed communication", was.exposed_ns, now.exposed_ns))
+    bubble = Effect("bubble", was.bubble_ns, now.bubble_ns)
+    return (*parts, bubble) if bubble.before or bubble.after else tuple(parts)
 
 
 def _effects(record: Record, was: object, now: object) -> tuple[Effect, ...]:

@@ -47,7 +47,7 @@ class Answers:
                 self.work += found.solution.work
                 if found.solution.choices is not None:
                     search.interruption.arm()
-                watch.heard(found)
+                watch.heard(search, question, found.solution.bound)
                 if found.solution.failure:
                     self.warn(_step_failed(found.solution.failure))
                 question = questions.send(found)

@@ -6,7 +6,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from shardplan.planning.chain import Answer, Question, most_solved
+from shardplan.planning.chain import Question, most_solved
+from shardplan.planning.instance import Instance
 from shardplan.planning.search import WORK, Search
 from shardplan.solve import Progress
 from shardplan.units import PS_PER_S
@@ -69,7 +70,7 @@ class Turn:
 
 @dataclass
 class Watch:
-    """Reports progress whenever the solver does. `bound`: the highest bound of questions that restrict nothing."""
+    """Reports progress whenever the solver does. `bound`: the highest bound that holds for every plan."""
 
     on_progress: OnProgress | None
     bound: float = field(default=-math.inf)
@@ -78,11 +79,11 @@ class Watch:
         """The callback for the solver of a question; the question's start is reported at once."""
         if self.on_progress is None:
             return None
-        tell, doing = self.on_progress, _doing(question)
+        tell, doing, holds = self.on_progress, _doing(question), _holds_for_all(question, search.instance)
 
         def update(progress: Progress) -> None:
             best = search.spent.best_s * PS_PER_S
-            bound = self.bound if math.isfinite(self.bound) else progress.bound
+            bound = max(self.bound, progress.bound) if holds else self.bound
             spent, most = search.spent, most_solved(question, search.instance.options)
             solved = min(progress.solved, most - 1)
             tell(
@@ -95,16 +96,23 @@ class Watch:
         update(Progress(0.0, math.inf, -math.inf, "reduce"))
         return update
 
-    def heard(self, answer: Answer) -> None:
+    def heard(self, search: Search, question: Question, bound: float) -> None:
         """Keeps the bound of an answer, if it holds for every plan."""
-        question = answer.question
-        if question.restriction is None and question.near is None and question.linear is None:
-            self.bound = max(self.bound, answer.solution.bound)
+        if _holds_for_all(question, search.instance):
+            self.bound = max(self.bound, bound)
 
     def _share(self, search: Search, work: float) -> float:
         options = search.instance.options
         whole = WORK[options.effort] if options.gap > 0.0 else math.inf
         return min(1.0, (search.spent.work + work) / whole) if math.isfinite(whole) else 0.0
+
+
+def _holds_for_all(question: Question, instance: Instance) -> bool:
+    """Whether the bound of a question holds for every plan that fits: it leaves none of them out, and has no price that
+    is higher than in the schedule."""
+    less = question.limit_bytes is not None and question.limit_bytes < instance.limit_bytes
+    fixed = question.equal_layers or question.again or (question.remat is not None and instance.chooses_remat)
+    return not (question.restriction or question.near or question.linear or less or fixed)
 
 
 def _doing(question: Question) -> str:

@@ -23,6 +23,8 @@ Color = Literal["auto", "always", "never"]
 _GUTTER, _LEAST_FOLDED, _BELOW = 2, 12, 4
 """Blanks between columns; columns of text that may be folded are at least so wide; names
 below their row are indented so."""
+_FEW = 1 / 4
+"""Share of the rows whose first name may be too long to stand in the row."""
 _COLOUR = re.compile(r"(\x1b\[[0-9;]*m)")
 PIPE_WIDTH = 10_000
 """Wider than any of our lines: rich cuts long names to the given width, and scripts need whole names."""
@@ -107,7 +109,7 @@ class _Open(Table):
 
     def stacked(self, width: int) -> list[RenderableType]:
         """The same in `width` columns with names whole: at the end of their row where most rows have room for them,
-        else, but for a first one that has, on lines below it."""
+        else on lines below it, but for a first one where all but a few rows have room for that."""
         others = [column for place, column in enumerate(self.columns) if place not in self.named]
         names = [column for place, column in enumerate(self.columns) if place in self.named]
         widths = [max((_width(cell) for cell in (column.header, *column.cells)), default=0) for column in others]
@@ -122,9 +124,10 @@ class _Open(Table):
         rows += [[[column[place] for column in part] for part in cells] for place in range(self.row_count)]
         room = width - sum(each + _GUTTER for each in widths)
         beside = _beside([below for _, below in rows], room)
+        in_row = sum(_width(below[0]) > room for _, below in rows) <= len(rows) * _FEW
         made: list[RenderableType] = []
         for number, ((row, below), joined) in enumerate(zip(rows, beside, strict=True)):
-            first = None if joined is not None or _width(below[0]) > room else below[0]
+            first = None if joined is not None or not in_row or _width(below[0]) > room else below[0]
             said, rest = (first, below[1:]) if joined is None and first is not None else (joined, below)
             place = number - int(self.show_header)
             line = Table.grid(padding=(0, _GUTTER, 0, 0))

@@ -21,9 +21,8 @@ COMMENT_LIMIT = 60_000
 _FACTOR = 10
 """From this growth on a factor is said and no percentage: `(×12)` is read at once, `(+1100.0 %)` is not."""
 _STYLES = {"+": "green", "-": "red", "~": "yellow"}
-_SAID = {"communication": "exposed communication"}
 _APART, _CAUSE = "   ", "cause: "
-_NO_CAUSE = "none in what was asked: the planner decides otherwise (another version of it?)"
+_NO_CAUSE = "none in what was asked: the planner decides otherwise (another version or effort?)"
 
 
 Recipes = Mapping[str, Mapping[str, tuple[float, float]]]
@@ -136,18 +135,18 @@ def _largest_first(named: Mapping[str, tuple[float, float]]) -> list[tuple[str, 
 
 def effects(diff: PlanDiff) -> list[str]:
     """What changes in time and memory."""
-    parts = [_effect(diff, name) for name in ("step", "compute", "communication")]
+    parts = [_effect(diff, effect) for effect in (diff.effect("step"), *diff.spent)]
     changed = sorted((effect for effect in diff.held if effect.delta), key=lambda effect: -abs(effect.delta))
     held = ", ".join(f"{effect.name} {_signed(size, effect.delta)}" for effect in changed)
-    return [_APART.join(parts), _effect(diff, "memory") + (f": {held}" if held else "")]
+    return [_APART.join(parts), _effect(diff, diff.effect("memory")) + (f": {held}" if held else "")]
 
 
 def _headline(diff: PlanDiff) -> str:
-    return "unchanged" if diff.is_empty else _effect(diff, "step")
+    return "unchanged" if diff.is_empty else _effect(diff, diff.effect("step"))
 
 
-def _effect(diff: PlanDiff, name: str) -> str:
-    effect, (old, new), name = diff.effect(name), diff.measures, _SAID.get(name, name)
+def _effect(diff: PlanDiff, effect: Effect) -> str:
+    (old, new), name = diff.measures, effect.name
     before, after = (
         (size(effect.before), size(effect.after))
         if name == "memory"
@@ -187,7 +186,8 @@ def _rest(diff: PlanDiff, hidden: int) -> str:
 
 
 def _name(change: Change) -> str:
-    return f"{'operator ' if change.kind == 'operator' else ''}{change.name}{_times(change)}"
+    kind = f"{change.kind} " if change.kind in ("operator", "input", "output") else ""
+    return f"{kind}{change.name}{_times(change)}"
 
 
 def _times(change: Change) -> str:

@@ -37,7 +37,8 @@ def show_explanation(console: Console, plan: Plan, found: Explanation) -> None:
     """The decision and its share of the step; then each alternative, solved again with everything else free."""
     measure = measure_of(plan.model.get("cost_model"))
     emit(console, *_head(plan, found, found.alternatives[0].choice), _share_rows(plan, found.shares), "")
-    rows = table("alternative", ">step", ">memory", "=what else changes")
+    says_more = any(one.also or one.cost_ns is None for one in found.alternatives[1:])
+    rows = table("alternative", ">step", ">memory", "=what else changes" if says_more else "=")
     above: tuple[str, ...] = ()
     for one in found.alternatives[1:]:
         if one.cost_ns is None:

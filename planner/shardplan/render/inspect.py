@@ -12,7 +12,7 @@ from shardplan.model.types import Model
 from shardplan.render.console import emit, table
 from shardplan.render.operator_statistics import Family, OperatorStatistics
 from shardplan.render.solve import facts, model_line
-from shardplan.units import count, counted, percent, size
+from shardplan.units import counted, flop, percent, size
 
 _KINDS_SHOWN = 6
 
@@ -85,7 +85,7 @@ def _families(statistics: OperatorStatistics) -> Table:
     rows.add_row(
         "total",
         f"{sum(f.count for f in statistics.families):,}",
-        count(statistics.flops),
+        flop(statistics.flops),
         size(statistics.bytes),
         style="bold",
     )

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import IO, Protocol
 
+from shardplan.interruption import Interruption
 from shardplan.text_lines import columns_of
 from shardplan.units import PS_PER_NS, duration, percent
 
@@ -116,6 +117,9 @@ class ProgressLine:
                 now = time.monotonic()
                 left = time_left(self._standing, now - self._begun, self._pace.left_s(now))
                 parts = progress_parts(self._standing, left, self._amount, keeps=self._keeps)
+                if Interruption.is_stopping():
+                    parts = {"stopping": "stopping; Ctrl-C again aborts", **parts}
+                    del parts["keys"]
                 room = columns - len(begun) - 1
                 text = fitted({"time": f"{now - self._started:.0f} s", **parts}, room)
                 self._stream.write(f"{self._clearing()}{begun}{text}")
@@ -158,24 +162,25 @@ class Pace:
         so far."""
         if self.done <= self.before or self.done < _LEAST_SHARE * (self.done + self.left):
             return 0.0
-        each_s = (self.counted_s - self.began_s) / (self.done - self.before)
+        counted = self.done - self.before
+        each_s = max((self.counted_s - self.began_s) / counted, (now_s - self.began_s) / (counted + 1.0))
         return max(each_s * self.left - (now_s - self.counted_s), each_s * (self.left - 1.0))
 
 
 def time_left(standing: Standing, seconds: float, left_s: float = 0.0) -> str:
-    """`at most 20 s more`, `` where that cannot be known: what is left of the effort at the pace of the `seconds` since
+    """`about 20 s left`, `` where that cannot be known: what is left of the effort at the pace of the `seconds` since
     it began, or of things that are counted (`left_s`), whatever ends first."""
     share = getattr(standing, "effort", 0.0)
     ends_s = [seconds * (1 - share) / share] if share >= _LEAST_SHARE else []
     ends_s += [left_s] if left_s >= 1.0 else []
-    return f"at most {min(ends_s):.0f} s more" if ends_s else ""
+    return f"about {min(ends_s):.0f} s left" if ends_s else ""
 
 
 def progress_parts(
     standing: Standing, left: str = "", amount: Callable[[float], str] = picoseconds, *, keeps: bool = True
 ) -> dict[str, str]:
-    """`best 39.1 ms`, `bound 37.8 ms`, `gap 3.3 %`, `searching all plans`, what is `left`, `Ctrl-C keeps the best`.
-    `keeps`: Ctrl-C does."""
+    """`best 39.1 ms` (`none found yet` where a bound is known), `bound 37.8 ms`, `gap 3.3 %`, `searching all plans`,
+    what is `left`, `Ctrl-C keeps the best`. `keeps`: Ctrl-C does."""
     parts = {}
     known = math.isfinite(standing.best)
     if known:
@@ -184,6 +189,8 @@ def progress_parts(
         parts["bound"] = f"bound {amount(standing.bound)}"
         if known and standing.best > 0:
             parts["gap"] = f"gap {percent(1 - standing.bound / standing.best)}"
+        if not known:
+            parts = {"best": "none found yet", **parts}
     if doing := getattr(standing, "doing", ""):
         parts["doing"] = doing
     if left:

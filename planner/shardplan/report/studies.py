@@ -20,13 +20,14 @@ _NS_PER_US = 1000
 
 def diff_report(old: Plan, new: Plan, files: tuple[str, str], found: PlanDiff) -> dict[str, object]:
     """Two plans: what each takes, and [kind, name, how many, before, after, bytes, ns] of every change."""
+    shown = (found.effect("step"), *found.spent, found.effect("memory"))
     return {
         "kind": "diff",
         "title": f"{old.model.get('name')}: {files[0]} and {files[1]}",
         "causes": [one_line(text) for text in found.causes],
         "unchanged": found.unchanged,
         "sides": [_side(plan, file) for plan, file in zip((old, new), files, strict=True)],
-        "effects": [[effect.name, effect.before, effect.after] for effect in found.effects],
+        "effects": [[effect.name, effect.before, effect.after] for effect in shown],
         "held": [[effect.name, effect.before, effect.after] for effect in found.held],
         "changes": [
             [one.kind, one_line(one.name), one.count, one_line(one.before), one_line(one.after), one.bytes_delta,

@@ -116,8 +116,9 @@ function lanes(view, schedule, names, axesOf, labels = schedule.streams) {
       if (to <= from) continue;
       pen.fillStyle = css("--faint"); pen.fillRect(from, RULER + 4, to - from, streams.length * LANE - 12);
       pen.fillStyle = css("--soft"); pen.font = "11px system-ui, sans-serif"; pen.textAlign = "center";
-      const short = pen.measureText(text).width < to - from - 8 ? text : `${times} more`;
-      if (pen.measureText(short).width < to - from) pen.fillText(short, (from + to) / 2, RULER + (streams.length * LANE) / 2 - 2);
+      const fits = (words) => pen.measureText(words).width < to - from - 8, below = times === 1 ? "microbatch" : "microbatches";
+      const lines = fits(text) ? [text] : [`${times} more`, below].filter(fits);
+      lines.forEach((line, number) => pen.fillText(line, (from + to) / 2, RULER + (streams.length * LANE) / 2 - 2 + 14 * (number - (lines.length - 1) / 2)));
       pen.textAlign = "start";
     }
     const colors = new Map(), filled = (name) => { if (!colors.has(name)) colors.set(name, name.startsWith("--") ? css(name) : name); return colors.get(name); };

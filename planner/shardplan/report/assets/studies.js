@@ -7,7 +7,7 @@ function diffView(report) {
   return [
     section("summary", "Side by side", el("p", { class: "lead" }, "The bars of both plans have one scale."), el("div", { class: "grid" }, sides), report.causes.length ? el("div", { class: "card", style: { marginTop: "14px" } }, el("h3", {}, "Inputs that differ"), el("ul", {}, report.causes.map((text) => el("li", {}, text)))) : null),
     section("effects", "Effects", el("div", { class: "card scroll" }, el("table", { class: "narrow" }, el("thead", {}, el("tr", {}, ["quantity", "old", "new", "change"].map((text, at) => el("th", { scope: "col", class: at ? "number" : "" }, text)))),
-      el("tbody", {}, effects.map(([name, before, after, format]) => el("tr", {}, el("th", { scope: "row" }, name === "communication" ? "exposed communication" : name), el("td", { class: "number" }, format(before)), el("td", { class: "number" }, format(after)), el("td", { class: "number" }, signed(after - before, format)))))))),
+      el("tbody", {}, effects.map(([name, before, after, format]) => el("tr", {}, el("th", { scope: "row" }, name), el("td", { class: "number" }, format(before)), el("td", { class: "number" }, format(after)), el("td", { class: "number" }, signed(after - before, format)))))))),
     section("changes", "Changed decisions", el("p", { class: "lead" }, report.unchanged ? `${counted(report.unchanged, "decision")} of tensors and operators did not change.` : ""), report.changes.length ? el("div", { class: "card" }, sortable(report.changes, [
       { label: "change", value: (row) => (row[3] ? (row[4] ? "changed" : "removed") : "added") },
       { label: "what", value: (row) => row[0] },
