@@ -60,6 +60,8 @@ FIRST_WORK = 0.6
 """Share of the remaining work for the question that proves the bound."""
 ROUGH_WORK = 2e3
 """Work of a question that only gives further candidates."""
+FAR = 1.01
+"""Times a step that is good enough: a search whose plan is slower than this without a memory limit ends."""
 PARENTS = 2
 """Number of the best simulated plans that are crossed over with all others."""
 CROSSED = 16
@@ -96,11 +98,14 @@ def searched(
     enough_s: float = math.inf,
 ) -> Questions[Found]:
     """The best plan of all candidate sources. `remat` fixes which operators are recomputed, unless the search chooses
-    that. The search ends once it is proven that no step is shorter than `below_s` seconds. Raises `NoPlanError`, and
-    `NoBetterError` if every plan takes `enough_s` or more."""
+    that. The search ends once it is proven that no step is shorter than `below_s` seconds, or where its plan without a
+    memory limit is far above `enough_s`, which then is its result. Raises `NoPlanError`, and `NoBetterError` if every
+    plan takes `enough_s` or more."""
     limit_bytes, roomy = search.limit_bytes, search.without_limit()
     search.spent.left = _most_solved(search)
     free = yield from without_limit(roomy, remat, enough_s)
+    if free is not None and free.candidate.step_s >= FAR * enough_s:
+        return free
     if free is not None and free.bound_s < below_s and free.candidate.holds_bytes <= ROOMY * limit_bytes:
         free = yield from looked(roomy, free)
     if free is not None and (free.bound_s >= below_s or free.candidate.keeps(limit_bytes)):
@@ -114,7 +119,7 @@ def searched(
         found = yield from as_experts(search, none.answer)
     if not chooses_remat:
         found = found.better(_again_under_the_limit(search, roomy), limit_bytes)
-    if found.candidate.step_s < below_s:
+    if found.candidate.step_s < min(below_s, FAR * enough_s):
         found = yield from looked(search, found)
     return found
 
@@ -282,6 +287,21 @@ def _by_phase(objective: Objective, multipliers: Weights) -> Weights:
     """Multipliers of the maxima of a problem, phase by phase: a phase of one sum has none."""
     given = iter(multipliers)
     return tuple(next(given, ()) if size else () for size in objective.sizes)
+
+
+def estimated(search: Search, objective: Objective) -> Questions[Candidate | None]:
+    """The plan with equal layers that minimises one plain sum, without a memory limit: within some percent of the best.
+    `None` if there is none."""
+    linear = _plain_sums(objective)[0]
+    answer = yield Question(None, linear=linear, equal_layers=True, ends_s=search.ends_s, shortfall=False)
+    return search.judged(answer.candidates[:1])[0] if answer.candidates else None
+
+
+def bound_at(search: Search, linear: Linear) -> Questions[float]:
+    """A lower bound (seconds) on every step, by one plain problem. `linear`: the objective at multipliers that were
+    good for similar plans."""
+    answer = yield from asked(search, Question(None, linear=linear, ends_s=search.ends_s, shortfall=False), math.inf)
+    return 0.0 if answer.solution.outcome == "infeasible" else max(0.0, answer.solution.bound / PS_PER_S)
 
 
 def with_plain_sums(search: Search, found: Found) -> Questions[Found]:
