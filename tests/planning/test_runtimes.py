@@ -293,3 +293,8 @@ def test_trainers_of_language_models_take_no_convolutional_network():
         "error[cannot-say]: megatron trains language models, and 'resnet50' is mostly convolutions\n"
         "hint: leave out --for megatron; --for jax and shardy say what is done to convolutions"
     )
+
+
+def test_a_time_limit_that_ends_before_a_bound_is_known_still_gives_a_plan(models):
+    plan = make_plan(models["llama"], "2x2", cluster="generic", target="megatron", mode="training", time_limit=0.01)
+    assert 0.0 <= plan.summary.gap <= 1.0

@@ -261,7 +261,7 @@ def of_phases(
     )
     answer = yield from asked(search, replace(question, ends_s=search.share(parts)), FIRST_WORK * search.work_left)
     solution = answer.solution
-    bound_s = solution.bound / PS_PER_S
+    bound_s = max(0.0, solution.bound / PS_PER_S)  # a search that the clock ended may have none
     if bound_s >= enough_s and solution.outcome != "infeasible":
         raise NoBetterError(bound_s)
     if solution.choices is None:
