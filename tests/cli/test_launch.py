@@ -44,6 +44,27 @@ def test_an_address_that_is_given_is_the_only_one(target, shardplan, folder):
     assert not [line for line in lines if "node1" in line or "5000" in line]
 
 
+def test_variables_of_the_profile_are_set_and_decide_nothing_else(shardplan, folder):
+    """NCCL's, such as the cards that it uses, are as much a matter of the machines as their links are."""
+    Path("mine.yaml").write_text(
+        'name: mine\nextends: builtin:h100-dgx\nenvironment: {NCCL_IB_HCA: "=mlx5_0", NCCL_DEBUG: WARN}\n',
+        encoding="utf-8",
+    )
+    Path("plain.yaml").write_text("name: mine\nextends: builtin:h100-dgx\n", encoding="utf-8")
+    solve = ("solve", "transformer:layers=1,hidden=64,heads=4,vocab=64,seq=16,batch=8", "--mesh", "2x2", "-q")
+    for name in ("mine", "plain"):
+        assert shardplan(*solve, "-c", f"{name}.yaml", "-o", f"{name}.plan.json").code in (0, 3)
+    mine, plain = (json.loads(Path(f"{name}.plan.json").read_text(encoding="utf-8")) for name in ("mine", "plain"))
+    assert mine["cluster"]["digest"] == plain["cluster"]["digest"]
+    assert shardplan("diff", "plain.plan.json", "mine.plan.json").out.count("NCCL") == 0
+    script = shardplan("launch-env", "mine.plan.json", "--for", "srun", "--env", "NCCL_DEBUG=INFO").out
+    assert "export NCCL_DEBUG=INFO\nexport NCCL_IB_HCA==mlx5_0\n" in script
+    bad = Path("mine.yaml").read_text(encoding="utf-8").replace("WARN", '"$(id)"')
+    Path("mine.yaml").write_text(bad, encoding="utf-8")
+    assert shardplan(*solve, "-c", "mine.yaml", "-o", "mine.plan.json").code in (0, 3)
+    assert "bad-variable" in shardplan("launch-env", "mine.plan.json", "--for", "srun").err
+
+
 def test_a_job_set_is_yaml_and_a_ray_program_is_python(shardplan, folder):
     manifest = yaml.safe_load(shardplan("launch-env", PLAN, "--for", "jobset", "--image", "registry/a:1").out)
     assert manifest["kind"] == "JobSet"
@@ -74,7 +95,7 @@ def test_a_file_is_written_and_nothing_else_is_replaced(shardplan, folder):
         (["--for", "srun", "--hosts", "a,b,c,$(id)"], "'$(id)'"),
         (["--for", "jobset"], "a JobSet needs the image of a container"),
         (["--for", "srun", "--per-machine", "3"], "--per-machine 3 does not divide the 4 devices"),
-        (["--for", "srun", "--env", "A=$(id)"], "--env sets 'A' to what no launcher should"),
+        (["--for", "srun", "--env", "A=$(id)"], "sets 'A' to what no launcher should"),
         (["--for", "srun", "--name", "A;b"], "'A;b' is no name of a job"),
         (["--for", "ray", "--hosts", "a,b,c,d"], "ray chooses its machines itself"),
     ],

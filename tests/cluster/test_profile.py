@@ -224,7 +224,7 @@ def test_missing_keys_are_told_where_they_belong(write):
             "<<: {name: a}",
             (
                 "mine.yaml:1:1: error[unknown-key]: unknown key '<<'\n"
-                "  allowed: schema, name, extends, provenance, mesh, device, levels, overlap, coalesce, training, spread, curves\n"
+                "  allowed: schema, name, extends, provenance, mesh, device, levels, overlap, coalesce, training, spread, environment, curves\n"
                 "hint: use 'extends: builtin:NAME' to build on a profile"
             ),
         ),

@@ -239,9 +239,15 @@ def test_cards_that_no_gpu_is_beside_carry_nothing(tmp_path):
         assert [each.summary for each in found.unknown] == [
             "what 2 of 10 network cards are for: none is beside a GPU, and they are left out"
         ]
+        assert "environment" not in loaded.resolved
     with pytest.raises(ShardplanError) as raised:
         profile(tmp_path, matrix, H100, RATES * 2, SCONTROL)
     assert raised.value.diagnostics[0].summary == "nics: 16 rates, and another text says 10"
+    legend = "".join(f"  NIC{number}: mlx5_{number + 2}\n" for number in range(10))
+    loaded, _ = profile(tmp_path, f"{matrix}\n\nNIC Legend:\n\n{legend}", H100, RATES, SCONTROL)
+    assert loaded.resolved["environment"] == {
+        "NCCL_IB_HCA": "=" + ",".join(f"mlx5_{number}" for number in range(3, 11))
+    }
 
 
 def test_what_hwloc_says(tmp_path):

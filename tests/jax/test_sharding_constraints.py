@@ -254,17 +254,33 @@ def changed_plan(plan, name, *layouts):
             Layout.of(S(1), S(1)),
             ["P(None, None, ('machine', 'gpu'))", "P(None, ('machine', 'gpu'))"],
         ),
-        (Layout.of(S(0), S(2)), Layout.of(R, S(1)), ["P('machine', None, 'gpu')", "P(None, 'gpu')"]),
+        (
+            Layout.of(S(0), S(2)),
+            Layout.of(R, S(1)),
+            ["P('machine', None, 'gpu')", "P('machine', 'gpu')", "P(None, 'gpu')"],
+        ),
         # the two would meet on dim 0, of 4
         (Layout.of(S(0), S(1)), Layout.of(S(1), S(0)), ["P('machine', 'gpu')", "P('gpu', 'machine')"]),
     ],
-    ids=["two ways", "two ways, other order", "one way", "one moves", "no room"],
+    ids=["two ways", "two ways, other order", "one way", "one moves, one is gathered", "no room"],
 )
 def test_axes_that_go_to_different_dims_go_one_after_the_other(made, kept, specs, plans, devices):
     plan = changed_plan(plans[0], "add_25", made, kept)
     mesh = shardplan.jax.mesh(plan)
     jaxpr = jax.make_jaxpr(lambda x: shardplan.jax.constrain(plan, mesh, "add_25", x))(jnp.zeros(BLOCK))
     assert [str(equation.params["sharding"].spec) for equation in jaxpr.eqns] == specs
+
+
+def test_xla_does_not_gather_all_axes_where_one_is_gathered_and_one_moves(plans, devices):
+    """Of layouts alone XLA gathers over all 16 devices: 7,680 bytes."""
+    plan = changed_plan(plans[0], "add_25", Layout.of(S(2), S(2)), Layout.of(R, S(1)))
+    mesh = shardplan.jax.mesh(plan)
+    x = jax.device_put(jnp.zeros(BLOCK), NamedSharding(mesh, Spec(None, None, ("machine", "gpu"))))
+    check = shardplan.jax.check(lambda x: jnp.cos(shardplan.jax.constrain(plan, mesh, "add_25", x)), (x,), plan)
+    assert [(row.kind, row.axes, row.wire_bytes) for row in check.emitted] == [
+        ("all_to_all", ("gpu",), 512 * 3 // 4),
+        ("all_gather", ("machine",), 512 * 3),
+    ]
 
 
 def test_xla_gathers_nothing_on_such_a_way(plans, devices):

@@ -2,6 +2,7 @@
 
 import math
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,9 +17,11 @@ from shardplan.export.types import Source
 from shardplan.graph.options import PlanOptions
 from shardplan.layout.mesh import Mesh
 from shardplan.model.read import read_model, read_model_bytes
+from shardplan.planning import answers
 from shardplan.planning.answers import Answers
+from shardplan.planning.chain import answer
 from shardplan.planning.finer import CoarsePlans
-from shardplan.planning.for_runtime import RuntimePlans
+from shardplan.planning.for_runtime import RuntimePlans, best_for_runtime
 from shardplan.planning.instance import instance_of
 from shardplan.planning.runtimes import RUNTIMES
 from shardplan.planning.runtimes.trainer import check_kind, dividing
@@ -245,6 +248,39 @@ def test_roles_that_bring_nothing_are_not_searched_to_the_end(models):
         assert enough_s <= raised.value.bound_s <= step_s
 
 
+def test_roles_are_searched_in_the_order_of_their_estimates(models, monkeypatch):
+    """The first roles are those of the best plan, so that most others are only proven to be slower; a search that is
+    interrupted tries no others."""
+    asked, is_stopped = [], False
+    with_roles = RuntimePlans.with_roles
+
+    def heard(self, roles, search, enough_s=math.inf):
+        if len(roles) == len(posed.cluster.mesh) and self.answers is answers:
+            asked.append(roles)
+        found = with_roles(self, roles, search, enough_s)
+        search.interruption.asked = is_stopped
+        return found
+
+    monkeypatch.setattr(RuntimePlans, "with_roles", heard)
+    instance = read(Request(model=models["llama"], mesh="2x2", target="megatron", mode="training", effort="quick"))
+    posed = instance_of(instance.model, instance.cluster, instance.options, pytest.fail)
+
+    def step_and_bound():
+        found = best_for_runtime(answers, RUNTIMES["megatron"], Search.of(posed), coarse=CoarsePlans())
+        return found.candidate.step_s, found.bound_s
+
+    answers = Answers(posed, pytest.fail)
+    best_s, bound_s = step_and_bound()
+    every, named = [*asked], [*RUNTIMES["megatron"].arrangements(posed.cluster.mesh)]
+    assert every != sorted(every, key=named.index)
+    is_stopped, answers = True, Answers(posed, pytest.fail)
+    asked.clear()
+    first_s, first_bound_s = step_and_bound()
+    assert asked == every[:1]
+    assert best_s <= first_s <= 1.01 * best_s
+    assert first_bound_s <= bound_s <= best_s
+
+
 def test_degrees_that_divide_no_size_are_not_tried(models):
     """Eight rows over two data-parallel ranks, and no experts to spread."""
     model, mesh = load_model(models["llama"], {}), Mesh.of(machine=2, gpu=8)
@@ -260,3 +296,13 @@ def test_trainers_of_language_models_take_no_convolutional_network():
         "error[cannot-say]: megatron trains language models, and 'resnet50' is mostly convolutions\n"
         "hint: leave out --for megatron; --for jax and shardy say what is done to convolutions"
     )
+
+
+def test_a_search_that_the_clock_ends_before_it_has_a_bound_gives_its_plan(models, monkeypatch):
+    def unproven(*asked):
+        found = answer(*asked)
+        return replace(found, solution=replace(found.solution, bound=-math.inf))
+
+    monkeypatch.setattr(answers, "answer", unproven)
+    plan = make_plan(models["llama"], "2x2", cluster="generic", target="megatron", mode="training")
+    assert plan.summary.gap == 1.0

@@ -80,8 +80,9 @@ def merged(cluster: Cluster, kinds: Sequence[str] = ()) -> tuple[Cluster, tuple[
 
 def cluster_digest(cluster: Cluster) -> str:
     """`sha256:` and 64 hex digits of everything that affects costs: device, levels, mesh, overlap, buckets, curves; not
-    the name and not the provenance."""
-    decisive = {key: value for key, value in cluster.resolved.items() if key not in ("name", "provenance")}
+    the name and neither the provenance nor the variables of launched processes."""
+    aside = ("name", "provenance", "environment")
+    decisive = {key: value for key, value in cluster.resolved.items() if key not in aside}
     text = json.dumps(decisive, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
 

@@ -105,6 +105,7 @@ def resolve(profile: Record, name: str) -> Plain:
         "coalesce": sections["coalesce"],
         **({"training": sections["training"]} if sections["training"] else {}),
         **({"spread": data["spread"]} if data.get("spread") else {}),
+        **({"environment": dict(sorted(data["environment"].items()))} if data.get("environment") else {}),
         "curves": [filled(CURVE, curve) for curve in data.get("curves", [])],
     }
 

@@ -8,6 +8,7 @@ is constrained on both sides of every move of the plan.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -23,6 +24,7 @@ from shardplan.jax.partition_specs import Division, division, partition_spec, pi
 from shardplan.jax.pytrees import Names, named_as, spelled, targets_of
 from shardplan.jax.value_layouts import listed, values_of
 from shardplan.layout.layout import Layout
+from shardplan.layout.lower import by_bytes, lower
 from shardplan.layout.mesh import Mesh as PlanMesh
 from shardplan.layout.placement import Placement
 from shardplan.layout.text import to_text
@@ -104,22 +106,31 @@ def _constrained(
 
 
 def _specs(layouts: Sequence[Layout], mesh: PlanMesh, divided: Division, name: str) -> list[PartitionSpec]:
-    """The specs to constrain to in turn: the layouts, and steps between two layouts that differ in several axes.
+    """The specs to constrain to in turn: the layouts, and the steps between two that take several collectives.
 
-    XLA has no all-to-all in which axes go to different dims: it gathers the whole value. Steps make it one all-to-all
-    for each pair of a dim that axes leave and the dim that they go to.
+    XLA gathers the whole value where axes go to different dims, or one goes to a dim and another is gathered; given
+    the steps, it sends what the plan sends.
     """
     specs = [partition_spec(layout, mesh, divided, name) for layout in layouts[:1]]
     for before, after in itertools.pairwise(layouts):
         with contextlib.suppress(ShardplanError):  # a dim that two axes on it do not divide: XLA chooses
-            specs += [partition_spec(between, mesh, divided, name) for between in _between(before, after)]
+            specs += [partition_spec(between, mesh, divided, name) for between in _between(before, after, mesh)]
         specs.append(partition_spec(after, mesh, divided, name))
     return specs
 
 
-def _between(before: Layout, after: Layout) -> list[Layout]:
-    """Layouts on the way between two. In each step the axes that go from one dim to the same other dim move together;
-    axes that are minor in their dim move first."""
+@functools.lru_cache(maxsize=4096)
+def _between(before: Layout, after: Layout, mesh: PlanMesh) -> tuple[Layout, ...]:
+    """The layouts on the way between two, of the cheapest sequence of collectives that XLA has."""
+    found = [before]
+    for step in lower(mesh, before, after, by_bytes(mesh)):
+        found += [*_one_at_a_time(found[-1], step.target), step.target]
+    return tuple(found[1:-1])
+
+
+def _one_at_a_time(before: Layout, after: Layout) -> list[Layout]:
+    """Layouts on the way of one all-to-all in which axes go to different dims. In each step the axes that go from one
+    dim to the same other dim move together; axes that are minor in their dim move first."""
     pairs = list(zip(before.placements, after.placements, strict=True))
     ways = dict.fromkeys(pairs[axis] for axis in reversed(before.order) if _goes(*pairs[axis]))
     if len(ways) < 2:

@@ -94,9 +94,13 @@ def axes_of(plan: Plan) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def environment_of(given: Iterable[str]) -> dict[str, str]:
-    """Variables given as `NAME=VALUE`, sorted. Raises `ShardplanError` (`bad-variable`): they go into scripts."""
-    found = dict(text.partition("=")[::2] for text in given)
+def environment_of(given: Iterable[str], plan: Plan) -> dict[str, str]:
+    """Variables given as `NAME=VALUE`, and those of the plan's cluster profile that are not given, sorted. Raises
+    `ShardplanError` (`bad-variable`): they go into scripts."""
+    profile = plan.cluster.get("profile")
+    known = profile.get("environment") if isinstance(profile, Mapping) else None
+    found = dict(known) if isinstance(known, Mapping) else {}
+    found |= dict(text.partition("=")[::2] for text in given)
     faults = [_bad_variable(name) for name, value in sorted(found.items()) if not fits(name, value)]
     if faults:
         raise ShardplanError(*faults)
@@ -109,7 +113,7 @@ def fits(name: str, value: object) -> bool:
 
 
 def _bad_variable(name: str) -> Diagnostic:
-    summary = f"--env sets '{name}' to what no launcher should"
+    summary = f"--env or the cluster profile sets '{name}' to what no launcher should"
     hint = "names are capitals, digits and '_'; values letters, digits and .,:;=^/+@%~_-"
     return error("bad-variable", summary, hint=hint)
 

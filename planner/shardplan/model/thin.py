@@ -67,8 +67,7 @@ def shallow(model: Model, copies: int) -> Model:
 
 
 def _depth(model: Model, block: Sequence[Sequence[int]], copies: int) -> Mapping[str, float]:
-    """By tensor that one copy of a block makes or alone reads, how many copies of the block stand for one that stays.
-    """
+    """By tensor that one copy of a block makes or alone reads, how many copies one that stays stands for."""
     own = [[model.operators[index] for index in copy] for copy in block]
     made = {name for copy in own for operator in copy for name in operator.outputs}
     weights = {parameter.tensor for parameter in model.parameters}

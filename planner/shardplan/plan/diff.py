@@ -292,10 +292,10 @@ def _cluster_causes(old: Plan, new: Plan) -> Iterator[str]:
 
 
 def profile_differences(was: Mapping[str, object], now: Mapping[str, object]) -> Iterator[str]:
-    """The keys in which two resolved profiles differ, with their values; without the mesh and the sources of
-    numbers."""
+    """The keys in which two resolved profiles differ, with their values; without the mesh, the sources of numbers and
+    the variables of launched processes."""
     before, after = (
-        _leaves({key: value for key, value in profile.items() if key not in ("mesh", "provenance")})
+        _leaves({key: value for key, value in profile.items() if key not in ("mesh", "provenance", "environment")})
         for profile in (was, now)
     )
     return _differences(before, after, "")

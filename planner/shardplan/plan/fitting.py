@@ -88,10 +88,9 @@ class Lowered:
         if not self.built.options.cost_model.is_ours:
             return Fitted(serial_schedule(step.parts), peak_of(self.held))
         found = self.under(EAGER, step)
-        if found.keeps(limit_bytes):
+        is_hopeless = found.scheduled.seconds - found.scheduled.waited_s >= below_s
+        if found.keeps(limit_bytes) or is_hopeless:
             return self.in_time(found, step, limit_bytes, below_s)
-        if found.scheduled.seconds - found.scheduled.waited_s >= below_s:
-            return found
         staying = copies(self.built, step.parts.moves, self.rows)
         if not staying:
             return self._holding_less(step, limit_bytes, STAY)

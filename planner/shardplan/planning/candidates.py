@@ -97,10 +97,12 @@ def searched(
 ) -> Questions[Found]:
     """The best plan of all candidate sources. `remat` fixes which operators are recomputed, unless the search chooses
     that. The search ends once it is proven that no step is shorter than `below_s` seconds. Raises `NoPlanError`, and
-    `NoBetterError` if every plan takes `enough_s` or more."""
+    `NoBetterError` if every plan takes `enough_s` or more, or the plan without a memory limit `search.worth_s`."""
     limit_bytes, roomy = search.limit_bytes, search.without_limit()
     search.spent.left = _most_solved(search)
     free = yield from without_limit(roomy, remat, enough_s)
+    if free is not None and free.candidate.step_s >= search.worth_s:
+        raise NoBetterError(free.bound_s)
     if free is not None and free.bound_s < below_s and free.candidate.holds_bytes <= ROOMY * limit_bytes:
         free = yield from looked(roomy, free)
     if free is not None and (free.bound_s >= below_s or free.candidate.keeps(limit_bytes)):
@@ -114,7 +116,7 @@ def searched(
         found = yield from as_experts(search, none.answer)
     if not chooses_remat:
         found = found.better(_again_under_the_limit(search, roomy), limit_bytes)
-    if found.candidate.step_s < below_s:
+    if found.candidate.step_s < min(below_s, search.worth_s):
         found = yield from looked(search, found)
     return found
 
@@ -256,7 +258,7 @@ def of_phases(
     )
     answer = yield from asked(search, replace(question, ends_s=search.share(parts)), FIRST_WORK * search.work_left)
     solution = answer.solution
-    bound_s = solution.bound / PS_PER_S
+    bound_s = max(0.0, solution.bound / PS_PER_S)  # a search that the clock ended may have none
     if bound_s >= enough_s and solution.outcome != "infeasible":
         raise NoBetterError(bound_s)
     if solution.choices is None:
@@ -282,6 +284,21 @@ def _by_phase(objective: Objective, multipliers: Weights) -> Weights:
     """Multipliers of the maxima of a problem, phase by phase: a phase of one sum has none."""
     given = iter(multipliers)
     return tuple(next(given, ()) if size else () for size in objective.sizes)
+
+
+def estimated(search: Search, objective: Objective) -> Questions[Candidate | None]:
+    """The plan with equal layers that minimises one plain sum, without a memory limit: within some percent of the best.
+    `None` if there is none."""
+    linear = _plain_sums(objective)[0]
+    answer = yield Question(None, linear=linear, equal_layers=True, ends_s=search.ends_s, shortfall=False)
+    return search.judged(answer.candidates[:1])[0] if answer.candidates else None
+
+
+def bound_at(search: Search, linear: Linear) -> Questions[float]:
+    """A lower bound (seconds) on every step, by one plain problem. `linear`: the objective at multipliers that were
+    good for similar plans."""
+    answer = yield from asked(search, Question(None, linear=linear, ends_s=search.ends_s, shortfall=False), math.inf)
+    return 0.0 if answer.solution.outcome == "infeasible" else max(0.0, answer.solution.bound / PS_PER_S)
 
 
 def with_plain_sums(search: Search, found: Found) -> Questions[Found]:

@@ -40,10 +40,11 @@ MOST_JUDGED = 4
 
 @dataclass(frozen=True)
 class Coarser:
-    """The plan of a coarser mesh: its decisions, what it recomputes (`None`: what the options say), its proven lower bound (seconds) and the
-    multipliers of that bound. `limit_bytes`: the memory limit of its search. `reproducible`: no clock ended its search.
-    `groups[i]`: the axes of the finer mesh that axis i was made of, if there is a finer mesh. `planes`: cutting planes
-    of the assignments met, which are assignments of the finer mesh too. `step_s`: its step, seconds."""
+    """The plan of a coarser mesh or a shallower model: its decisions, what it recomputes (`None`: as the options say),
+    its proven lower bound (seconds) and the multipliers of that bound. `limit_bytes`: the memory limit of its search.
+    `reproducible`: no clock ended its search. `groups[i]`: the axes of the finer mesh that axis i was made of, if there
+    is a finer mesh. `planes`: cutting planes of the assignments met, which are assignments of the finer mesh too.
+    `step_s`: its step, seconds."""
 
     decided: Decided
     recompute: Recompute | None

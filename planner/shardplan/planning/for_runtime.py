@@ -13,9 +13,10 @@ from dataclasses import dataclass, field, replace
 from shardplan.cluster.mesh import merged
 from shardplan.cluster.types import Cluster
 from shardplan.errors import LimitError, ShardplanError
+from shardplan.graph.problem import objective_of
 from shardplan.layout.mesh import Mesh
 from shardplan.planning.answers import Answers
-from shardplan.planning.candidates import shortest
+from shardplan.planning.candidates import bound_at, estimated, shortest
 from shardplan.planning.finer import CoarsePlans, Coarser, finer, least_s, lifted, with_fewer_axes
 from shardplan.planning.infeasible import no_coarser_plan
 from shardplan.planning.instance import MOST_WHOLE, Instance, instance_of, real_axes
@@ -27,9 +28,17 @@ from shardplan.planning.runtimes.trainer import check_kind, dividing
 from shardplan.planning.said import best_said, said_with, weights_fit
 from shardplan.planning.search import Found, NoBetterError, NoPlanError, Search
 from shardplan.planning.standing import OnProgress, Turn, without_bound
+from shardplan.schedule.objective import at_multipliers
 
 _SAME_S = 1e-9
 """Steps are integer nanoseconds."""
+SLOWER = 1.01
+"""A search for further roles ends where its plan without a memory limit takes this many times the best step."""
+HOPELESS = 1.2
+"""Roles whose estimate is above this many times the best step so far are not searched: estimates are within a tenth of
+the plan that a search finds."""
+FEW = 3
+"""So many assignments of roles are searched in the order in which the runtime names them."""
 
 
 def best_for_runtime(
@@ -54,11 +63,13 @@ def best_for_runtime(
     plans = RuntimePlans(answers, runtime, coarse, restriction, without_bound(turn.tell))
 
     def ask(roles: Roles, enough_s: float) -> Found | None:
+        if search.is_over and enough_s < math.inf:
+            raise NoBetterError(min(enough_s, least_s(instance)))
         turn.next(", ".join(f"{axis} {role}" for axis, role in zip(cluster.mesh.names, roles, strict=True)))
         return plans.with_roles(roles, search, enough_s)
 
     try:
-        found = best_said(some, ask, instance.limit_bytes, coarse.enough_s)
+        found = best_said(plans.promising_first(some, search), ask, instance.limit_bytes, coarse.enough_s)
     except NoBetterError as none:
         raise none if len(some) == len(every) else NoBetterError(min(none.bound_s, least_s(instance))) from None
     if found is None and len(real_axes(cluster.mesh)) > MOST_WHOLE:
@@ -89,10 +100,34 @@ class RuntimePlans:
     on_progress: OnProgress | None = None
     _others: dict[Mesh, RuntimePlans | None] = field(init=False, default_factory=dict)
     """Plans of coarser meshes."""
+    _last: Found | None = field(init=False, default=None)
+    """The last plan that was found."""
+    _estimates: dict[Roles, float] = field(init=False, default_factory=dict)
+    """Steps (seconds) of estimates."""
 
     @property
     def _instance(self) -> Instance:
         return self.answers.instance
+
+    def promising_first(self, every: list[Roles], search: Search) -> list[Roles]:
+        """`every` in the order of the steps that one plain problem with equal layers gives, those that fit in memory
+        first. A search that begins near the best plan proves of most roles that they give no shorter one."""
+        if len(every) <= FEW or len(real_axes(self._instance.cluster.mesh)) > MOST_WHOLE:
+            return every
+        ranks = {roles: self._estimated(roles, search) for roles in every}
+        return sorted(every, key=ranks.__getitem__)
+
+    def _estimated(self, roles: Roles, search: Search) -> tuple[bool, float]:
+        """Whether an estimate of the best plan with these roles does not fit in memory, and its step in seconds."""
+        if search.is_over:
+            return True, math.inf
+        own = self._search_like(search, roles)
+        limits = both(Arrangement(self.runtime, roles), self.restriction)
+        found = self.answers.to(estimated(own, objective_of(self.answers.graphs.asked()[0])), own, limits)
+        if found is None:
+            return True, math.inf
+        self._estimates[roles] = found.step_s
+        return not found.keeps(self._instance.limit_bytes), found.step_s
 
     def with_roles(self, roles: Roles, search: Search, enough_s: float = math.inf) -> Found | None:
         """The best plan in which the axes have these roles. If neighbours over one link share a role, the search starts
@@ -147,10 +182,27 @@ class RuntimePlans:
         """The best of all plans with these roles. Raises as `with_roles`."""
 
         def asked(limits: Restrict) -> Found:
-            own = self._search_like(search, roles, search.known)
-            return self.answers.to(shortest(own, enough_s), own, both(limits, self.restriction), self.on_progress)
+            own = replace(self._search_like(search, roles, search.known), worth_s=SLOWER * enough_s)
+            limits = both(limits, self.restriction) or limits
+            self._check_hopeful(own, roles, limits, enough_s)
+            self._last = self.answers.to(shortest(own, enough_s), own, limits, self.on_progress)
+            return self._last
 
         return said_with(self.runtime, roles, asked)
+
+    def _check_hopeful(self, search: Search, roles: Roles, limits: Restrict, enough_s: float) -> None:
+        """Raises `NoBetterError` if plain problems at good multipliers of other roles prove that every plan takes
+        `enough_s` or more, or if the estimate of these roles is far above it."""
+        last = self._last
+        if last is None or enough_s == math.inf or self._instance.chooses_remat:
+            return
+        bound_s = 0.0
+        for linear in (last.linear, at_multipliers(last.objective, last.objective.usual_multipliers)):
+            bound_s = max(bound_s, self.answers.to(bound_at(search, linear), search, limits, self.on_progress))
+            if bound_s >= enough_s:
+                break
+        if bound_s >= enough_s or self._estimates.get(roles, 0.0) > HOPELESS * enough_s:
+            raise NoBetterError(bound_s)
 
     def _search_like(self, search: Search, roles: Roles, known: Known | None = None) -> Search:
         """A new search with the same time limit. It is `restricted` if no role leaves everything open: then few choices

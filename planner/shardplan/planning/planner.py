@@ -262,7 +262,9 @@ class Planner:
         options = self.instance.options
         if not options.shard_optimizer or self.instance.is_quick or search.is_over or found.gap <= CLOSE:
             return found
-        kept, work = self._on(self.instance.model, self.instance.cluster, search, replace(options, shard_optimizer=False)) or (None, 0.0)
+        kept, work = self._on(
+            self.instance.model, self.instance.cluster, search, replace(options, shard_optimizer=False)
+        ) or (None, 0.0)
         if kept is None:
             return found
         search.spent.work += work

@@ -1,4 +1,4 @@
-"""Deep models: the search takes a model with fewer copies of its repeated blocks, and its plan is one of the whole model.
+"""Deep models: a model with fewer copies of its repeated blocks is searched, and its plan is one of the whole model.
 
 The time of a search grows with the number of operators. Copies of a block are equal, so the best layouts of a few are
 those of all. In the shallow model each copy holds as many bytes as the copies that it stands for.

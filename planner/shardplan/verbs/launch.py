@@ -34,7 +34,7 @@ def launch_options(function: Verb) -> Verb:
         click.option("--port", metavar="N", type=click.IntRange(1024, 65535), default=29500, show_default=True,
             help="Where rank 0 listens."),
         click.option("--env", metavar="NAME=VALUE", multiple=True,
-            help="A variable for all processes, such as NCCL_IB_HCA=mlx5; may be repeated."),
+            help="A variable for all processes, such as NCCL_IB_HCA=mlx5, beside the profile's; may be repeated."),
         click.option("--no-gpus", is_flag=True, help="Ask the scheduler for no GPUs."),
     )):  # fmt: skip
         function = add(function)
@@ -124,7 +124,7 @@ def _described(
     loaded = read_plan(plan)
     attempt = Attempts()
     together = attempt(lambda: per_machine_of(loaded, per_machine, one_machine=one_machine))
-    environment = attempt(lambda: environment_of(env))
+    environment = attempt(lambda: environment_of(env, loaded))
     given: tuple[str, ...] | None = ()
     if hosts is not None:
         given = attempt(lambda: host_names(hosts))

@@ -16,6 +16,7 @@ from shardplan.launch.hosts import host_names
 
 _GPU = re.compile(r"GPU\d+")
 _NIC = re.compile(r"NIC\d+|mlx\d+_\d+|rdmap\S+|bnxt_re\d+")
+_CALLED = re.compile(r"^\s*(NIC\d+): ([\w.-]{1,64})\s*$", re.MULTILINE)
 _NVLINKS = re.compile(r"NV(\d+)")
 _ONE_SWITCH = frozenset({"PIX", "PXB"})
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
@@ -43,7 +44,8 @@ PCIE = frozenset({"PIX", "PXB", "PHB", "NODE", "SYS"})
 class Machine:
     """What is known of one machine, and of how many like it there are. `devices`: GPUs; `links`: what joins pairs of
     them, each kind once (`NV18`, `SYS`); `memory_mib`: of one; `nics`: its network cards, and `near_nics` those that
-    share a PCIe switch with a GPU, where some do (the others are for storage and management); `nic_gbit`: rates of
+    share a PCIe switch with a GPU, where some do (the others are for storage and management), with their `near_names`
+    where the text has all of them; `nic_gbit`: rates of
     connected ones, and `down_nics` how many are not connected."""
 
     kind: str | None = None
@@ -52,6 +54,7 @@ class Machine:
     links: tuple[str, ...] = ()
     nics: int | None = None
     near_nics: int | None = None
+    near_names: tuple[str, ...] = ()
     nic_gbit: tuple[int, ...] = ()
     down_nics: int | None = None
     machines: int | None = None
@@ -115,7 +118,18 @@ def _other(said: str, place: str) -> ShardplanError:
 def _joined(one: Machine, other: Machine, place: str) -> Machine:
     """Both together; what they both say must agree."""
     changed = {}
-    for name in ("kind", "devices", "memory_mib", "links", "nics", "near_nics", "nic_gbit", "down_nics", "machines"):
+    for name in (
+        "kind",
+        "devices",
+        "memory_mib",
+        "links",
+        "nics",
+        "near_nics",
+        "near_names",
+        "nic_gbit",
+        "down_nics",
+        "machines",
+    ):
         before, now = getattr(one, name), getattr(other, name)
         if now in (None, ()):
             continue
@@ -142,9 +156,14 @@ def _topology(text: str) -> Machine | None:
     columns = [place for place, name in enumerate(names) if name in gpus]
     links = {rows[name][place] for name in gpus for place in columns if rows[name][place] != "X"}
     cards = [place for place, name in enumerate(names) if name not in gpus]
-    near = sum(any(rows[name][place] in _ONE_SWITCH for name in gpus) for place in cards)
-    near_nics = near if 0 < near < len(cards) else None
-    return Machine(devices=len(gpus), links=tuple(sorted(links)), nics=len(cards) or None, near_nics=near_nics)
+    near = [place for place in cards if any(rows[name][place] in _ONE_SWITCH for name in gpus)]
+    legend = {match[1]: match[2] for match in _CALLED.finditer(text)}
+    called = [legend.get(names[place], names[place]) for place in near]
+    machine = Machine(devices=len(gpus), links=tuple(sorted(links)), nics=len(cards) or None)
+    if not 0 < len(near) < len(cards):
+        return machine
+    known = () if any(name.startswith("NIC") for name in called) else tuple(called)
+    return replace(machine, near_nics=len(near), near_names=known)
 
 
 def _hwloc(text: str) -> Machine | None:

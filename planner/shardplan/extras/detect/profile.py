@@ -51,6 +51,8 @@ def detected(machine: Machine, name: str) -> Detected:
             f"    - {{name: gpu, size: {per_machine}, level: {inner}}}",
         ]
     lines += _levels(machine, base, inner, outer)
+    if machine.near_names:  # `=`: these names and none that begin like them
+        lines += ["environment:", f'  NCCL_IB_HCA: "={",".join(machine.near_names)}"']
     return Detected("\n".join(lines) + "\n", base.name, unknown)
 
 
@@ -107,7 +109,7 @@ def _unknown(machine: Machine, base: Profile) -> Iterator[Diagnostic]:
         )
     if machine.near_nics and machine.nics:
         far = f"what {machine.nics - machine.near_nics} of {machine.nics} network cards are for: none is beside a GPU"
-        yield _not_detected(f"{far}, and they are left out", "NCCL_IB_HCA says which cards are used")
+        yield _not_detected(f"{far}, and they are left out", "environment: NCCL_IB_HCA says which are used")
     if "pcie" in (machine.kind or "").lower() and "sxm" in base.device.kind.lower():
         yield _not_detected(f"how fast a PCIe card is: {base.name} has {base.device.kind}", "shardplan calibrate gemm")
     if not machine.nic_gbit:

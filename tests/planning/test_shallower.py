@@ -1,0 +1,97 @@
+"""Deep models: the plan of a model with fewer copies of its blocks is a plan of the whole model."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from shardplan.cluster.mesh import make_cluster
+from shardplan.cluster.profile import load_profile
+from shardplan.constraints.parse import parse_pin
+from shardplan.model.digest import structure_digest
+from shardplan.model.thin import shallow
+from shardplan.models import described
+from shardplan.planning import Planner, PlanOptions, plan_model, shallower
+
+MODEL = "transformer:hidden=64,layers=12,heads=2,ffn=128,vocab=128,batch=8,seq=32"
+COPIES = 4
+PROFILE = load_profile("generic")
+CATEGORIES = ("parameters", "gradients", "optimizer", "activations")
+
+
+@pytest.fixture(scope="module")
+def model():
+    return described(MODEL)
+
+
+@pytest.fixture
+def many(monkeypatch):
+    """Models of the size of the tests count as deep."""
+    monkeypatch.setattr(shallower, "MANY_OPERATORS", 100)
+    monkeypatch.setattr(shallower, "COPIES", COPIES)
+
+
+def held(model, **options):
+    """Bytes by category and moment if everything is replicated."""
+    _, memory = Planner(model, make_cluster(PROFILE, "1x1"), PlanOptions(**options)).built_at()
+    found = {}
+    for one in memory.holdings:
+        moments = found.setdefault(one.category, np.zeros(memory.moments, dtype=np.int64))
+        moments[one.start : one.end] += int(one.amount[0])
+    return {category: moments.max() for category, moments in found.items()}
+
+
+def test_a_shallow_model_has_few_copies_of_each_block_and_everything_else(model):
+    thin = shallow(model, COPIES)
+    (block,), (whole,) = thin.blocks, model.blocks
+    assert len(block.copies), len(block.copies[0]) == (COPIES, len(whole.copies[0]))
+    assert len(model.operators) - len(thin.operators) == (len(whole.copies) - COPIES) * len(whole.copies[0])
+    made = {name for operator in thin.operators for name in operator.outputs} | set(thin.inputs)
+    weights = {parameter.tensor for parameter in thin.parameters} | set(thin.constants)
+    read = {name for operator in thin.operators for name in operator.inputs if name}
+    assert read <= made | weights | {name for name, one in thin.tensors.items() if one.role == "constant"}
+    assert thin.outputs == model.outputs
+
+
+def test_a_model_with_few_copies_stays_as_it_is(model):
+    assert structure_digest(shallow(model, 12)) == structure_digest(model)
+    assert set(shallow(model, 12).depth.values()) <= {1.0}
+
+
+@pytest.mark.parametrize("options", [{}, {"microbatches": 2}, {"remat": "full"}, {"mode": "inference"}])
+def test_a_shallow_model_holds_as_much_as_the_whole_one(model, options):
+    thin, whole = held(shallow(model, COPIES), **options), held(model, **options)
+    for category in CATEGORIES:
+        assert thin.get(category, 0) == pytest.approx(
+            whole.get(category, 0), rel=0.1
+        )  # first and last copies count for several
+
+
+LARGER = "transformer:hidden=1024,layers=8,heads=16,ffn=4096,vocab=8192,batch=64,seq=512"
+
+
+FOUR_AXES = "machine0=2,machine1=2,gpu0=2,gpu1=2"
+
+
+@pytest.mark.parametrize("share", [1.0, 0.95])
+@pytest.mark.parametrize("mesh", ["2x2", FOUR_AXES])
+def test_its_plan_is_about_as_short_as_that_of_a_search_of_the_whole_model(many, monkeypatch, mesh, share):
+    model, cluster = described(LARGER), make_cluster(PROFILE, mesh)
+    options = PlanOptions(effort="quick")
+    from_shallow = plan_model(model, cluster, options).summary
+    if share < 1.0:
+        options = replace(options, memory_limit_bytes=int(share * from_shallow.memory.total))
+        from_shallow = plan_model(model, cluster, options).summary
+    monkeypatch.setattr(shallower, "MANY_OPERATORS", 10**9)
+    whole = plan_model(model, cluster, options).summary
+    assert from_shallow.step_ns <= 1.05 * whole.step_ns
+    assert from_shallow.step_bound_ns <= whole.step_ns
+    assert options.memory_limit_bytes is None or from_shallow.memory.total <= options.memory_limit_bytes
+
+
+@pytest.mark.parametrize("options", [{"remat": "auto"}, {"constraints": (parse_pin("*layers.11.*=R"),)}])
+def test_what_names_single_copies_is_searched_on_the_whole_model(model, many, options):
+    planner = Planner(model, make_cluster(PROFILE, "2x2"), PlanOptions(**options))
+    assert shallower.shallower(planner.instance) is None
+    plain = Planner(model, make_cluster(PROFILE, "2x2"), PlanOptions())
+    assert shallower.shallower(plain.instance) is not None
