@@ -76,11 +76,18 @@ class CoarsePlans:
 
     `plans`: the best plan and the work of its search, or `None` if the request is not valid on that mesh. `bounds_s`:
     lower bounds (seconds) of searches that ended because of one. `enough_s`: the shortest step of all meshes so far.
+    `shallow`: the same for a shallower model, if the model is deep.
     """
 
     plans: dict[tuple[Mesh, Roles], tuple[Coarser | None, float] | None] = field(default_factory=dict)
     bounds_s: dict[tuple[Mesh, Roles], float] = field(default_factory=dict)
     enough_s: float = math.inf
+    shallow: CoarsePlans | None = None
+
+    def of_shallow(self) -> CoarsePlans:
+        """The results for the shallower model."""
+        self.shallow = self.shallow or CoarsePlans()
+        return self.shallow
 
 
 def with_fewer_axes(instance: Instance, roles: Roles = ()) -> tuple[Cluster, tuple[tuple[int, ...], ...]] | None:

@@ -280,8 +280,11 @@ class Planner:
         """The plan of a shallower model, if the model is deep, for all of its copies."""
         model = self.instance.model
         thin = shallower(self.instance)
-        known = None if thin is None else self._on(thin, self.instance.cluster, search, self.instance.options)
-        if thin is None or known is None or known[0] is None:
+        if thin is None:
+            return None
+        coarse = self._coarse.of_shallow()
+        known = self._on(thin, self.instance.cluster, search, self.instance.options, coarse)
+        if known is None or known[0] is None:
             return None
         search.spent.work += known[1]
         return deepened(known[0], thin, model)
@@ -308,13 +311,19 @@ class Planner:
         return replace(found, groups=groups)
 
     def _on(
-        self, model: Model, cluster: Cluster, search: Search, options: PlanOptions
+        self,
+        model: Model,
+        cluster: Cluster,
+        search: Search,
+        options: PlanOptions,
+        coarse: CoarsePlans | None = None,
     ) -> tuple[Coarser | None, float] | None:
         """The best plan of another model, on another mesh or with other options, if the request is valid so."""
         if options.time_limit is not None:
             options = replace(options, time_limit=max(0.0, search.share(2) - time.monotonic()))
         try:
-            other = Planner(model, cluster, options, without_effort(self._on_progress), reasons=False)
+            told = without_effort(self._on_progress)
+            other = Planner(model, cluster, options, told, reasons=False, coarse=coarse)
             own = Search.of(other.instance, search.interruption)
             return Coarser.of(other._found(own, None)), own.spent.work
         except NoPlanError:
