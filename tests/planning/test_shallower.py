@@ -95,3 +95,11 @@ def test_what_names_single_copies_is_searched_on_the_whole_model(model, many, op
     assert shallower.shallower(planner.instance) is None
     plain = Planner(model, make_cluster(PROFILE, "2x2"), PlanOptions())
     assert shallower.shallower(plain.instance) is not None
+
+
+def test_progress_tells_no_step_and_no_bound_of_fewer_layers(model, many):
+    """They would be a third of those of the model."""
+    told = []
+    plan = plan_model(model, make_cluster(PROFILE, "2x2"), PlanOptions(effort="quick"), on_progress=told.append)
+    assert any(standing.doing.endswith("of fewer layers") for standing in told)
+    assert min(standing.best for standing in told) >= plan.summary.step_ns * 1000 - 1000

@@ -34,7 +34,7 @@ from shardplan.planning.reduction import Restrict
 from shardplan.planning.runtimes import RUNTIMES
 from shardplan.planning.search import Found, NoPlanError, Questions, Search, T
 from shardplan.planning.shallower import deepened, shallower
-from shardplan.planning.standing import OnProgress, without_effort
+from shardplan.planning.standing import OnProgress, of_shallow, without_effort
 from shardplan.schedule.objective import Weights, at_multipliers, serial_objective
 
 
@@ -262,9 +262,9 @@ class Planner:
         options = self.instance.options
         if not options.shard_optimizer or self.instance.is_quick or search.is_over or found.gap <= CLOSE:
             return found
-        kept, work = self._on(
-            self.instance.model, self.instance.cluster, search, replace(options, shard_optimizer=False)
-        ) or (None, 0.0)
+        asked, told = self.instance, without_effort(self._on_progress)
+        other = replace(options, shard_optimizer=False)
+        kept, work = self._on(asked.model, asked.cluster, search, other, told) or (None, 0.0)
         if kept is None:
             return found
         search.spent.work += work
@@ -278,16 +278,13 @@ class Planner:
 
     def _shallower(self, search: Search) -> Coarser | None:
         """The plan of a shallower model, if the model is deep, for all of its copies."""
-        model = self.instance.model
-        thin = shallower(self.instance)
+        asked, told = self.instance, of_shallow(self._on_progress)
+        thin = shallower(asked)
         if thin is None:
             return None
-        coarse = self._coarse.of_shallow()
-        known = self._on(thin, self.instance.cluster, search, self.instance.options, coarse)
-        if known is None or known[0] is None:
-            return None
-        search.spent.work += known[1]
-        return deepened(known[0], thin, model)
+        found, work = self._on(thin, asked.cluster, search, asked.options, told, self._coarse.of_shallow()) or (None, 0)
+        search.spent.work += work
+        return found and deepened(found, thin, asked.model)
 
     def _coarser(self, search: Search) -> Coarser | None:
         """The plan of the mesh with one axis per link, if that is another mesh and has a plan."""
@@ -297,7 +294,8 @@ class Planner:
         cluster, groups = other
         key = cluster.mesh, ()
         if key not in self._coarse.plans:
-            self._coarse.plans[key] = self._on(self.instance.model, cluster, search, self.instance.options)
+            asked, told = self.instance, without_effort(self._on_progress)
+            self._coarse.plans[key] = self._on(asked.model, cluster, search, asked.options, told)
         known = self._coarse.plans[key]
         if known is None:
             return None
@@ -316,13 +314,13 @@ class Planner:
         cluster: Cluster,
         search: Search,
         options: PlanOptions,
+        told: OnProgress | None,
         coarse: CoarsePlans | None = None,
     ) -> tuple[Coarser | None, float] | None:
         """The best plan of another model, on another mesh or with other options, if the request is valid so."""
         if options.time_limit is not None:
             options = replace(options, time_limit=max(0.0, search.share(2) - time.monotonic()))
         try:
-            told = without_effort(self._on_progress)
             other = Planner(model, cluster, options, told, reasons=False, coarse=coarse)
             own = Search.of(other.instance, search.interruption)
             return Coarser.of(other._found(own, None)), own.spent.work

@@ -38,6 +38,13 @@ def without_bound(on_progress: OnProgress) -> OnProgress:
     return lambda standing: on_progress(replace(standing, bound=-math.inf))
 
 
+def of_shallow(on_progress: OnProgress | None) -> OnProgress | None:
+    """The same for the search of a shallow form: its steps and bounds are not those of the model."""
+    return on_progress and (
+        lambda standing: on_progress(Standing(math.inf, -math.inf, doing=f"{standing.doing} of fewer layers"))
+    )
+
+
 OnProgress = Callable[[Standing], None]
 
 
