@@ -33,7 +33,7 @@ from shardplan.planning.judge import Known
 from shardplan.planning.reduction import Restrict
 from shardplan.planning.runtimes import RUNTIMES
 from shardplan.planning.search import Found, NoPlanError, Questions, Search, T
-from shardplan.planning.shallower import deepened, shallower
+from shardplan.planning.shallower import DEEPENING_S, deepened, shallower
 from shardplan.planning.standing import OnProgress, of_shallow, without_effort
 from shardplan.schedule.objective import Weights, at_multipliers, serial_objective
 
@@ -282,7 +282,9 @@ class Planner:
         thin = shallower(asked)
         if thin is None:
             return None
-        found, work = self._on(thin, asked.cluster, search, asked.options, told, self._coarse.of_shallow()) or (None, 0)
+        room_s = DEEPENING_S * len(asked.model.operators)
+        coarse = self._coarse.of_shallow()
+        found, work = self._on(thin, asked.cluster, search, asked.options, told, coarse, room_s) or (None, 0)
         search.spent.work += work
         return found and deepened(found, thin, asked.model)
 
@@ -316,10 +318,13 @@ class Planner:
         options: PlanOptions,
         told: OnProgress | None,
         coarse: CoarsePlans | None = None,
+        room_s: float = 0.0,
     ) -> tuple[Coarser | None, float] | None:
-        """The best plan of another model, on another mesh or with other options, if the request is valid so."""
+        """The best plan of another model, on another mesh or with other options, if the request is valid so. Of a time
+        limit, half is left for what follows, or `room_s` seconds if that is more."""
         if options.time_limit is not None:
-            options = replace(options, time_limit=max(0.0, search.share(2) - time.monotonic()))
+            ends_s = min(search.share(2), search.ends_s - room_s)
+            options = replace(options, time_limit=max(0.0, ends_s - time.monotonic()))
         try:
             other = Planner(model, cluster, options, told, reasons=False, coarse=coarse)
             own = Search.of(other.instance, search.interruption)
