@@ -16,6 +16,7 @@ from shardplan.planning import Planner, PlanOptions, plan_model, shallower
 MODEL = "transformer:hidden=64,layers=12,heads=2,ffn=128,vocab=128,batch=8,seq=32"
 COPIES = 4
 PROFILE = load_profile("generic")
+CACHED = {"mode": "inference", "kv_cache_tokens": 4096}
 CATEGORIES = ("parameters", "gradients", "optimizer", "activations")
 
 
@@ -44,7 +45,7 @@ def held(model, **options):
 def test_a_shallow_model_has_few_copies_of_each_block_and_everything_else(model):
     thin = shallow(model, COPIES)
     (block,), (whole,) = thin.blocks, model.blocks
-    assert len(block.copies), len(block.copies[0]) == (COPIES, len(whole.copies[0]))
+    assert (len(block.copies), len(block.copies[0])) == (COPIES, len(whole.copies[0]))
     assert len(model.operators) - len(thin.operators) == (len(whole.copies) - COPIES) * len(whole.copies[0])
     made = {name for operator in thin.operators for name in operator.outputs} | set(thin.inputs)
     weights = {parameter.tensor for parameter in thin.parameters} | set(thin.constants)
@@ -58,13 +59,12 @@ def test_a_model_with_few_copies_stays_as_it_is(model):
     assert set(shallow(model, 12).depth.values()) <= {1.0}
 
 
-@pytest.mark.parametrize("options", [{}, {"microbatches": 2}, {"remat": "full"}, {"mode": "inference"}])
+@pytest.mark.parametrize("options", [{}, {"microbatches": 2}, {"remat": "full"}, {"mode": "inference"}, CACHED])
 def test_a_shallow_model_holds_as_much_as_the_whole_one(model, options):
     thin, whole = held(shallow(model, COPIES), **options), held(model, **options)
     for category in CATEGORIES:
-        assert thin.get(category, 0) == pytest.approx(
-            whole.get(category, 0), rel=0.1
-        )  # first and last copies count for several
+        # the first and the last copy, which count for several, may hold less than the others
+        assert thin.get(category, 0) == pytest.approx(whole.get(category, 0), rel=0.1)
 
 
 LARGER = "transformer:hidden=1024,layers=8,heads=16,ffn=4096,vocab=8192,batch=64,seq=512"

@@ -89,7 +89,7 @@ class Memory:
         held = cache_bytes(self.built.model, index, self.built.flow, self.built.operators[index].strategies, tokens)
         if held is not None:
             made_by = self.built.model.operators[index].outputs[0]
-            yield Holding(node, "activations", 0, self.moments, self._deep(made_by, held))
+            yield Holding(node, "activations", 0, self.moments, self._in_all_copies(made_by, held))
 
     def _parameter(self, name: str) -> Iterator[Holding]:
         space = self.built.kept[name]
@@ -97,7 +97,7 @@ class Memory:
         trained = name in self.built.flow.needs_grad
         per_element = state_bytes(self.built.options.optimizer, dtype) if trained else None
         if per_element is None:
-            yield Holding(("kept", name), "parameters", 0, self.moments, self._deep(name, self._kept(space)))
+            yield Holding(("kept", name), "parameters", 0, self.moments, self._in_all_copies(name, self._kept(space)))
             return
         wanted: tuple[tuple[Category, float, tuple[Node, TensorSpace]], ...] = (
             ("parameters", per_element.parameter, (("kept", name), space)),
@@ -106,7 +106,7 @@ class Memory:
         )
         for category, each, (node, chosen) in wanted:
             if each:
-                yield Holding(node, category, 0, self.moments, self._deep(name, self._state(chosen, each)))
+                yield Holding(node, category, 0, self.moments, self._in_all_copies(name, self._state(chosen, each)))
 
     def _state(self, space: TensorSpace, element_bytes: float) -> Index:
         key = (id(space), element_bytes)
@@ -129,7 +129,7 @@ class Memory:
             yield Holding(node, "activations", start, held, amount)
             return
         fate = self._fate(name)
-        saved = self._deep(name, amount) if fate in ("saved", "saved again") else amount
+        saved = self._in_all_copies(name, amount) if fate in ("saved", "saved again") else amount
         for begin, finish, times in self.spans(name, fate, self.time):
             yield Holding(node, "activations", begin, finish, times * saved if times > 1 else saved)
         if name in flow.needs_grad and maker is not None:
@@ -178,14 +178,14 @@ class Memory:
             back = self.time.backward(last), self.time.backward(first) + 1
             yield Holding(("served", name), "temporaries", *back, amount)
 
-    def _deep(self, name: str, amount: Index) -> Index:
-        """What all copies hold that a tensor of a shallow model stands for."""
-        times = self.built.model.depth.get(name, 1.0)
-        if times == 1.0:
+    def _in_all_copies(self, name: str, amount: Index) -> Index:
+        """`Model.in_all_copies`; equal amounts are one shared array."""
+        each = self.built.model.depth.get(name)
+        if each is None:
             return amount
-        key = (id(amount), times)
+        key = ("in all copies", amount.tobytes(), each)
         if key not in self._amounts:
-            self._amounts[key] = np.ceil(amount * times).astype(np.int64)
+            self._amounts[key] = self.built.model.in_all_copies(name, amount)
         return self._amounts[key]
 
     def kept_bytes(self, name: str) -> Index:

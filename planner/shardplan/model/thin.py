@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from fractions import Fraction
 
 from shardplan.model.blocks import find_blocks
 from shardplan.model.types import Model
@@ -66,11 +67,11 @@ def shallow(model: Model, copies: int) -> Model:
     return replace(thin, depth=depth, blocks=find_blocks(thin.operators, thin.tensors, thin.constants))
 
 
-def _depth(model: Model, block: Sequence[Sequence[int]], copies: int) -> Mapping[str, float]:
+def _depth(model: Model, block: Sequence[Sequence[int]], copies: int) -> Mapping[str, Fraction]:
     """By tensor that one copy of a block makes or alone reads, how many copies one that stays stands for."""
     own = [[model.operators[index] for index in copy] for copy in block]
     made = {name for copy in own for operator in copy for name in operator.outputs}
     weights = {parameter.tensor for parameter in model.parameters}
     read = Counter(name for copy in own for name in {name for one in copy for name in one.inputs} & weights)
     alone = {name for name, times in read.items() if times == 1}
-    return dict.fromkeys(sorted(made | alone), max(1.0, len(block) / copies))
+    return dict.fromkeys(sorted(made | alone), Fraction(max(len(block), copies), copies))

@@ -5,14 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from fractions import Fraction
+from typing import Final, Literal, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from shardplan.errors import Diagnostic
 from shardplan.units import counted
 
 Role = Literal["input", "parameter", "constant", "activation"]
+Bytes = TypeVar("Bytes", int, NDArray[np.int64])
 AttributeValue = int | float | str | tuple[int, ...] | tuple[float, ...] | tuple[str, ...] | np.ndarray
 
 
@@ -157,7 +160,7 @@ class Model:
     gradient."""
     padding: Padding | None = None
     """What it is the larger form of, where a size is held as a larger one."""
-    depth: Mapping[str, float] = field(default_factory=dict)
+    depth: Mapping[str, Fraction] = field(default_factory=dict)
     """By tensor of a copy of a repeated block, how many copies of a deeper model it stands for, if it is not one."""
 
     def __repr__(self) -> str:
@@ -173,6 +176,11 @@ class Model:
 
     def tensor(self, name: str) -> Tensor:
         return self.tensors[name]
+
+    def in_all_copies(self, name: str, size_bytes: Bytes) -> Bytes:
+        """The bytes in all the copies of a deeper model that a tensor stands for, of its bytes in one."""
+        each = self.depth.get(name)
+        return size_bytes if each is None else -(-size_bytes * each.numerator // each.denominator)
 
     def iterations(self, loops: tuple[str, ...]) -> int:
         """How often per step an operator inside of all `loops` runs."""

@@ -7,7 +7,6 @@ gradient while it is made. This module adds what a schedule holds for longer, mo
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 
@@ -34,8 +33,8 @@ def in_flight_bytes(built: CostGraph, parts: StepParts, scheduled: StepSchedule,
             if move.phase == "update":
                 continue  # it arrives where the weight is kept all the time
             size = moved_bytes(built, move, gradient=backward and not move.regather)
-            if move.tensor in built.model.depth and _crossed(parts.blocks, issued, ended) > 1:
-                size = math.ceil(size * built.model.depth[move.tensor])
+            if _crossed(parts.blocks, issued, ended) > 1:
+                size = built.model.in_all_copies(move.tensor, size)
             begin, end = _moments(memory, issued, ended, backward=backward, gathered=move.regather)
             if end > begin:
                 change[begin] += size

@@ -7,7 +7,6 @@ again first: they would stay longest, and most of backward runs before them, bes
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -39,7 +38,7 @@ def copies(built: CostGraph, moves: Sequence[Move], memory: Memory) -> list[Copy
             readers = _readers(built, move)
             if readers:
                 last = max(readers)
-                size = math.ceil(moved_bytes(built, move) * built.model.depth.get(move.tensor, 1.0))
+                size = built.model.in_all_copies(move.tensor, moved_bytes(built, move))
                 found.append(Copy(move.tensor, last + 1, memory.time.backward(last), size))
     return sorted(found, key=lambda one: one.begin)
 

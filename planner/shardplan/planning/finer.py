@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from shardplan.cluster.mesh import merged
@@ -110,15 +111,7 @@ def finer(search: Search, coarser: Coarser, no_less_s: float) -> Questions[Found
     search.spent.left = search.averages + AVERAGES["quick"] * math.comb(axes, 2) + together
     found = yield from lifted(search, coarser, no_less_s)
     found = yield from by_pairs(search, found)
-    if axes > MOST_WHOLE or search.is_over or found.outcome == "interrupted":
-        return found
-    with contextlib.suppress(NoPlanError):
-        whole = yield from of_phases(
-            search, found.limit_bytes, coarser.recompute, planes=found.planes, averages=WHOLE_AVERAGES
-        )
-        best = found.better([whole.candidate], search.instance.limit_bytes)
-        found = replace(whole, candidate=best.candidate, reproducible=whole.reproducible and found.reproducible)
-    return found
+    return (yield from _proven(search, found, coarser.recompute, planes=found.planes))
 
 
 def lifted(search: Search, coarser: Coarser, no_less_s: float, decided: Decided | None = None) -> Questions[Found]:
@@ -140,10 +133,21 @@ def deeper(search: Search, shallow: Coarser, no_less_s: float) -> Questions[Foun
     """The plan of a shallower model as one of the whole model, with the bound of the whole model where that can be
     searched. Raises `NoPlanError` where the plan is none of the whole model."""
     found = yield from lifted(search, shallow, no_less_s, shallow.decided)
-    if len(real_axes(search.instance.cluster.mesh)) > MOST_WHOLE or search.is_over or found.outcome == "interrupted":
+    return (yield from _proven(search, found, shallow.recompute, start=shallow.multipliers))
+
+
+def _proven(
+    search: Search, found: Found, remat: Recompute | None, *, start: Weights = (), planes: Sequence[Plane] = ()
+) -> Questions[Found]:
+    """The known plan or a better one, with the bound of a search over all plans at few multipliers (from `start`, or by
+    `planes`); the known plan and bound on too many axes, and where the search is over."""
+    axes = len(real_axes(search.instance.cluster.mesh))
+    if axes > MOST_WHOLE or search.is_over or found.outcome == "interrupted":
         return found
     with contextlib.suppress(NoPlanError):
-        whole = yield from of_phases(search, found.limit_bytes, start=shallow.multipliers, averages=WHOLE_AVERAGES)
+        whole = yield from of_phases(
+            search, found.limit_bytes, remat, start=start, planes=planes, averages=WHOLE_AVERAGES
+        )
         best = found.better([whole.candidate], search.instance.limit_bytes)
         found = replace(whole, candidate=best.candidate, reproducible=whole.reproducible and found.reproducible)
     return found

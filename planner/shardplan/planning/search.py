@@ -128,8 +128,8 @@ class Search:
     """What is searched and until when (`time.monotonic`); `interruption` is set by Ctrl-C. `restricted`: the choices
     are few, as in a recipe, so recipes are no candidates. `only_best`: plans that cannot become the best are not
     scheduled fully. `roomy`: there is no memory limit. `again`: questions are asked as if all gathered weights were
-    gathered again for backward; plans are scheduled with as many staying as fit. `worth_s`: if the
-    plan without a memory limit takes so long, no other is searched."""
+    gathered again for backward; plans are scheduled with as many staying as fit. `worth_s`: if the plan without a
+    memory limit takes so long, no other is searched."""
 
     instance: Instance
     limit_s: float

@@ -94,7 +94,6 @@ class _Combination:
     def __init__(self, built: CostGraph, memory: Memory) -> None:
         self.built = built
         self.staying = staying(built, memory)
-        self.depth = built.model.depth
         self.nodes = tuple(node for node, _ in built.node_data)
         self.twice = [node in self.staying for node in self.nodes]
         self._deciding = [self._decides(join) for join in built.joins]
@@ -145,7 +144,7 @@ class _Combination:
         for number, node in enumerate(self.nodes):
             if node in self.staying:
                 name, each, begin, end = self.staying[node]
-                amount = np.ceil(each * self.depth.get(name, 1.0)).astype(np.int64)
+                amount = self.built.model.in_all_copies(name, each)
                 key = ("held", amount.tobytes())
                 if key not in self._arrays:
                     self._arrays[key] = np.concatenate([amount, np.zeros_like(amount)])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 from shardplan.errors import ShardplanError, error
 from shardplan.extras.detect.hwloc import cards_of, gpus_of, is_hwloc
@@ -45,8 +45,7 @@ class Machine:
     """What is known of one machine, and of how many like it there are. `devices`: GPUs; `links`: what joins pairs of
     them, each kind once (`NV18`, `SYS`); `memory_mib`: of one; `nics`: its network cards, and `near_nics` those that
     share a PCIe switch with a GPU, where some do (the others are for storage and management), with their `near_names`
-    where the text has all of them; `nic_gbit`: rates of
-    connected ones, and `down_nics` how many are not connected."""
+    where the text has all of them; `nic_gbit`: rates of connected ones, and `down_nics` how many are not connected."""
 
     kind: str | None = None
     devices: int | None = None
@@ -118,18 +117,7 @@ def _other(said: str, place: str) -> ShardplanError:
 def _joined(one: Machine, other: Machine, place: str) -> Machine:
     """Both together; what they both say must agree."""
     changed = {}
-    for name in (
-        "kind",
-        "devices",
-        "memory_mib",
-        "links",
-        "nics",
-        "near_nics",
-        "near_names",
-        "nic_gbit",
-        "down_nics",
-        "machines",
-    ):
+    for name in (field.name for field in fields(Machine)):
         before, now = getattr(one, name), getattr(other, name)
         if now in (None, ()):
             continue
