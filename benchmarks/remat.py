@@ -51,7 +51,7 @@ def line(name: str, mesh: str, model, cluster, limit: int, remat: str) -> float:
     except InfeasibleError:
         print(f"{head}| does not fit | | | | {time.process_time() - started:.1f} |", flush=True)
         return float("inf")
-    summary, again = plan.summary, sum(bool(operator.again) for operator in plan.operators)
+    summary, again = plan.summary, sum(bool(operator.recomputed_before) for operator in plan.operators)
     step, bound = summary.step_ns / 1e6, summary.step_bound_ns / 1e6
     held, seconds = summary.memory.total / GIB, time.process_time() - started
     print(f"{head}| {step:.3f} | {bound:.3f} | {held:.3f} | {again or ''} | {seconds:.1f} |", flush=True)

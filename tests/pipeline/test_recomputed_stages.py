@@ -26,7 +26,9 @@ def test_stages_recompute_what_they_need_to():
     """On one device each, where recomputation is all that makes room."""
     limit = int(0.9 * planned("1x2", "none").summary.memory.total)
     auto = planned("1x2", "auto", limit)
-    again = [operator for stage in auto.pipeline.stages for operator in stage.plan.operators if operator.again]
+    again = [
+        operator for stage in auto.pipeline.stages for operator in stage.plan.operators if operator.recomputed_before
+    ]
     assert again
     assert auto.summary.memory.total <= limit
     for flag in ("none", "full"):

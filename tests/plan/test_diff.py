@@ -112,4 +112,4 @@ def test_operators_are_told_by_layouts():
     read = tuple(None for _ in first.reads)
     assert operators_told(split=other, reads=read)[1] == f"reads {', '.join(['-'] * len(read))}"
     assert operators_told(split=other)[1] == "zz@machine, zz@gpu"
-    assert operators_told(again="x")[1].endswith(", run again")
+    assert operators_told(recomputed_before="x")[1].endswith(", recomputed")

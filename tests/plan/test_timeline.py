@@ -180,11 +180,11 @@ def tight():
 def test_second_runs_are_work_of_their_own(tight):
     laid_out = timeline(tight)
     seconds = {task.name: task.seconds for task in laid_out.tasks if task.stream == 0}
-    twice = [operator for operator in tight.operators if operator.again and operator.again_ns]
+    twice = [operator for operator in tight.operators if operator.recomputed_before and operator.recompute_ns]
     assert twice
     for operator in twice:
         assert seconds[f"recompute: {operator.name}"] == pytest.approx(seconds[operator.name])
-        backward_ns = operator.backward_ns - operator.again_ns
+        backward_ns = operator.backward_ns - operator.recompute_ns
         assert seconds.get(f"backward: {operator.name}", 0.0) * 1e9 == pytest.approx(backward_ns)
     assert sum(name.startswith("recompute: ") for name in seconds) == len(twice)
     assert sum(seconds.values()) * 1e9 == pytest.approx(tight.summary.compute_ns, abs=3 * len(tight.operators))
@@ -197,9 +197,9 @@ def test_second_runs_come_right_before_the_backward_that_asks_for_them(tight):
     checked = 0
     for operator in tight.operators:
         number = named.get(f"recompute: {operator.name}")
-        if number is None or f"backward: {operator.again}" not in named:
+        if number is None or f"backward: {operator.recomputed_before}" not in named:
             continue
-        wanted = order.index(f"backward: {operator.again}")
+        wanted = order.index(f"backward: {operator.recomputed_before}")
         assert laid_out.ends[number] <= laid_out.starts[named[order[wanted]]]
         if wanted + 1 < len(order):
             assert laid_out.starts[number] >= laid_out.ends[named[order[wanted + 1]]]
@@ -216,7 +216,7 @@ def test_what_reads_a_recomputed_value_waits_for_its_second_run(tight):
     for operator in tight.operators:
         for name in again & set(operator.inputs):
             made, reads = (named.get(f"recompute: {one}") for one in (makers[name].name, operator.name))
-            if made is not None and reads is not None and makers[name].again == operator.again:
+            if made is not None and reads is not None and makers[name].recomputed_before == operator.recomputed_before:
                 assert laid_out.ends[made] <= laid_out.starts[reads]
                 waited += 1
     assert waited

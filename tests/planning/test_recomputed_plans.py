@@ -78,7 +78,7 @@ def test_no_flag_is_faster(model, cluster, free, tight, share):
 
 
 def test_the_scores_of_attention_are_among_what_runs_again(model, tight):
-    again = {operator.name for operator in tight.operators if operator.again}
+    again = {operator.name for operator in tight.operators if operator.recomputed_before}
     softmaxes = {operator.name for operator in tight.operators if operator.op_type == "Softmax"}
     assert softmaxes & again
 
@@ -88,7 +88,7 @@ def test_it_is_written_and_read_back(tight):
     document = json.loads(text)
     assert document["format_version"] == "1.5"
     assert {row["name"] for row in document["operators"] if row.get("again")} == {
-        operator.name for operator in tight.operators if operator.again
+        operator.name for operator in tight.operators if operator.recomputed_before
     }
     Draft202012Validator(SCHEMA).validate(document)
     assert loads(text).operators == tight.operators
@@ -101,8 +101,8 @@ def test_what_is_recomputed_is_not_saved_and_has_a_maker_that_runs_again(tight):
     assert recomputed
     for tensor in recomputed:
         assert not tensor.saved
-        assert makers[tensor.name].again
-        assert makers[tensor.name].again_ns == makers[tensor.name].compute_ns - makers[tensor.name].backward_ns
+        assert makers[tensor.name].recomputed_before
+        assert makers[tensor.name].recompute_ns == makers[tensor.name].compute_ns - makers[tensor.name].backward_ns
 
 
 def test_its_decisions_are_priced_alike(model, cluster, tight):
@@ -110,35 +110,35 @@ def test_its_decisions_are_priced_alike(model, cluster, tight):
     was, now = tight.summary, found.plan.summary
     assert found.fits
     assert (now.step_ns, now.compute_ns, now.memory) == (was.step_ns, was.compute_ns, was.memory)
-    assert [o.again for o in found.plan.operators] == [o.again for o in tight.operators]
+    assert [o.recomputed_before for o in found.plan.operators] == [o.recomputed_before for o in tight.operators]
 
 
 def test_check_wants_operators_to_run_again_for_a_later_one(model, tight):
     assert check_plan(tight, "a.json", model).status == "fresh"
     last = tight.operators[-1]
-    wrong = replace(tight, operators=(*tight.operators[:-1], replace(last, again=tight.operators[0].name)))
+    wrong = replace(tight, operators=(*tight.operators[:-1], replace(last, recomputed_before=tight.operators[0].name)))
     verdict = check_plan(wrong, "a.json")
     assert verdict.status == "invalid"
     assert verdict.findings == (
-        f"'{last.name}' runs again before '{tight.operators[0].name}', which is no operator after it",
+        f"'{last.name}' is recomputed before '{tight.operators[0].name}', which is no operator after it",
     )
 
 
 def test_an_unknown_operator_is_refused(model, cluster, tight):
-    index = next(number for number, operator in enumerate(tight.operators) if operator.again)
+    index = next(number for number, operator in enumerate(tight.operators) if operator.recomputed_before)
     operators = list(tight.operators)
-    operators[index] = replace(operators[index], again="nowhere")
+    operators[index] = replace(operators[index], recomputed_before="nowhere")
     with pytest.raises(ShardplanError) as caught:
         evaluate_plan(model, cluster, options_of(tight, "a.json"), replace(tight, operators=tuple(operators)), "a.json")
     assert caught.value.diagnostics[0].summary == (
-        f"'nowhere' is to be computed again or before that, and is no operator of '{model.name}'"
+        f"'nowhere' is to be recomputed, or another one before its backward, and is no operator of '{model.name}'"
     )
 
 
 def test_diff_names_what_runs_again(free, tight):
     texts = {change.after for change in diff_plans(free, tight).changes}
     assert any(text.endswith(", recomputed") for text in texts)
-    assert any(text.endswith(", run again") for text in texts)
+    assert any(text.endswith(", recomputed") for text in texts)
     assert "remat none → auto" in diff_plans(free, tight).causes
 
 
@@ -151,8 +151,8 @@ def test_alternatives_recompute_what_the_plan_does(model, tight):
 
 
 def test_shares_tell_the_second_runs_apart(tight):
-    again = [share for share in shares_of(tight) if share.what == "computed again"]
-    assert sum(share.time_ns for share in again) == sum(operator.again_ns for operator in tight.operators)
+    again = [share for share in shares_of(tight) if share.what == "recomputed"]
+    assert sum(share.time_ns for share in again) == sum(operator.recompute_ns for operator in tight.operators)
     assert again
 
 
@@ -160,7 +160,7 @@ def test_show_lists_what_runs_again(tight):
     written = io.StringIO()
     show_plan(Console(width=120, file=written), tight)
     text = written.getvalue()
-    many = sum(bool(operator.again) for operator in tight.operators)
+    many = sum(bool(operator.recomputed_before) for operator in tight.operators)
     assert f"{many} of {len(tight.operators)} operators are rematerialised in backward" in text
     groups = show_document(tight)["again"]
     assert sum(group["count"] for group in groups) == many
@@ -168,8 +168,8 @@ def test_show_lists_what_runs_again(tight):
 
 def test_forward_of_a_plan_that_recomputes_is_proved_by_its_twin(model, tight):
     small, twin = shrink(model, tight)
-    again = {operator.name: operator.again for operator in twin.operators if operator.again}
+    again = {operator.name: operator.recomputed_before for operator in twin.operators if operator.recomputed_before}
     assert again
-    assert again.items() <= {operator.name: operator.again for operator in tight.operators}.items()
+    assert again.items() <= {operator.name: operator.recomputed_before for operator in tight.operators}.items()
     assert set(again.values()) <= {operator.name for operator in small.operators}
     assert verify_plan(small, twin).verified

@@ -65,7 +65,7 @@ def assignments(model, cluster, posed):
     for chosen in itertools.product(*labels):
         until = {index: label for index, label in enumerate(chosen) if label != ONCE}
         again = saving_least(model, rules, flow, fusion, until, holds=True)
-        yield until, posed(build_cost_graph(model, rules, cluster, options, again=again))
+        yield until, posed(build_cost_graph(model, rules, cluster, options, remat=again))
 
 
 def best_of(tried, limit):

@@ -64,7 +64,7 @@ def recomputing(model, cluster, options):
     for chosen in itertools.product(*scope(model, rules, flow, fusion, options).labels):
         until = {index: label for index, label in enumerate(chosen) if label != ONCE}
         again = saving_least(model, rules, flow, fusion, until, holds=True)
-        yield build_cost_graph(model, rules, cluster, options, again=again)
+        yield build_cost_graph(model, rules, cluster, options, remat=again)
 
 
 def scheduled_s(built, choices, limit):

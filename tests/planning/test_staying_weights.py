@@ -6,7 +6,7 @@ import pytest
 
 from shardplan.cluster.mesh import make_cluster
 from shardplan.cluster.profile import load_profile
-from shardplan.graph.build import build_cost_graph, gathering_again
+from shardplan.graph.build import build_cost_graph, regathering
 from shardplan.graph.memory import Memory
 from shardplan.graph.options import PlanOptions
 from shardplan.graph.problem import objective_of, to_problem
@@ -29,8 +29,8 @@ def built():
 @pytest.fixture(scope="module")
 def combined(built):
     memory, linear = Memory(built), single_sums(objective_of(built))[0]
-    stay, again = (to_problem(graph, memory, None, linear) for graph in (built, gathering_again(built)))
-    posed = Posed((Layouts(built, memory, stay, {}),), again=(Layouts(built, memory, again, {}),))
+    stay, again = (to_problem(graph, memory, None, linear) for graph in (built, regathering(built)))
+    posed = Posed((Layouts(built, memory, stay, {}),), regathered=(Layouts(built, memory, again, {}),))
     reduced, sizes = StayingWeights().apply(posed)
     return stay, again, reduced.sums[0].problem, sizes
 

@@ -77,7 +77,7 @@ def test_what_is_recomputed_is_chosen_point_by_point():
     asked = Request(model, memory_limit=options.memory_limit_bytes)
     auto, none = sweep(asked, requests, LocalEngine()).points
     plan = plan_model(model, cluster, replace(options, remat="auto"))
-    assert any(operator.again for operator in plan.operators)
+    assert any(operator.recomputed_before for operator in plan.operators)
     assert (auto.request.remat, auto.step_us, auto.outcome) == (
         "auto",
         plan.summary.step_ns / 1000,

@@ -161,20 +161,20 @@ def build_cost_graph(
     pricing: Pricing | None = None,
     constraints: ResolvedConstraints | None = None,
     complete: bool = True,
-    again: Recompute | None = None,
+    remat: Recompute | None = None,
     near: Offer | None = None,
 ) -> CostGraph:
     """The cost graph of `model`, whose operator i has rule `rules[i]`, on `cluster`.
 
     `pricing`: the cost model, by default ours; passing the same object again shares its prices. `constraints`: shards
     that must be among the choices because a constraint names them. `complete`: keep every strategy that is best at some
-    multipliers of the objective's sums; otherwise only those that are best for the sum of all times. `again`: what is
+    multipliers of the objective's sums; otherwise only those that are best for the sum of all times. `remat`: what is
     recomputed, by default what `options.remat` says. `near`: the only layouts to offer.
     """
     constraints = constraints or ResolvedConstraints()
     flow = trace(model, rules, training=options.training)
     fusion = fuse(model, rules, flow)
-    again = again or recompute(model, rules, flow, fusion, options)
+    remat = remat or recompute(model, rules, flow, fusion, options)
     pricing = pricing or Pricing.of(cluster)
     prices = pricing.moves
     traffic = tensor_kinds(model, rules, flow, cluster.mesh, options, constraints)
@@ -193,14 +193,14 @@ def build_cost_graph(
             charged=(fusion.charged_operands[index], fusion.charged_results[index], fusion.launches[index]),
             dtype=PRECISIONS[options.precision].dtype if index in narrow else _compute_dtype(model, index),
             cast=Cast(PRECISIONS[options.precision].cast_bytes, narrow[index]) if index in narrow else None,
-            forwards=again.forwards(index),
+            forwards=remat.forwards(index),
             iterations=model.iterations(operator.loops),
             complete=complete or index in asked,
         )
         for index, (operator, rule) in enumerate(zip(model.operators, rules, strict=True))
     ]
     built = CostGraph(
-        nx.MultiGraph(), model, cluster, options, rules, flow, fusion, again, prices, pricer, operators, kept, served,
+        nx.MultiGraph(), model, cluster, options, rules, flow, fusion, remat, prices, pricer, operators, kept, served,
         updated, traffic.trainable, is_near=near is not None,
     )  # fmt: skip
     _add_nodes(built)
@@ -208,15 +208,15 @@ def build_cost_graph(
     return built
 
 
-def gathering_again(built: CostGraph) -> CostGraph:
+def regathering(built: CostGraph) -> CostGraph:
     """The same choices with the prices as if no gathered weight stayed for backward."""
     recompute = recomputed(
         built.model, built.rules, built.flow, built.recompute.until, built.recompute.saved, holds=False
     )
-    again = replace(built, graph=nx.MultiGraph(), recompute=recompute)
-    _add_nodes(again)
-    _add_edges(again)
-    return again
+    other = replace(built, graph=nx.MultiGraph(), recompute=recompute)
+    _add_nodes(other)
+    _add_edges(other)
+    return other
 
 
 class _Spaces:
@@ -300,14 +300,14 @@ def _add_nodes(built: CostGraph) -> None:
 
 def _add_edges(built: CostGraph) -> None:
     tables: dict[tuple[object, ...], Priced] = {}
-    graph, again, outputs = built.graph, built.recompute, frozenset(built.model.outputs)
+    graph, remat, outputs = built.graph, built.recompute, frozenset(built.model.outputs)
     model = built.model
     for index, (operator, space) in enumerate(zip(built.model.operators, built.operators, strict=True)):
         node, strategies = ("operator", operator.name), space.strategies
         for position, name in enumerate(operator.inputs):
             source = _read_space(built.kept, built.served, name)
             if source is not None:
-                times, iterations = again.reads(index, position), model.iterations(operator.reads_in)
+                times, iterations = remat.reads(index, position), model.iterations(operator.reads_in)
                 key = ("read", id(source), id(strategies), position, times, iterations)
                 if key not in tables:
                     last = source.kind.coalesces and iterations == 1
@@ -318,7 +318,7 @@ def _add_edges(built: CostGraph) -> None:
         for position, name in enumerate(operator.outputs):
             kept = built.kept.get(name)
             if kept is not None:
-                times, iterations = again.forwards(index), model.iterations(operator.makes_in)
+                times, iterations = remat.forwards(index), model.iterations(operator.makes_in)
                 unread = name not in built.flow.readers and name not in outputs
                 made_key = ("made", id(kept), id(strategies), position, times, unread, iterations)
                 if made_key not in tables:
@@ -327,7 +327,7 @@ def _add_edges(built: CostGraph) -> None:
                     )
                 _join(graph, node, ("kept", name), tables[made_key], index)
     for name, serving in built.served.items():
-        times, iterations = again.serves(name), model.iterations(built.flow.lives_in.get(name, ()))
+        times, iterations = remat.serves(name), model.iterations(built.flow.lives_in.get(name, ()))
         serving_key = ("served", id(built.kept[name]), id(serving), times, iterations)
         if serving_key not in tables:
             last = built.kept[name].kind.coalesces and iterations == 1

@@ -25,7 +25,7 @@ from shardplan.graph.tensors import TensorSpace
 from shardplan.solve.problem import Usage
 
 Category = Literal["parameters", "gradients", "optimizer", "activations", "temporaries"]
-Fate = Literal["passing", "saved", "saved again"] | int
+Fate = Literal["passing", "saved", "saved, recomputed"] | int
 """How a value reaches backward after its last reader ran forward: not at all; saved; saved although its maker is
 recomputed; dropped and recomputed right before the backward of that operator."""
 
@@ -49,7 +49,7 @@ class Memory:
         self.built = built
         self.count = len(built.model.operators)
         pieces = _pieces(built.recompute.until)
-        self.time = time or Moments(self.count, training=built.options.training, again=pieces)
+        self.time = time or Moments(self.count, training=built.options.training, segments=pieces)
         self.moments = self.time.count
         self._amounts: dict[tuple[object, ...], Index] = {}
         self.holdings: tuple[Holding, ...] = tuple(self._all())
@@ -79,7 +79,7 @@ class Memory:
                 back = self.time.backward(last), self.time.backward(first) + 1
                 yield Holding(node, "temporaries", *back, space.backward_bytes)
             if index in self.built.recompute.until:
-                moment = self.time.again(index, self.built.recompute.until[index])
+                moment = self.time.recomputation(index, self.built.recompute.until[index])
                 yield Holding(node, "temporaries", moment, moment + 1, space.forward_bytes)
 
     def _cache(self, index: int, node: Node) -> Iterator[Holding]:
@@ -129,7 +129,7 @@ class Memory:
             yield Holding(node, "activations", start, held, amount)
             return
         fate = self._fate(name)
-        saved = self._in_all_copies(name, amount) if fate in ("saved", "saved again") else amount
+        saved = self._in_all_copies(name, amount) if fate in ("saved", "saved, recomputed") else amount
         for begin, finish, times in self.spans(name, fate, self.time):
             yield Holding(node, "activations", begin, finish, times * saved if times > 1 else saved)
         if name in flow.needs_grad and maker is not None:
@@ -138,12 +138,12 @@ class Memory:
             yield Holding(node, "temporaries", self.time.backward(last), self.time.backward(start) + 1, gradient)
 
     def _fate(self, name: str) -> Fate:
-        maker, again = self.built.flow.makers.get(name), self.built.recompute
+        maker, remat = self.built.flow.makers.get(name), self.built.recompute
         if maker is None:
-            return "saved again"
-        if name in again.saved:
-            return "saved again" if maker[0] in again.until else "saved"
-        return again.until.get(maker[0], "passing")
+            return "saved, recomputed"
+        if name in remat.saved:
+            return "saved, recomputed" if maker[0] in remat.until else "saved"
+        return remat.until.get(maker[0], "passing")
 
     def spans(self, name: str, fate: Fate, time: Moments) -> list[tuple[int, int, int]]:
         """When a value is held: (start, end, number of copies), in moments of `time`.
@@ -155,7 +155,7 @@ class Memory:
         end = self.count if name in self.built.model.outputs else flow.last_reader(name) + 1
         if fate == "passing":
             return [(start, end, 1)]
-        if fate in ("saved", "saved again"):
+        if fate in ("saved", "saved, recomputed"):
             last = start if fate == "saved" else flow.first_reader(name)
             waiting = self.built.options.in_flight * self.built.model.iterations(flow.lives_in.get(name, ()))
             return [(start, time.backward(last) + 1, waiting)]
@@ -164,8 +164,8 @@ class Memory:
             back = time.backward(start) + 1
         else:
             readers = [reader for reader, _ in flow.readers.get(name, ()) if reader <= fate]
-            back = time.again_until(max(readers, default=start), fate)
-        return [(start, end, 1), (time.again(start, fate), back, 1)]
+            back = time.recomputation_end(max(readers, default=start), fate)
+        return [(start, end, 1), (time.recomputation(start, fate), back, 1)]
 
     def _served(self, name: str) -> Iterator[Holding]:
         flow, space = self.built.flow, self.built.served[name]

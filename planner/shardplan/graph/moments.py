@@ -11,13 +11,15 @@ from collections.abc import Collection, Mapping, Sequence
 
 
 class Moments:
-    """`again[e]`: operators that are, or may be, recomputed right before the backward of operator e."""
+    """`segments[e]`: operators that are, or may be, recomputed right before the backward of operator e."""
 
-    def __init__(self, operators: int, *, training: bool, again: Mapping[int, Collection[int]] | None = None) -> None:
+    def __init__(
+        self, operators: int, *, training: bool, segments: Mapping[int, Collection[int]] | None = None
+    ) -> None:
         self._operators = operators
-        self._again: dict[int, Sequence[int]] = {last: sorted(piece) for last, piece in (again or {}).items()}
-        self._lasts = sorted(self._again)
-        sizes = [len(self._again[last]) for last in self._lasts]
+        self._segments: dict[int, Sequence[int]] = {last: sorted(piece) for last, piece in (segments or {}).items()}
+        self._lasts = sorted(self._segments)
+        sizes = [len(self._segments[last]) for last in self._lasts]
         self._after = [sum(sizes[number:]) for number in range(len(sizes) + 1)]
         passes = 2 if training else 1
         self.count = max(passes * operators + sum(sizes), 1)
@@ -26,12 +28,12 @@ class Moments:
         """The moment of an operator's backward."""
         return 2 * self._operators - 1 - operator + self._after[bisect_left(self._lasts, operator)]
 
-    def again(self, operator: int, last: int) -> int:
+    def recomputation(self, operator: int, last: int) -> int:
         """The moment at which an operator is recomputed, right before the backward of operator `last`."""
-        piece = self._again[last]
+        piece = self._segments[last]
         return self.backward(last) - len(piece) + bisect_left(piece, operator)
 
-    def again_until(self, operator: int, last: int) -> int:
+    def recomputation_end(self, operator: int, last: int) -> int:
         """The end of the moment at which an operator is recomputed; if it is not, the end of the one before."""
-        piece = self._again[last]
+        piece = self._segments[last]
         return self.backward(last) - len(piece) + bisect_right(piece, operator)

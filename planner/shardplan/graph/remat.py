@@ -11,7 +11,7 @@ segment's last operator.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from shardplan.graph.flow import Flow, needed_operands, read_in_backward, storage_of
 from shardplan.graph.fusion import Fusion
@@ -34,10 +34,6 @@ class Recompute:
     needed: frozenset[tuple[int, int]] = frozenset()
     served: frozenset[str] = frozenset()
     held: frozenset[tuple[int, int]] = frozenset()
-    again: frozenset[int] = field(init=False, default=frozenset())
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "again", frozenset(self.until))
 
     def forwards(self, operator: int) -> int:
         """How often an operator computes its result per microbatch."""

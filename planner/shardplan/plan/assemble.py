@@ -243,8 +243,8 @@ def _tensor(
 
 
 def _is_recomputed(built: CostGraph, name: str) -> bool:
-    maker, again = built.flow.makers.get(name, (None, 0))[0], built.recompute
-    return maker in again.until and name in built.fusion.saved and name not in again.saved
+    maker, remat = built.flow.makers.get(name, (None, 0))[0], built.recompute
+    return maker in remat.until and name in built.fusion.saved and name not in remat.saved
 
 
 def recompute_of(plan: Plan, built: CostGraph) -> Recompute:
@@ -253,10 +253,11 @@ def recompute_of(plan: Plan, built: CostGraph) -> Recompute:
     Raises `ShardplanError` (`damaged-plan`) if it names an operator that the model does not have.
     """
     number = {operator.name: index for index, operator in enumerate(built.model.operators)}
-    wanted = {operator.name: operator.again for operator in plan.operators if operator.again}
+    wanted = {operator.name: operator.recomputed_before for operator in plan.operators if operator.recomputed_before}
     unknown = sorted({name for pair in wanted.items() for name in pair} - number.keys())
     if unknown:
-        summary = f"'{unknown[0]}' is to be computed again or before that, and is no operator of '{built.model.name}'"
+        what = f"'{unknown[0]}' is to be recomputed, or another one before its backward"
+        summary = f"{what}, and is no operator of '{built.model.name}'"
         raise ShardplanError(error("damaged-plan", summary, hint="solve again"))
     until = {number[name]: number[before] for name, before in wanted.items()}
     saved = frozenset(tensor.name for tensor in plan.tensors if tensor.saved)
@@ -273,7 +274,7 @@ def _decision(built: CostGraph, choice: Mapping[Node, int], index: int) -> Opera
 
 def _operator(built: CostGraph, index: int, strategy: int) -> OperatorDecision:
     operator, space = built.model.operators[index], built.operators[index]
-    again = built.recompute.until.get(index)
+    before = built.recompute.until.get(index)
     forward_ns, backward_ns = (
         tuple(round(float(seconds) * NS_PER_S) for seconds in part) for part in space.inner_s[:, :, strategy]
     )
@@ -292,7 +293,7 @@ def _operator(built: CostGraph, index: int, strategy: int) -> OperatorDecision:
         inner_backward_ns=backward_ns if any(backward_ns) else (),
         inputs=operator.inputs,
         outputs=operator.outputs,
-        again=built.model.operators[again].name if again is not None else "",
+        recomputed_before=built.model.operators[before].name if before is not None else "",
     )
 
 

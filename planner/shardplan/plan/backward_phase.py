@@ -77,7 +77,7 @@ class _Backward:
             if tensor not in self.step.readers:
                 self._gradient(self.step.back.shared.get(tensor, ()), index)
             self.writer.wait(self.reduced[tensor], tensor, index)
-        nanoseconds = operator.backward_ns - operator.again_ns
+        nanoseconds = operator.backward_ns - operator.recompute_ns
         self.writer.compute(f"backward: {operator.name}", nanoseconds / self.parts.microbatches, index)
         self.writer.block(self.step.inner(operator, operator.inner_backward_ns), index)
         self._of_operands(index)
@@ -98,7 +98,7 @@ class _Backward:
             if not self.missing[tensor]:
                 self._gradient(self.step.back.shared.get(tensor, ()), index)
 
-    def _stored_again(self, tensor: str, operator: OperatorDecision, index: int) -> None:
+    def _stored_recomputed(self, tensor: str, operator: OperatorDecision, index: int) -> None:
         """Moves of the results of operators that run twice: the second of their two times."""
         for number in self.step.bring.shared.get(tensor, ()):
             each = self.parts.moves[number].count / self.parts.microbatches
@@ -108,10 +108,10 @@ class _Backward:
     def _recompute(self, index: int) -> None:
         operator = self.parts.operators[index]
         self._wait_for_reads(index)
-        nanoseconds = operator.again_ns / self.parts.microbatches
+        nanoseconds = operator.recompute_ns / self.parts.microbatches
         self.writer.compute(f"recompute: {operator.name}", nanoseconds, index)
         for tensor in filter(None, operator.outputs):
-            self._stored_again(tensor, operator, index)
+            self._stored_recomputed(tensor, operator, index)
 
     def _wait_for_reads(self, index: int) -> None:
         """Waits for what an operator's recomputation or its backward reads, whichever comes first."""

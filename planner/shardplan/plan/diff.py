@@ -191,12 +191,12 @@ def _tensor_item(on: Context, tensor: TensorDecision, module: str, moved_ns: int
 
 def _operator_item(on: Context, operator: OperatorDecision) -> _Item:
     shown = f"{operator.module} ({operator.op_type})" if operator.module else operator.name
-    again = ", run again" if operator.again else ""
+    remat = ", recomputed" if operator.recomputed_before else ""
     made, read = (
         ", ".join(to_text(layout, on.mesh) if layout else "-" for layout in layouts)
         for layouts in (operator.makes, operator.reads)
     )
-    words = (f"{made}{again}", f"reads {read}{again}")
+    words = (f"{made}{remat}", f"reads {read}{remat}")
     return _Item(
         "operator", operator.name, shown, _fields_in_words(OPERATOR, operator, on), 0, operator.compute_ns, words
     )

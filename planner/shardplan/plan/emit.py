@@ -36,12 +36,10 @@ class Emitter:
     """Lowers the moves of one assignment; equal moves of equal tensors are lowered once. Moves that can share a bucket
     are `UNNUMBERED` and have the times that the cost graph charges."""
 
-    def __init__(
-        self, built: CostGraph, choice: Mapping[Node, int], gathered_again: frozenset[str] = frozenset()
-    ) -> None:
-        """`gathered_again`: weights that do not stay gathered from forward to backward, though they could."""
+    def __init__(self, built: CostGraph, choice: Mapping[Node, int], regathered: frozenset[str] = frozenset()) -> None:
+        """`regathered`: weights that do not stay gathered from forward to backward, though they could."""
         self.built = built
-        self.gathered_again = gathered_again
+        self.regathered = regathered
         self.bucket_bytes = built.prices.bucket_bytes
         self.choice = choice
         self._lowered = cast("dict[tuple[object, ...], tuple[CollectiveStep, ...]]", built.lowered)
@@ -111,21 +109,23 @@ class Emitter:
         choices = self.choice["kept", name], self.choice["served", name]
         codes = kept.codes[choices[0]], served.codes[choices[1]]
         stays = bool(kept.comes_free(kept.forward[[choices[0]]], served.forward[[choices[1]]])[0, 0])
-        again = self.built.recompute.serves(name) > 1 or name in self.gathered_again
+        regather = self.built.recompute.serves(name) > 1 or name in self.regathered
         iterations = self.built.model.iterations(self.built.flow.lives_in.get(name, ()))
         layouts = self.kept_layout(name), self.served_layout(name)
         last = stays and kept.kind.coalesces and iterations == 1
         return self._cached_moves(
-            ("served", id(kept), id(served), again, iterations, *choices), name, "",
-            lambda: self._moves_to_reader(name, *layouts, "", codes, again=again, iterations=iterations, last=last),
+            ("served", id(kept), id(served), regather, iterations, *choices), name, "",
+            lambda: self._moves_to_reader(
+                name, *layouts, "", codes, regather=regather, iterations=iterations, last=last
+            ),
         )  # fmt: skip
 
     def _reading(self, index: int, position: int, name: str) -> Iterator[Move]:
         operator, space = self.built.model.operators[index], self.built.operators[index].strategies
         node = self.built.source_of_reads(name)
         source = self.built.served.get(name) or self.built.kept[name]
-        again, iterations = self._again(index, position, name), self.built.model.iterations(operator.reads_in)
-        key = ("read", id(source), id(space), position, again, iterations, self.choice[node], self._strategy(index))
+        regather, iterations = self._regathers(index, position, name), self.built.model.iterations(operator.reads_in)
+        key = ("read", id(source), id(space), position, regather, iterations, self.choice[node], self._strategy(index))
         return self._cached_moves(key, name, operator.name, lambda: self._read(index, position, name))
 
     def _read(self, index: int, position: int, name: str) -> Iterator[Move]:
@@ -136,17 +136,17 @@ class Emitter:
         source = self.built.graph.nodes[node]["space"]
         codes = source.codes[self.choice[node]], space.layout_codes("operands", position)[self._strategy(index)]
         stays = bool(source.comes_free(source.forward[[self.choice[node]]], source.forward_state(codes[1])[None])[0, 0])
-        again, iterations = self._again(index, position, name), self.built.model.iterations(operator.reads_in)
+        regather, iterations = self._regathers(index, position, name), self.built.model.iterations(operator.reads_in)
         last = stays and source.kind.coalesces and iterations == 1
         layouts = self.served_layout(name), read
         yield from self._moves_to_reader(
-            name, *layouts, operator.name, codes, again=again, iterations=iterations, last=last
+            name, *layouts, operator.name, codes, regather=regather, iterations=iterations, last=last
         )
 
-    def _again(self, index: int, position: int, name: str) -> bool:
-        """Whether an operand is brought to its reader again for backward."""
+    def _regathers(self, index: int, position: int, name: str) -> bool:
+        """Whether an operand is gathered again for its reader's backward."""
         recompute = self.built.recompute
-        freed = name in self.gathered_again and (index, position) in recompute.held
+        freed = name in self.regathered and (index, position) in recompute.held
         return freed or recompute.reads(index, position) > 1
 
     def _moves_to_reader(
@@ -157,7 +157,7 @@ class Emitter:
         reader: str,
         codes: tuple[np.ndarray, np.ndarray],
         *,
-        again: bool,
+        regather: bool,
         iterations: int,
         last: bool,
     ) -> Iterator[Move]:
@@ -171,7 +171,7 @@ class Emitter:
             count = iterations * int(gradient_count(space, codes[0][None], codes[1][None])[0, 0])
             back: MoveKind = "deferred" if weight else "blocking"
             yield self._move(name, target, source, reader, "backward", back, count=count, together=last)
-        if again:
+        if regather:
             yield self._move(name, source, target, reader, "backward", there, count=micro, regather=True)
 
     def updated_layout(self, name: str) -> Layout | None:

@@ -76,7 +76,7 @@ MODEL = Record("model", (
           "false.", default=False, diff="shard optimizer"),
     Field("equal_layers", Flag(), "Whether all copies of a repeated block must have the same layouts; absent means "
           "false.", default=False, diff="equal layers"),
-    Field("remat", Choice(("none", "selective", "alternate", "full", "auto")), "Which activations are computed again "
+    Field("remat", Choice(("none", "selective", "alternate", "full", "auto")), "Which activations are recomputed "
           "in backward; with `auto` the planner chose, and operators and tensors say whether they are.", default=None,
           diff="remat"),
     Field("microbatches", Integer(1), default=None, diff="microbatches"),
@@ -212,7 +212,7 @@ STORED = (
           "tensor is moved to it once for all of them.", like="layout", check=in_rank, diff="served {}"),
     Field("bytes_per_device", Integer(), "Size on one device, in `layout`."),
     Field("saved", Flag(), "Whether the tensor is kept from forward to backward; absent means false.", default=False),
-    Field("recomputed", Flag(), "Whether the tensor is computed again for backward instead of kept; absent means "
+    Field("recomputed", Flag(), "Whether the tensor is recomputed for backward instead of kept; absent means "
           "false.", default=False, since=2, diff="recomputed"),
 )  # fmt: skip
 
@@ -267,8 +267,8 @@ OPERATOR = Record("operator", (
           "absent means 0.", default=(), since=4),
     Field("inner_backward_ns", ListOf(Integer()), "The part of inner_ns that runs after the forward pass, for each "
           "mesh axis; absent means 0.", default=(), since=4),
-    Field("again", Text(), "If this operator is computed again in backward: the operator right before whose backward "
-          "that happens. Absent if it runs once.", default="", since=2, diff="run again"),
+    Field("again", Text(), "If this operator is recomputed: the operator right before whose backward that happens. "
+          "Absent if it runs once.", "recomputed_before", default="", since=2, diff="recomputed"),
 ), make=made(OperatorDecision))  # fmt: skip
 
 

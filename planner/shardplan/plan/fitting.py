@@ -20,7 +20,7 @@ from shardplan.plan.emit import Emitter
 from shardplan.plan.held_bytes import TEMPORARIES, held_bytes, peak_of
 from shardplan.plan.in_flight import in_flight_bytes
 from shardplan.plan.phases import EAGER, HOLDING_LESS, Policy
-from shardplan.plan.staying import Copy, copies, gathered_again
+from shardplan.plan.staying import Copy, copies, to_regather
 from shardplan.plan.step import StepSchedule, in_time, schedule_moves, serial_schedule
 from shardplan.plan.step_moves import StepMoves, StepParts, block_starts
 from shardplan.plan.types import Memory, Move, OperatorDecision
@@ -35,11 +35,11 @@ STAY: frozenset[str] = frozenset()
 
 @dataclass(frozen=True)
 class Fitted:
-    """A schedule, with the bytes at its peak. `gathered_again`: weights for which memory is too short to stay."""
+    """A schedule, with the bytes at its peak. `regathered`: weights for which memory is too short to stay."""
 
     scheduled: StepSchedule
     memory: Memory
-    gathered_again: frozenset[str] = STAY
+    regathered: frozenset[str] = STAY
 
     def keeps(self, limit_bytes: int) -> bool:
         return self.memory.total <= limit_bytes
@@ -55,26 +55,26 @@ class Lowered:
     optimizer_ns: int
     rows: MemoryRows
 
-    def parts(self, again: frozenset[str] = STAY) -> StepParts:
-        """The parts of the step if the weights `again` are gathered again for backward."""
-        if again == STAY:
+    def parts(self, regathered: frozenset[str] = STAY) -> StepParts:
+        """The parts of the step if the weights `regathered` do not stay for backward."""
+        if regathered == STAY:
             return self._all_staying
-        return self._emitted(again)
+        return self._emitted(regathered)
 
     @cached_property
     def _all_staying(self) -> StepParts:
         return self._emitted(STAY)
 
-    def _emitted(self, again: frozenset[str]) -> StepParts:
-        moves = Emitter(self.built, self.choice, again).moves()
+    def _emitted(self, regathered: frozenset[str]) -> StepParts:
+        moves = Emitter(self.built, self.choice, regathered).moves()
         return step_parts(self.built, self.operators, moves, self.optimizer_ns)
 
-    def step(self, again: frozenset[str] = STAY, *, full: bool = False) -> StepMoves:
+    def step(self, regathered: frozenset[str] = STAY, *, full: bool = False) -> StepMoves:
         """The moves of the step in their buckets, in full ones if asked."""
         built = self.built
         levels = [level.name for level in built.cluster.levels]
         prices = BucketPrices(built.cluster.mesh, built.prices.seconds, built.prices.bucket_bytes, levels, full)
-        return in_buckets(StepMoves(self.parts(again)), prices, lambda name: built.model.tensor(name).dtype)
+        return in_buckets(StepMoves(self.parts(regathered)), prices, lambda name: built.model.tensor(name).dtype)
 
     @cached_property
     def held(self) -> NDArray[np.int64]:
@@ -107,17 +107,17 @@ class Lowered:
 
     def in_full_buckets(self, than: Fitted, limit_bytes: int) -> Fitted:
         """The same with full buckets, if that is shorter."""
-        step = self.step(than.gathered_again, full=True)
-        found = self.under(EAGER, step, than.gathered_again)
+        step = self.step(than.regathered, full=True)
+        found = self.under(EAGER, step, than.regathered)
         if not found.keeps(limit_bytes):
-            found = self._holding_less(step, limit_bytes, than.gathered_again)
+            found = self._holding_less(step, limit_bytes, than.regathered)
         found = self.in_time(found, step, limit_bytes)
         is_better = found.scheduled.seconds < than.scheduled.seconds
         return found if is_better and found.keeps(max(limit_bytes, than.memory.total)) else than
 
-    def under(self, policy: Policy, step: StepMoves, again: frozenset[str] = STAY) -> Fitted:
+    def under(self, policy: Policy, step: StepMoves, regathered: frozenset[str] = STAY) -> Fitted:
         """The schedule under a policy."""
-        return self._fitted(schedule_moves(step, policy, self._kappa), again)
+        return self._fitted(schedule_moves(step, policy, self._kappa), regathered)
 
     def in_time(self, found: Fitted, step: StepMoves, limit_bytes: int, below_s: float = math.inf) -> Fitted:
         """The same with weights gathered just in time, if that is shorter and fits. It saves at most the time that the
@@ -127,7 +127,7 @@ class Lowered:
         is_eager, allowed = found.scheduled.policy == EAGER, self.built.options.gathers_in_time
         if not (is_eager and allowed and found.keeps(limit_bytes) and found.scheduled.waited_s > worth_s):
             return found
-        other = self._fitted(in_time(step, found.scheduled, self._kappa), found.gathered_again)
+        other = self._fitted(in_time(step, found.scheduled, self._kappa), found.regathered)
         is_shorter = other.scheduled.seconds <= seconds * (1.0 - WORTH_HOLDING)
         return other if is_shorter and other.keeps(limit_bytes) else found
 
@@ -137,14 +137,14 @@ class Lowered:
         most = self.held.sum(axis=0) + in_flight_bytes(self.built, whole.scheduled.parts, whole.scheduled, self.rows)
         room = limit_bytes
         for _ in range(TRIES):
-            again = gathered_again(staying, most, room)
-            step = self.step(again)
-            found = self.under(EAGER, step, again)
+            regathered = to_regather(staying, most, room)
+            step = self.step(regathered)
+            found = self.under(EAGER, step, regathered)
             if found.keeps(limit_bytes):
                 yield found
                 if not self._waits(found):
                     return
-                found = self._fitted(in_time(step, found.scheduled, self._kappa), again)
+                found = self._fitted(in_time(step, found.scheduled, self._kappa), regathered)
                 if found.keeps(limit_bytes):
                     yield found
                     return
@@ -155,18 +155,18 @@ class Lowered:
         """Whether a step waits so long that gathering weights just in time may be worth its memory."""
         return found.scheduled.waited_s > WORTH_HOLDING * found.scheduled.seconds
 
-    def _holding_less(self, step: StepMoves, limit_bytes: int, again: frozenset[str]) -> Fitted:
+    def _holding_less(self, step: StepMoves, limit_bytes: int, regathered: frozenset[str]) -> Fitted:
         """The first policy that fits, or the last one."""
         for policy in HOLDING_LESS:
-            found = self.under(policy, step, again)
+            found = self.under(policy, step, regathered)
             if found.keeps(limit_bytes):
                 break
         return found
 
-    def _fitted(self, scheduled: StepSchedule, again: frozenset[str]) -> Fitted:
+    def _fitted(self, scheduled: StepSchedule, regathered: frozenset[str]) -> Fitted:
         held = self.held.copy()
         held[TEMPORARIES] += in_flight_bytes(self.built, scheduled.parts, scheduled, self.rows)
-        return Fitted(scheduled, peak_of(held), again)
+        return Fitted(scheduled, peak_of(held), regathered)
 
     @property
     def _kappa(self) -> float:

@@ -22,8 +22,9 @@ def faults(plan: Plan) -> Iterator[str]:
             yield f"a move of '{move.tensor}', which is no tensor of the plan"
     position = {operator.name: number for number, operator in enumerate(plan.operators)}
     for number, operator in enumerate(plan.operators):
-        if operator.again and position.get(operator.again, -1) < number:
-            yield f"'{operator.name}' runs again before '{operator.again}', which is no operator after it"
+        before = operator.recomputed_before
+        if before and position.get(before, -1) < number:
+            yield f"'{operator.name}' is recomputed before '{before}', which is no operator after it"
         for name, layout in zip((*operator.inputs, *operator.outputs), (*operator.reads, *operator.makes), strict=True):
             if layout is not None and name not in known:
                 yield f"'{operator.name}' uses '{name}', which is no tensor of the plan"

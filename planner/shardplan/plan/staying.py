@@ -60,7 +60,7 @@ def bytes_of(held: Sequence[Copy], moments: int) -> NDArray[np.int64]:
     return change.cumsum()[:-1]
 
 
-def gathered_again(held: Sequence[Copy], most: NDArray[np.int64], limit_bytes: int) -> frozenset[str]:
+def to_regather(held: Sequence[Copy], most: NDArray[np.int64], limit_bytes: int) -> frozenset[str]:
     """The fewest weights, the first ones first, without which the rest of the copies fit. `most`: bytes at every moment
     with all copies."""
     low, high = 0, len(held)

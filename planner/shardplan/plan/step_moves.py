@@ -64,7 +64,7 @@ def _by_bucket(moves: Sequence[Move]) -> Mapping[int, Sequence[int]]:
 
 
 def _is_free(operator: OperatorDecision) -> bool:
-    return not (operator.compute_ns or operator.inner_ns or operator.again)
+    return not (operator.compute_ns or operator.inner_ns or operator.recomputed_before)
 
 
 @dataclass
@@ -122,8 +122,8 @@ class StepMoves:
                 moved |= set(filter(None, operator.outputs))
         self.recomputed: dict[str, list[int]] = defaultdict(list)
         for index, operator in enumerate(parts.operators):
-            if operator.again:
-                self.recomputed[operator.again].append(index)
+            if operator.recomputed_before:
+                self.recomputed[operator.recomputed_before].append(index)
         self.buckets = _by_bucket(parts.moves)
         self.made: dict[tuple[int, float], list[Unit]] = {}
         """By move and times, its collectives, made once."""
@@ -175,7 +175,7 @@ class StepMoves:
 
     @staticmethod
     def runs_twice(operator: OperatorDecision, each: float) -> bool:
-        return each == 2 and bool(operator.again)
+        return each == 2 and bool(operator.recomputed_before)
 
     def ahead(self, order: Sequence[int], distance: int | None) -> Mapping[int, Sequence[int]]:
         """For each operator that issues prefetches, the operators whose operands it issues, in the order of need.

@@ -28,7 +28,7 @@ class TensorDecision:
 
     `perm` etc. are set for parameters only: checkpoint dims in graph order as in `model.Parameter`; `layout` and
     `shape` here are in graph orientation, the file has parameters in checkpoint orientation. `optimizer`: layout of its
-    optimizer state if that is sharded apart from it. `saved`: kept for backward; `recomputed`: made again for backward
+    optimizer state if that is sharded apart from it. `saved`: kept for backward; `recomputed`: recomputed for backward
     instead, if that was chosen value by value. `bytes_per_device`: of the kept layout.
     """
 
@@ -55,9 +55,9 @@ class OperatorDecision:
     gradients), `"+0"` (partial sums of operands 0 ... pass through). `reads`, `makes`: layouts of operands and results,
     whose names are `inputs` and `outputs` (`""` for an absent optional operand). `compute_ns`: per step, of which
     `backward_ns` after the forward pass (recomputation included); `inner_ns`: collectives inside the operator, not part
-    of `compute_ns`; per mesh axis `inner_forward_ns` and, after the forward pass, `inner_backward_ns`. `again`: the
-    operator right before whose backward this one is recomputed; `""` if it is not, or if `remat` determines it for the
-    whole model."""
+    of `compute_ns`; per mesh axis `inner_forward_ns` and, after the forward pass, `inner_backward_ns`.
+    `recomputed_before`: the operator right before whose backward this one is recomputed; `""` if it is not, or if
+    `remat` determines it for the whole model."""
 
     name: str
     op_type: str
@@ -73,12 +73,12 @@ class OperatorDecision:
     inner_ns: int = 0
     inner_forward_ns: tuple[int, ...] = ()
     inner_backward_ns: tuple[int, ...] = ()
-    again: str = ""
+    recomputed_before: str = ""
 
     @property
-    def again_ns(self) -> int:
+    def recompute_ns(self) -> int:
         """The part of `backward_ns` that is recomputation: as long as the forward run."""
-        return self.compute_ns - self.backward_ns if self.again else 0
+        return self.compute_ns - self.backward_ns if self.recomputed_before else 0
 
 
 @dataclass(frozen=True, slots=True)

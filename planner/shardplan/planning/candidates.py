@@ -44,9 +44,9 @@ under a limit take long."""
 ROOMY = 1.5
 """If the best plan without a memory limit needs at most this many times the limit, all searches run without it first:
 later candidates may need less."""
-AGAIN = 16
+RESCHEDULED = 16
 """Number of plans without a memory limit that are scheduled again under it."""
-AGAIN_STAYING = 4
+RESCHEDULED_STAYING = 4
 """The same if weights would stay: how many do is found by scheduling several times."""
 TIGHTER = 0.8
 """Share of the memory limit under which another plan is searched if memory is scarce."""
@@ -104,20 +104,20 @@ def searched(
     if free is not None and free.candidate.step_s >= search.worth_s:
         raise NoBetterError(free.bound_s)
     if free is not None and free.bound_s < below_s and free.candidate.holds_bytes <= ROOMY * limit_bytes:
-        free = yield from looked(roomy, free)
+        free = yield from improved(roomy, free)
     if free is not None and (free.bound_s >= below_s or free.candidate.keeps(limit_bytes)):
         return free
     search.spent.left = _most_solved(search) // 2
-    if free is not None and free.candidate.layouts.built.recompute.held and not (chooses_remat or search.again):
+    if free is not None and free.candidate.layouts.built.recompute.held and not (chooses_remat or search.regather):
         return (yield from _with_fewer_staying(search, roomy, free, remat, below_s))
     try:
         found = yield from under_the_limit(search, free, remat, chooses_remat=chooses_remat, enough_s=enough_s)
     except NoPlanError as none:
-        found = yield from as_experts(search, none.answer)
+        found = yield from from_recipes(search, none.answer)
     if not chooses_remat:
-        found = found.better(_again_under_the_limit(search, roomy), limit_bytes)
+        found = found.better(_rescheduled(search, roomy), limit_bytes)
     if found.candidate.step_s < min(below_s, search.worth_s):
-        found = yield from looked(search, found)
+        found = yield from improved(search, found)
     return found
 
 
@@ -128,59 +128,62 @@ def _with_fewer_staying(
     that plan with as many as fit, and the result of a search at prices as if none stayed. The bound holds for any
     choice of what stays."""
     limit_bytes = search.limit_bytes
-    others = _again_under_the_limit(search, roomy, AGAIN_STAYING)
+    others = _rescheduled(search, roomy, RESCHEDULED_STAYING)
     free = replace(free, limit_bytes=limit_bytes).better(others, limit_bytes)
     if free.candidate.keeps(limit_bytes) and (free.gap <= NEAR or search.is_over):
         return free
-    found = yield from searched(replace(search, again=True), remat, below_s=below_s)
+    found = yield from searched(replace(search, regather=True), remat, below_s=below_s)
     proven = free
     with contextlib.suppress(NoPlanError):
         proven = yield from of_phases(search, limit_bytes, remat, parts=2, start=free.multipliers, averages=1)
     return proven.proven_by(free).better([free.candidate, found.candidate], limit_bytes)
 
 
-def _again_under_the_limit(search: Search, roomy: Search, most: int = AGAIN) -> list[Candidate]:
+def _rescheduled(search: Search, roomy: Search, most: int = RESCHEDULED) -> list[Candidate]:
     """The best plans of a search without a memory limit, scheduled again so that they keep the limit where they can."""
     ranked = sorted(roomy.known.values(), key=lambda one: one.step_s)
-    again = [(one.layouts, tuple(one.priced.choice.values())) for one in ranked]
-    return search.judged(again[:most]) if again else []
+    plans = [(one.layouts, tuple(one.priced.choice.values())) for one in ranked]
+    return search.judged(plans[:most]) if plans else []
 
 
-def looked(search: Search, found: Found) -> Questions[Found]:
+def improved(search: Search, found: Found) -> Questions[Found]:
     """The best of the known plan and of the plans that further searches around it find."""
-    looks = _looks(search)
-    after = sum(looks.values())
-    for look, most in looks.items():
+    improvements = _improvements(search)
+    after = sum(improvements.values())
+    for improve, most in improvements.items():
         if found.gap <= CLOSE or found.is_only_one or found.outcome == "interrupted" or search.is_over:
             break
         search.spent.left, after = after, after - most
-        found = yield from look(search, found)
+        found = yield from improve(search, found)
     return found
 
 
 def _most_solved(search: Search) -> int:
     """Upper bound on the plain problems (problems of one linear sum) that `searched` solves."""
-    return 2 * search.averages + 1 + 2 * sum(_looks(search).values())
+    return 2 * search.averages + 1 + 2 * sum(_improvements(search).values())
 
 
-Look: TypeAlias = Callable[[Search, Found], Questions[Found]]
+Improvement: TypeAlias = Callable[[Search, Found], Questions[Found]]
 
 
-def _looks(search: Search) -> dict[Look, int]:
+def _improvements(search: Search) -> dict[Improvement, int]:
     """The searches that start from a known plan, in their order, each with an upper bound on the plain problems that it
     solves."""
     instance = search.instance
     if not instance.options.cost_model.is_ours:
         return {}
     axes, restricted = len(instance.cluster.mesh), 1 + AVERAGES["quick"]
-    looks: dict[Look, int] = {with_plain_sums: 1 if instance.is_quick else len(PLAIN_SHARES)}
+    improvements: dict[Improvement, int] = {with_plain_sums: 1 if instance.is_quick else len(PLAIN_SHARES)}
     if not (instance.is_quick or search.restricted):
-        looks |= {with_experts: restricted * len(RECIPES), on_coarser_meshes: restricted * axes if axes > 1 else 0}
-        looks[gathering_again] = AVERAGES["quick"]
-    looks[under_less_memory] = 2
+        improvements |= {
+            with_recipes: restricted * len(RECIPES),
+            on_coarser_meshes: restricted * axes if axes > 1 else 0,
+        }
+        improvements[regathering] = AVERAGES["quick"]
+    improvements[under_less_memory] = 2
     if instance.is_quick:
-        return looks
-    return {**looks, crossed: 0, needing_less_memory: AVERAGES["quick"], outside_blocks: 0}
+        return improvements
+    return {**improvements, crossed: 0, needing_less_memory: AVERAGES["quick"], outside_blocks: 0}
 
 
 def without_limit(
@@ -216,7 +219,7 @@ def under_the_limit(
     return found if near is None else found.proven_by(near).better([near.candidate], limit_bytes)
 
 
-def as_experts(search: Search, none: Answer) -> Questions[Found]:
+def from_recipes(search: Search, none: Answer) -> Questions[Found]:
     """The first plan found in the layouts of a hand-written recipe, for a search that was stopped or failed before it
     had any plan. Raises `NoPlanError` if no recipe gives a plan either, or if `none` is a proof that there is no plan.
     """
@@ -273,7 +276,7 @@ def asked(search: Search, question: Question, work: float) -> Questions[Answer]:
     """Asks one question with a work limit and adds the work of its answer to what the search has spent."""
     most = most_solved(question, search.instance.options)
     search.spent.left = max(search.spent.left, most)
-    answer = yield replace(question, work=work, again=question.again or search.again)
+    answer = yield replace(question, work=work, regather=question.regather or search.regather)
     search.spent.work += answer.solution.work
     search.spent.solved += most
     search.spent.left -= most
@@ -316,7 +319,7 @@ def _plain_sums(objective: Objective) -> list[Linear]:
     return [plain_sum(objective, forward, backward, outermost=outer) for forward, backward, outer in PLAIN_SHARES]
 
 
-def with_experts(search: Search, found: Found) -> Questions[Found]:
+def with_recipes(search: Search, found: Found) -> Questions[Found]:
     """Candidates in the layouts of hand-written recipes: the free choices are solved at the best multipliers known, and
     at the recipe's own multipliers where its bound leaves hope."""
     for recipe in RECIPES.values():
@@ -348,12 +351,12 @@ def _restricted(
     return found
 
 
-def gathering_again(search: Search, found: Found) -> Questions[Found]:
+def regathering(search: Search, found: Found) -> Questions[Found]:
     """Candidates at prices as if all gathered weights were gathered again, which are searched under a tighter memory
     limit anyway: that must not lead to a better plan."""
-    if search.again or not found.candidate.layouts.built.recompute.held:
+    if search.regather or not found.candidate.layouts.built.recompute.held:
         return found
-    question = replace(_question(found, None), equal_layers=True, again=True, averages=AVERAGES["quick"])
+    question = replace(_question(found, None), equal_layers=True, regather=True, averages=AVERAGES["quick"])
     found, _ = yield from _with(search, found, question, proves=False)
     return found
 

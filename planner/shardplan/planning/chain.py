@@ -45,7 +45,7 @@ class Question:
 
     Objective: `objective` (default: that of the step), or `linear`, one linear function of the terms in its place.
     Choices: `remat` fixes what is recomputed (default: the options), with `chooses_remat` the solver chooses it;
-    `equal_layers` gives all copies of a block the same layouts; `near` offers only layouts near these plans; `again`
+    `equal_layers` gives all copies of a block the same layouts; `near` offers only layouts near these plans; `regather`
     asks for prices as if all weights were gathered again for backward, `stay` as if all stayed and took no memory;
     `restriction` is what is allowed; `without` are constraints that are dropped; `limit_bytes` is the memory limit, if
     any. Where the search starts: `start` are multipliers, `planes` cutting planes of questions that allow less,
@@ -63,7 +63,7 @@ class Question:
     chooses_remat: bool = False
     equal_layers: bool = False
     near: Near | None = None
-    again: bool = False
+    regather: bool = False
     stay: bool = False
     restriction: Restrict | None = None
     without: Sequence[Constraint] = ()
@@ -183,10 +183,10 @@ def _posed(graphs: CostGraphs, question: Question, asked: tuple[CostGraph, Memor
     if question.chooses_remat:
         return Posed(posed(asked), posed(graphs.recomputing(everything(asked[0]))))
     is_open = question.limit_bytes is not None and not question.stay
-    if not asked[0].recompute.held or not (question.again or is_open):
+    if not asked[0].recompute.held or not (question.regather or is_open):
         return Posed(posed(asked))
-    again = posed(graphs.gathering_again(asked))
-    return Posed(again) if question.again else Posed(posed(asked), again=again)
+    regathered = posed(graphs.regathering(asked))
+    return Posed(regathered) if question.regather else Posed(posed(asked), regathered=regathered)
 
 
 def _applied(reductions: Sequence[Reduction[Any]], posed: Posed) -> tuple[Posed, list[tuple[Reduction[Any], Any]]]:

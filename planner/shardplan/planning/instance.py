@@ -10,7 +10,7 @@ from shardplan.cluster.types import Cluster
 from shardplan.constraints.resolve import ResolvedConstraints, resolve
 from shardplan.constraints.reuse import adapted
 from shardplan.errors import Diagnostic, ShardplanError, error, warning
-from shardplan.graph.build import CostGraph, build_cost_graph, gathering_again
+from shardplan.graph.build import CostGraph, build_cost_graph, regathering
 from shardplan.graph.cache import cache_obstacles
 from shardplan.graph.flow import microbatch_obstacles, training_obstacles
 from shardplan.graph.memory import Memory
@@ -107,7 +107,7 @@ class CostGraphs:
         self.instance = instance
         self._asked: tuple[CostGraph, Memory] | None = None
         self._recomputing: tuple[Recompute, tuple[CostGraph, Memory]] | None = None
-        self._again: tuple[CostGraph, tuple[CostGraph, Memory]] | None = None
+        self._regathering: tuple[CostGraph, tuple[CostGraph, Memory]] | None = None
         self._near: tuple[tuple[Near, Recompute | None], tuple[CostGraph, Memory]] | None = None
 
     def asked(self) -> tuple[CostGraph, Memory]:
@@ -134,11 +134,11 @@ class CostGraphs:
             self._recomputing = remat, (built, Memory(built))
         return self._recomputing[1]
 
-    def gathering_again(self, asked: tuple[CostGraph, Memory]) -> tuple[CostGraph, Memory]:
+    def regathering(self, asked: tuple[CostGraph, Memory]) -> tuple[CostGraph, Memory]:
         """A cost graph as if no gathered weight stayed. The latest one is kept."""
-        if self._again is None or self._again[0] is not asked[0]:
-            self._again = asked[0], (gathering_again(asked[0]), asked[1])
-        return self._again[1]
+        if self._regathering is None or self._regathering[0] is not asked[0]:
+            self._regathering = asked[0], (regathering(asked[0]), asked[1])
+        return self._regathering[1]
 
     def near(self, near: Near, remat: Recompute | None) -> tuple[CostGraph, Memory]:
         """The cost graph with only the layouts near some plans, and a given rematerialisation (default: the
@@ -152,7 +152,7 @@ class CostGraphs:
         asked = self.instance
         return build_cost_graph(
             asked.model, asked.rules, asked.cluster, asked.options, pricing=asked.pricing,
-            constraints=asked.constraints, again=remat, near=near or asked.offer,
+            constraints=asked.constraints, remat=remat, near=near or asked.offer,
         )  # fmt: skip
 
 

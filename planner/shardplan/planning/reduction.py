@@ -55,16 +55,16 @@ class Layouts:
 class Posed:
     """`sums[0]`: the problem of the base sums of all phases; `sums[k]`: that with another sum in place of its phase's
     base (`shardplan.schedule.objective.single_sums`). All have the same choices. `repeated[k]`: the same as if every
-    operator were recomputed, if the search chooses what is; `again[k]`: the same as if all weights were gathered again
-    for backward, if the solver chooses which are."""
+    operator were recomputed, if the search chooses what is; `regathered[k]`: the same as if all weights were gathered
+    again for backward, if the solver chooses which are."""
 
     sums: tuple[Layouts, ...]
     repeated: tuple[Layouts, ...] = ()
-    again: tuple[Layouts, ...] = ()
+    regathered: tuple[Layouts, ...] = ()
 
     def map(self, change: Callable[[Layouts], Layouts]) -> Posed:
         """The same change of every problem."""
-        return Posed(*(tuple(map(change, each)) for each in (self.sums, self.repeated, self.again)))
+        return Posed(*(tuple(map(change, each)) for each in (self.sums, self.repeated, self.regathered)))
 
 
 @dataclass(frozen=True)

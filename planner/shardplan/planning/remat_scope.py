@@ -130,7 +130,7 @@ class _Scope:
             fates.append("saved")
             several = sum(bool(other) for other in self.model.operators[maker].outputs) > 1
             if (several or name in self.lasting) and len(self.labels[maker]) > 1:
-                fates.append("saved again")
+                fates.append("saved, recomputed")
         fates += [last for last in self.labels[maker][1:] if latest is None or latest <= last]
         return tuple(fates)
 

@@ -57,7 +57,7 @@ class RematNumbering:
         names = [operator.name for operator in built.model.operators]
         until = {index: label for index, name in enumerate(names) if (label := state["operator", name]) != ONCE}
         untracked = {name for name in built.fusion.saved if name not in self.scope.fates}
-        saved = {name for name in self.scope.fates if state["kept", name] in ("saved", "saved again")}
+        saved = {name for name in self.scope.fates if state["kept", name] in ("saved", "saved, recomputed")}
         held = built.options.holds_weights
         return recomputed(built.model, built.rules, built.flow, until, frozenset(saved | untracked), holds=held)  # type: ignore[arg-type]
 
@@ -204,10 +204,10 @@ class _Combined:
         if fate == "passing":
             maker = self.once.model.operators[self.once.flow.makers[tensor][0]]
             return sum(map(bool, maker.outputs)) > 1
-        return fate in ("saved again", label)
+        return fate in ("saved, recomputed", label)
 
     def _usages(self) -> list[Usage]:
-        time = Moments(len(self.once.model.operators), training=True, again=self.scope.segments())
+        time = Moments(len(self.once.model.operators), training=True, segments=self.scope.segments())
         memory = Memory(self.once, time)
         number = {node: index for index, node in enumerate(self.order)}
         usages = []
@@ -248,7 +248,7 @@ class _Combined:
             if masked not in self._bytes:
                 parts = [space.forward_bytes * (n == number) for n, space in enumerate(spaces)]
                 self._bytes[masked] = np.concatenate(parts)
-            moment = time.again(index, label)
+            moment = time.recomputation(index, label)
             usages.append(Usage(node, moment, moment + 1, self._bytes[masked]))
         return usages
 

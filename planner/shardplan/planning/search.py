@@ -127,7 +127,7 @@ class Spent:
 class Search:
     """What is searched and until when (`time.monotonic`); `interruption` is set by Ctrl-C. `restricted`: the choices
     are few, as in a recipe, so recipes are no candidates. `only_best`: plans that cannot become the best are not
-    scheduled fully. `roomy`: there is no memory limit. `again`: questions are asked as if all gathered weights were
+    scheduled fully. `roomy`: there is no memory limit. `regather`: questions are asked as if all gathered weights were
     gathered again for backward; plans are scheduled with as many staying as fit. `worth_s`: if the plan without a
     memory limit takes so long, no other is searched."""
 
@@ -137,7 +137,7 @@ class Search:
     restricted: bool = False
     only_best: bool = True
     roomy: bool = False
-    again: bool = False
+    regather: bool = False
     worth_s: float = math.inf
     known: Known = field(default_factory=dict)
     """Plans that were scheduled."""

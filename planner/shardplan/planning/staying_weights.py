@@ -31,13 +31,13 @@ class StayingWeights(Reduction[Sizes]):
     """The reduction that makes it a choice which weights stay; if that is not open, the problem stays the same."""
 
     def apply(self, posed: Posed) -> tuple[Posed, Sizes]:
-        if not posed.again:
+        if not posed.regathered:
             return posed, ()
         first = posed.sums[0]
         combine = _Combination(first.built, first.memory)
         sums = [
-            stay.having(combine.problem(stay.problem, again.problem))
-            for stay, again in zip(posed.sums, posed.again, strict=True)
+            stay.having(combine.problem(stay.problem, regather.problem))
+            for stay, regather in zip(posed.sums, posed.regathered, strict=True)
         ]
         return Posed(tuple(sums)), tuple(cost.size for cost in first.problem.costs)
 
@@ -72,20 +72,20 @@ def staying(built: CostGraph, memory: Memory) -> Staying:
 
 @dataclass(frozen=True)
 class _Pair:
-    """Tables of an edge if weights stay and if they are gathered again, and which end decides; `twice`: which ends have
-    their choices twice."""
+    """Tables of an edge if weights stay and if they are gathered again, and which end decides; `doubled`: which ends
+    have their choices twice."""
 
     stay: Costs
-    again: Costs
+    regather: Costs
     by: int | None
-    twice: tuple[bool, bool]
+    doubled: tuple[bool, bool]
 
     def table(self) -> Costs:
-        repeats = tuple(2 if twice else 1 for twice in self.twice)
+        repeats = tuple(2 if two else 1 for two in self.doubled)
         if self.by is None:
             return np.tile(self.stay, repeats)
         other = (repeats[0], 1) if self.by else (1, repeats[1])
-        return np.concatenate([np.tile(self.stay, other), np.tile(self.again, other)], axis=self.by)
+        return np.concatenate([np.tile(self.stay, other), np.tile(self.regather, other)], axis=self.by)
 
 
 class _Combination:
@@ -95,14 +95,14 @@ class _Combination:
         self.built = built
         self.staying = staying(built, memory)
         self.nodes = tuple(node for node, _ in built.node_data)
-        self.twice = [node in self.staying for node in self.nodes]
+        self.doubled = [node in self.staying for node in self.nodes]
         self._deciding = [self._decides(join) for join in built.joins]
         self._tables: dict[tuple[object, ...], Costs] = {}
         self._arrays: dict[tuple[object, ...], Any] = {}
 
-    def problem(self, stay: Problem, again: Problem) -> Problem:
+    def problem(self, stay: Problem, regather: Problem) -> Problem:
         """The combined problem of one sum."""
-        pairs = zip(stay.edges, again.edges, self._deciding, strict=True)
+        pairs = zip(stay.edges, regather.edges, self._deciding, strict=True)
         return replace(
             stay,
             costs=tuple(self._repeated(cost, v) for v, cost in enumerate(stay.costs)),
@@ -121,18 +121,18 @@ class _Combination:
         return None
 
     def _table(self, one: Edge, other: Edge, by: int | None) -> Costs:
-        twice = self.twice[one.u], self.twice[one.v]
-        if not any(twice):
+        doubled = self.doubled[one.u], self.doubled[one.v]
+        if not any(doubled):
             return one.table
-        key = (id(one.table), id(other.table), by, twice)
+        key = (id(one.table), id(other.table), by, doubled)
         if key not in self._tables:
-            self._tables[key] = _Pair(one.table, other.table, by, twice).table()
+            self._tables[key] = _Pair(one.table, other.table, by, doubled).table()
         return self._tables[key]
 
     def _repeated(self, array: Array, node: int) -> Array:
-        if not self.twice[node]:
+        if not self.doubled[node]:
             return array
-        key = ("twice", id(array))
+        key = ("doubled", id(array))
         if key not in self._arrays:
             self._arrays[key] = np.tile(array, 2)
         repeated: Array = self._arrays[key]

@@ -34,14 +34,14 @@ def remat_groups(plan: Plan) -> list[RematGroup]:
     freed = {tensor.name: tensor.bytes_per_device for tensor in plan.tensors if tensor.recomputed}
     groups: dict[str, list[OperatorDecision]] = {}
     for operator in plan.operators:
-        if operator.again:
+        if operator.recomputed_before:
             groups.setdefault(pattern(_name(operator)), []).append(operator)
     everything = [_name(operator) for operator in plan.operators]
     found = [
         RematGroup(
             folded(list(dict.fromkeys(_name(operator) for operator in group)), everything),
             len(group),
-            sum(operator.again_ns for operator in group),
+            sum(operator.recompute_ns for operator in group),
             sum(freed.get(name, 0) for operator in group for name in operator.outputs),
         )
         for group in groups.values()

@@ -70,13 +70,13 @@ def described(plan: Plan, found: Named, name: str) -> Explanation:
     """What `name` matches, and its cost, without alternatives. A tied weight is named as in the request."""
     if found.operators:
         first, names = found.operators[0], [operator.name for operator in found.operators]
-        agains = sorted({operator.again for operator in found.operators if operator.again})
-        again = f", run again before the backward of '{agains[0]}'" if agains else ""
+        before = sorted({operator.recomputed_before for operator in found.operators if operator.recomputed_before})
+        remat = f", recomputed before the backward of '{before[0]}'" if before else ""
         labels = [f"{operator.module} ({operator.op_type})" for operator in found.operators if operator.module]
         alone = sum((o.module, o.op_type) == (first.module, first.op_type) for o in plan.operators) == 1
         subject = _together(labels, labels) if labels and (names[1:] or alone) else names[0]
         shares = shares_of(plan, operators=names)
-        return Explanation(subject, f"{first.op_type}  {first.equation}{again}", len(names), shares, ())
+        return Explanation(subject, f"{first.op_type}  {first.equation}{remat}", len(names), shares, ())
     first_one = found.tensors[0]
     shape = list(checkpoint_shape(first_one.shape, first_one.perm))
     about = f"{shape} {first_one.dtype}{_recomputed(found.tensors)}"
@@ -99,5 +99,5 @@ def _together(names: Sequence[str], everything: Sequence[str]) -> str:
 
 
 def _recomputed(tensors: Sequence[TensorDecision]) -> str:
-    again = sum(tensor.recomputed for tensor in tensors)
-    return f", {'' if again == len(tensors) else f'{again} of them '}made again for backward" if again else ""
+    count = sum(tensor.recomputed for tensor in tensors)
+    return f", {'' if count == len(tensors) else f'{count} of them '}recomputed for backward" if count else ""

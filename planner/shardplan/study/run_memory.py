@@ -135,7 +135,7 @@ class Decided:
             if training:
                 off(time.backward(last), time.backward(first) + 1, backward)
             if index in self.built.recompute.until:
-                moment = time.again(index, self.built.recompute.until[index])
+                moment = time.recomputation(index, self.built.recompute.until[index])
                 off(moment, moment + 1, forward)
         for name, space in self.built.served.items():
             if name in self.built.fusion.inner or not self._is_served_as_kept(name):

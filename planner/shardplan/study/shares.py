@@ -10,12 +10,12 @@ from shardplan.plan.breakdown import Exposure
 from shardplan.plan.types import Move, OperatorDecision, Pipeline, Plan
 
 _INSIDE = "collectives inside"
-_AGAIN = "computed again"
+_RECOMPUTED = "recomputed"
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """`what`: `compute`, `computed again` (in backward), `collectives inside`, or the collectives of a move with their
+    """`what`: `compute`, `recomputed` (in backward), `collectives inside`, or the collectives of a move with their
     phase. `time_ns`: the exposed time of all together."""
 
     name: str
@@ -41,8 +41,8 @@ def shares_of(
     for operator in plan.operators:
         if everything or operator.name in operators or any(name in tensors for name in operator.inputs):
             name = _operator_name(operator)
-            items.setdefault((pattern(name), "compute"), []).append((name, operator.compute_ns - operator.again_ns))
-            items.setdefault((pattern(name), _AGAIN), []).append((name, operator.again_ns))
+            items.setdefault((pattern(name), "compute"), []).append((name, operator.compute_ns - operator.recompute_ns))
+            items.setdefault((pattern(name), _RECOMPUTED), []).append((name, operator.recompute_ns))
             items.setdefault((pattern(name), _INSIDE), []).append((name, operator.inner_ns))
     exposure = Exposure(plan)
     for move in plan.moves:
