@@ -374,7 +374,7 @@ def test_fronts_find_the_least_larger_sum_and_say_where_they_had_no_room(
     except (Contradiction, DeadEnd):
         return
     target = (best + above) * graph.scale
-    order = tuple(step.node for step in reduced.trail if isinstance(step, Gone))
+    order = tuple(step.node for step in reduced.postsolve if isinstance(step, Gone))
     view = View(price * graph.scale, point.bound, Marginals(reduced, dual, math.inf), order)
     with pytest.MonkeyPatch.context() as patch:
         if narrow:
@@ -529,7 +529,7 @@ def test_pruning_keeps_everything_up_to_its_target(problem: Problem, above: int)
 def test_marginals_never_exceed_the_truth_and_meet_it_at_the_optimum(problem: Problem) -> None:
     graph = build(problem, Tables())
     reduced: Graph = graph.copy()
-    reduced.trail = []
+    reduced.postsolve = []
     eliminate(reduced)
     dual = None
     if reduced.alive:
@@ -548,7 +548,7 @@ def test_marginals_never_exceed_the_truth_and_meet_it_at_the_optimum(problem: Pr
     for key, cost in truth.items():
         excess = known.node[key[0]][key[1]] if len(key) == 2 else known.pair[key[0]][key[2]][key[1], key[3]]
         assert bound + excess <= cost
-        if dual is None and len(key) == 2 and not any(len(step.neighbours) == 2 for step in reduced.trail):
+        if dual is None and len(key) == 2 and not any(len(step.neighbours) == 2 for step in reduced.postsolve):
             assert bound + excess == cost  # exact on forests
 
 

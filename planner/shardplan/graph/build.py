@@ -314,7 +314,7 @@ def _add_edges(built: CostGraph) -> None:
                     tables[key] = edges.to_read(
                         source, strategies, position, forwards=times, last=last, iterations=iterations
                     )
-                _join(graph, built.source_of_reads(name), node, tables[key], built.flow.turns[index])
+                _join(graph, built.source_of_reads(name), node, tables[key], built.flow.runs_at[index])
         for position, name in enumerate(operator.outputs):
             kept = built.kept.get(name)
             if kept is not None:
@@ -334,7 +334,7 @@ def _add_edges(built: CostGraph) -> None:
             tables[serving_key] = edges.kept_to_served(
                 built.kept[name], serving, forwards=times, last=last, iterations=iterations
             )
-        _join(graph, ("kept", name), ("served", name), tables[serving_key], built.flow.first_turn(name))
+        _join(graph, ("kept", name), ("served", name), tables[serving_key], built.flow.first_use(name))
     _add_updates(built, tables)
     _tie_carried(built, tables)
 
@@ -344,7 +344,7 @@ def _add_updates(built: CostGraph, tables: dict[tuple[object, ...], Priced]) -> 
         updated_key = ("updated", id(built.kept[name]), id(state))
         if updated_key not in tables:
             tables[updated_key] = edges.kept_to_updated(built.kept[name], state)
-        _join(built.graph, ("kept", name), ("updated", name), tables[updated_key], built.flow.first_turn(name))
+        _join(built.graph, ("kept", name), ("updated", name), tables[updated_key], built.flow.first_use(name))
 
 
 def _tie_carried(built: CostGraph, tables: dict[tuple[object, ...], Priced]) -> None:

@@ -30,7 +30,7 @@ class Flow:
     `needs_grad`: tensors with a gradient; empty for inference. `weightlike`: computed from weights and constants only,
     so the same for every microbatch. `saved`: values that backward reads. `lives_in`: loops inside of which a value is
     made; `kept_until`: last operator of the loop that reads a value from outside; `windows`: first and last operator of
-    the loop whose entries an operator takes from one value, or puts into one. `turns[i]`: the operator at whose
+    the loop whose entries an operator takes from one value, or puts into one. `runs_at[i]`: the operator at whose
     position operator i counts: itself; for a view of weights, which exists as soon as its operand does, the first
     operator that reads it.
     """
@@ -44,15 +44,15 @@ class Flow:
     lives_in: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     kept_until: Mapping[str, int] = field(default_factory=dict)
     windows: Mapping[int, tuple[int, int]] = field(default_factory=dict)
-    turns: tuple[int, ...] = ()
+    runs_at: tuple[int, ...] = ()
 
     def is_of_weights(self, operator: Operator) -> bool:
         """Whether an operator reads only weights, constants, and values computed from them."""
         return self.weightlike.issuperset(filter(None, operator.outputs))
 
-    def first_turn(self, name: str) -> int:
+    def first_use(self, name: str) -> int:
         """The operator at whose position a value is read first."""
-        return min((self.turns[index] for index, _ in self.readers.get(name, ())), default=self._maker(name))
+        return min((self.runs_at[index] for index, _ in self.readers.get(name, ())), default=self._maker(name))
 
     def first_reader(self, name: str) -> int:
         return self.readers[name][0][0] if self.readers.get(name) else self._maker(name)
@@ -95,7 +95,7 @@ def trace(model: Model, rules: Sequence[Rule], *, training: bool) -> Flow:
         lives_in=lives_in,
         kept_until=_kept_until(model, readers, lives_in) if model.trips else {},
         windows=_windows(model) if model.trips else {},
-        turns=_turns(model, rules, weightlike, readers),
+        runs_at=_runs_at(model, rules, weightlike, readers),
     )
 
 
@@ -241,17 +241,17 @@ def _weightlike(model: Model) -> frozenset[str]:
     return frozenset(known)
 
 
-def _turns(
+def _runs_at(
     model: Model, rules: Sequence[Rule], weightlike: frozenset[str], readers: Mapping[str, Sequence[tuple[int, int]]]
 ) -> tuple[int, ...]:
-    """`Flow.turns`."""
-    turns = list(range(len(model.operators)))
+    """`Flow.runs_at`."""
+    runs_at = list(range(len(model.operators)))
     for index, (operator, rule) in reversed(list(enumerate(zip(model.operators, rules, strict=True)))):
         made = [name for name in operator.outputs if name]
         if rule.cost in ("view", "free") and weightlike.issuperset(made):
-            reading = [turns[reader] for name in made for reader, _ in readers.get(name, ())]
-            turns[index] = min(reading, default=index)
-    return tuple(turns)
+            reading = [runs_at[reader] for name in made for reader, _ in readers.get(name, ())]
+            runs_at[index] = min(reading, default=index)
+    return tuple(runs_at)
 
 
 def storage_of(model: Model, rules: Sequence[Rule]) -> dict[str, tuple[str, str]]:

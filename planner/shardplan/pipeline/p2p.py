@@ -94,6 +94,6 @@ def _pieces(layout: Layout, mesh: Mesh) -> int:
     return mesh.ways([axis for axis, placement in enumerate(layout.placements) if placement.is_shard])
 
 
-def exposed_ns(handover: SendReceive, hidden: float, microbatches: int) -> float:
+def exposed_ns(transfer: SendReceive, hidden: float, microbatches: int) -> float:
     """The exposed time of a transfer in a step."""
-    return (1.0 - hidden) * microbatches * handover.time_ns
+    return (1.0 - hidden) * microbatches * transfer.time_ns

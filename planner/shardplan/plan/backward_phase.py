@@ -31,17 +31,17 @@ class _Backward:
         self.put_off: list[int] = []
 
     def run(self) -> PhaseWriter:
-        ahead = self.step.ahead(self.step.turns[::-1], self.policy.distance)
+        ahead = self.step.ahead(self.step.order[::-1], self.policy.distance)
         for index in range(len(self.parts.operators) - 1, -1, -1):
             for other in ahead.get(index, ()):
-                for twice in self.step.recomputed.get(self.parts.operators[other].name, ()):
-                    self.fetch.issue(twice, self.available, index)
+                for recomputed in self.step.recomputed.get(self.parts.operators[other].name, ()):
+                    self.fetch.issue(recomputed, self.available, index)
                 self.fetch.issue(other, self.available, index)
             self._run_postponed(self.step.block[index] + 1)
             if self._is_postponed(index):
                 self.put_off.append(index)
             else:
-                self._turn(index)
+                self._run_backward(index)
         self._run_postponed(-1)
         self.writer.wait(sorted({number for numbers in self.reduced.values() for number in numbers}), "gradients", -1)
         return self.writer
@@ -60,9 +60,9 @@ class _Backward:
     def _run_postponed(self, block: int) -> None:
         """The postponed operators of the blocks behind `block`."""
         while self.put_off and self.step.block[self.put_off[0]] > block:
-            self._turn(self.put_off.pop(0))
+            self._run_backward(self.put_off.pop(0))
 
-    def _turn(self, index: int) -> None:
+    def _run_backward(self, index: int) -> None:
         if index in self.step.views:
             self._view(index)
         else:
@@ -70,8 +70,8 @@ class _Backward:
 
     def _operator(self, index: int) -> None:
         operator = self.parts.operators[index]
-        for twice in self.step.recomputed.get(operator.name, ()):
-            self._recompute(twice)
+        for recomputed in self.step.recomputed.get(operator.name, ()):
+            self._recompute(recomputed)
         self._wait_for_reads(index)
         for tensor in filter(None, operator.outputs):
             if tensor not in self.step.readers:

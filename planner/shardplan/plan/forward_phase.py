@@ -14,12 +14,12 @@ def forward(step: StepMoves, policy: Policy, name: PhaseName, count: int) -> Pha
     """The forward pass of one microbatch; the `first forward` also moves new weights to where they are kept."""
     writer = PhaseWriter()
     fetch = Prefetch(step, writer, step.bring, updates=name == "first forward")
-    ahead = step.ahead(step.turns, policy.distance)
+    ahead = step.ahead(step.order, policy.distance)
     available = set(filter(step.is_at_hand, step.readers))
     waiting: dict[str, list[int]] = defaultdict(list)
     """By tensor that is not made yet, whose turn has come but for that."""
     freed: list[int] = []
-    for index in step.turns:
+    for index in step.order:
         operator = step.parts.operators[index]
         for other in sorted({*ahead.get(index, ()), *freed, index}):
             for tensor in fetch.issue(other, available, index):

@@ -110,7 +110,7 @@ class StepMoves:
         self.views = frozenset(index for index in self.of_weights if _is_free(parts.operators[index]))
         """Those of them that compute nothing, such as the transpose of a tied embedding: they take no time in the
         program, as their result is available as soon as their operand is."""
-        self.turns = [index for index in range(len(parts.operators)) if index not in self.views]
+        self.order = [index for index in range(len(parts.operators)) if index not in self.views]
         self.block = [bisect_right(parts.blocks, index) - 1 for index in range(len(parts.operators))]
         """By operator, in which block it is."""
         moved = {move.tensor for move in parts.moves}

@@ -205,7 +205,7 @@ def _two_sided(shape: Sequence[int], piece: UnitProblem) -> tuple[int, int]:
 def _labels(graph: Graph, node: int, size: int) -> tuple[list[int], list[int]]:
     """The original choices of a node that are left, and what they are called now."""
     left = list(range(size))
-    for step in graph.trail:
+    for step in graph.postsolve:
         if isinstance(step, Take) and step.node == node:
             left = [left[row] for row in step.rows]
     return left, list(range(len(left)))

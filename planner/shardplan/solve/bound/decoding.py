@@ -65,7 +65,7 @@ def condition(graph: Graph, fixed: dict[int, int]) -> tuple[float, tuple[int, ..
     Returns the cost and a choice for every node alive in `graph`, in the order of `graph.alive`.
     """
     trial = graph.copy()
-    trial.trail = []
+    trial.postsolve = []
     for node in trial.alive:
         trial.uses[node] = ()
     try:

@@ -80,7 +80,7 @@ class Relaxation:
 
     @property
     def reduction(self) -> tuple[Graph, Dual | None]:
-        """The graph that elimination left at the best point, with its trail, and its dual."""
+        """The graph that elimination left at the best point, with its postsolve stack, and its dual."""
         assert self.best is not None
         if self.best[1] is None:  # the point was known from elsewhere
             prices, self.best = self.known.prices, None
@@ -141,7 +141,7 @@ class Relaxation:
         return point
 
     def look(self, prices: Prices) -> tuple[Point, Graph, Dual | None]:
-        """L at given multipliers, with the graph that elimination left, its trail, and its dual."""
+        """L at given multipliers, with the graph that elimination left, its postsolve stack, and its dual."""
         reduced = priced(self.graph, prices)
         for node in reduced.alive:
             reduced.uses[node] = ()

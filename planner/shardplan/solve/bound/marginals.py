@@ -28,7 +28,7 @@ class Marginals:
         self.pair: dict[int, dict[int, Costs]] = {}
         if dual is not None:
             self._from_dual(dual)
-        for step in reversed(reduced.trail):
+        for step in reversed(reduced.postsolve):
             if isinstance(step, Gone):
                 self._gone(step)
             elif isinstance(step, Take):

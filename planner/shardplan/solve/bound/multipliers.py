@@ -21,9 +21,10 @@ def rounded(prices: Prices) -> Prices:
 
 
 def priced(graph: Graph, prices: Prices) -> Graph:
-    """A copy without a trail in which choices cost their bytes times the multipliers of the moments, rounded down."""
+    """A copy without a postsolve stack in which choices cost their bytes times the multipliers of the
+    moments, rounded down."""
     twin = graph.copy()
-    twin.trail = []
+    twin.postsolve = []
     total = np.zeros(len(graph.base_steps))
     for moment, price in prices.items():
         total[moment + 1] = price

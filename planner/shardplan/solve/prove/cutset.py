@@ -40,7 +40,7 @@ def cutset_branches(relaxation: Relaxation, best: Incumbent, most: int = CUTSET_
     prune(trial, dual, best.target + held)
     eliminate(trial)
     left = {node: tuple(range(relaxation.graph.sizes[node])) for node in dual.core.nodes}
-    for step in trial.trail:
+    for step in trial.postsolve:
         if isinstance(step, Take) and step.node in left:
             left[step.node] = tuple(left[step.node][row] for row in step.rows)
     fixed = cutset(trial)

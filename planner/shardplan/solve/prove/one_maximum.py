@@ -53,7 +53,7 @@ def _undecided(relaxation: Relaxation, group: tuple[int, ...]) -> float:
 def _averaged(relaxation: Relaxation, group: tuple[int, ...], others: Prices) -> Graph:
     """The graph whose costs include the averages of all other maxima."""
     graph = priced(relaxation.graph, others)
-    graph.trail = relaxation.graph.trail.copy()
+    graph.postsolve = relaxation.graph.postsolve.copy()
     graph.const -= relaxation.held(others)
     gone = set(flat(relaxation.hinges)) - set(group)
     keep_moments(graph, np.array([m for m in range(len(graph.moments)) if m not in gone], dtype=np.int64))

@@ -197,7 +197,7 @@ class _Search:
             point, reduced, dual = relaxation.look({soft: at} if at else {})
             if point.bound > self.best.target:
                 raise Contradiction
-            order = () if reduced.alive else tuple(step.node for step in reduced.trail if isinstance(step, Gone))
+            order = () if reduced.alive else tuple(step.node for step in reduced.postsolve if isinstance(step, Gone))
             known = Marginals(reduced, dual, self.best.target - point.bound)
             views.append(View(at, point.bound, known, order))
         return views

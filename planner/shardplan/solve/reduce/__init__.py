@@ -1,7 +1,7 @@
 """Exact reductions, each with a way back. In the order in which they run:
 
     sums        sums of maxima become sums over nodes (`apply`, `invert`)
-    graph       the working copy: equal tables share a number, the trail leads back (`Graph.apply`, `Graph.invert`)
+    graph       the working copy: equal tables share a number, a postsolve stack leads back (`Graph.invert`)
     memory      moments that cannot bind and choices that cannot fit
     follow      nodes that a neighbour decides are merged into it
     eliminate   nodes without memory and with at most two neighbours are minimised out

@@ -84,7 +84,7 @@ def _detach(graph: Graph, roots: dict[int, tuple[int, Image]]) -> list[tuple[int
 def _merge(graph: Graph, node: int, root: int, image: Image) -> list[Use]:
     """Adds a follower's costs to its root's; its memory follows the root's choices."""
     tables = graph.tables
-    graph.trail.append(Follow(node, root, image))
+    graph.postsolve.append(Follow(node, root, image))
     del graph.alive[node]
     graph.add_cost(
         root, *tables.normal(tables.take(graph.costs[node], image)) if graph.costs[node] != NONE else (0.0, NONE)

@@ -1,8 +1,8 @@
-"""The problem during reduction: nodes, tables by number, memory, and the trail for the inversion.
+"""The problem during reduction: nodes, tables by number, memory, and the postsolve stack of what was removed.
 
 Every step below keeps the least cost (`const` + what is left) and every memory profile that an assignment can have.
-`invert` follows the trail backwards and turns choices of what is left into choices of the whole problem, at the same
-cost.
+`invert` goes through the postsolve stack backwards and turns choices of what is left into choices of the whole
+problem, at the same cost.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Graph:
         self.base_steps = np.zeros(moments + 1, dtype=np.int64)
         self.moments = np.arange(moments)
         self.groups: Groups = ()
-        self.trail: list[Take | Follow | Gone] = []
+        self.postsolve: list[Take | Follow | Gone] = []
         self.touched: dict[int, None] = {}
 
     def copy(self) -> Graph:
@@ -90,7 +90,7 @@ class Graph:
         twin.base_steps = self.base_steps.copy()
         twin.moments = self.moments
         twin.groups = self.groups
-        twin.trail = self.trail.copy()
+        twin.postsolve = self.postsolve.copy()
         twin.touched = self.touched.copy()
         return twin
 
@@ -185,7 +185,7 @@ class Graph:
         """Restricts a node to the choices `rows`."""
         if not rows:
             raise Contradiction
-        self.trail.append(Take(node, rows, self.sizes[node]))
+        self.postsolve.append(Take(node, rows, self.sizes[node]))
         self._index(node, rows)
 
     def _index(self, node: int, rows: tuple[int, ...]) -> None:
@@ -226,7 +226,7 @@ class Graph:
         costs = self.costs[node]
         others = tuple(around)
         matrices = tuple(around.values())
-        self.trail.append(Gone(node, costs, others, matrices))
+        self.postsolve.append(Gone(node, costs, others, matrices))
         for other in others:
             del self.neighbours[other][node]
             self.touched[other] = None
@@ -241,7 +241,7 @@ class Graph:
         """The labels of the remaining nodes in an assignment of the original problem; -1 for labels that were
         removed."""
         left = dict(zip(nodes, (choices[node] for node in nodes), strict=True))
-        for step in self.trail:
+        for step in self.postsolve:
             if isinstance(step, Take) and left.get(step.node, -1) >= 0:
                 label = left[step.node]
                 left[step.node] = step.rows.index(label) if label in step.rows else -1
@@ -254,7 +254,7 @@ class Graph:
             choices[node] = choice
         best: dict[tuple[object, ...], int] = {}
         arrays = self.tables.arrays
-        for step in reversed(self.trail):
+        for step in reversed(self.postsolve):
             if isinstance(step, Gone):
                 key = (step.costs, *((m, choices[w]) for w, m in zip(step.neighbours, step.tables, strict=True)))
                 if key not in best:
