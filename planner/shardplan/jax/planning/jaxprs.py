@@ -83,6 +83,7 @@ def write(graph: Graph, jaxpr: Any, consts: Sequence[str], arguments: Sequence[s
         step, first = Step(inputs), len(graph.nodes)
         made = step.makes = _written(graph, equation, inputs, step)
         step.nodes = [node.name for node in graph.nodes[first:]]
+        step.permuted = graph.permuted_inside(first, inputs, made)
         graph.steps.append(step)
         names.update(zip(equation.outvars, made, strict=True))
     graph.scope = outer
