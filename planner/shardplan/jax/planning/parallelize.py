@@ -22,7 +22,7 @@ from shardplan.jax.device_mesh import check_automatic
 from shardplan.jax.partition_specs import partition_spec
 from shardplan.jax.planning.draws import is_draw
 from shardplan.jax.planning.graph import Graph, Step
-from shardplan.jax.planning.jaxprs import CALLS, REMATS, called, traced
+from shardplan.jax.planning.jaxprs import CALLS, REMATS, called, operands_of_scan, traced
 from shardplan.jax.planning.plan import inputs_of, weights_of, written
 from shardplan.jax.planning.rows import by_rows
 from shardplan.jax.sharding_constraints import constrain_permuted
@@ -192,7 +192,7 @@ def _alone(equation: Any, given: Sequence[Any]) -> list[Any]:
 
 def _scanned(layouts: _Layouts, equation: Any, given: list[Any], step: Step) -> list[Any]:
     settings, inner = equation.params, layouts.inside(step.loop)
-    fixed, carried = settings["num_consts"], settings["num_carry"]
+    fixed, carried = operands_of_scan(equation)
     jaxpr = settings["jaxpr"]
 
     def body(carry: Any, entries: Any) -> Any:
