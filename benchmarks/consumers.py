@@ -107,19 +107,33 @@ def checked_ranks(path: Path) -> str:
     return f"{len(models)} models checked"
 
 
+class _OfSlice:
+    """A simulated device that says of which slice it is, as devices between which the network is do."""
+
+    def __init__(self, device: Any, slice_index: int) -> None:
+        self._device, self.slice_index = device, slice_index
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._device, name)
+
+
 def maxtext_config(path: Path) -> str:
-    """MaxText's own configuration takes the keys, and makes its mesh of eight devices from them."""
+    """MaxText's own configuration takes the keys, and makes its mesh of simulated devices from them."""
     given = yaml.safe_load(path.read_text(encoding="utf-8"))
     ranks = math.prod(size for name, size in given.items() if name.startswith(("ici_", "dcn_")))
     os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={ranks}"
     files = importlib.metadata.files("maxtext") or ()
     base = next(file for file in files if str(file) == "maxtext/configs/base.yml").locate()
-    settings = [f"{name}={value}" for name, value in given.items()]
+    slices = math.prod(size for name, size in given.items() if name.startswith("dcn_"))
+    settings = [f"{name}={value}" for name, value in {**given, "num_slices": slices}.items()]
     quiet = ["run_name=consumer", "hardware=cpu", "enable_checkpointing=False", "skip_jax_distributed_system=True"]
     with contextlib.redirect_stdout(io.StringIO()):
         pyconfig = importlib.import_module("maxtext.configs.pyconfig")
         config = pyconfig.initialize(["train", str(base), *quiet, *settings])
-        devices = importlib.import_module("maxtext.utils.maxtext_utils").create_device_mesh(config)
+        simulated = importlib.import_module("jax").devices()
+        inside = len(simulated) // slices
+        simulated = [_OfSlice(device, place // inside) for place, device in enumerate(simulated)]
+        devices = importlib.import_module("maxtext.utils.maxtext_utils").create_device_mesh(config, simulated)
     axes = zip(config.mesh_axes, devices.shape, strict=True)
     return f"{len(given)} keys read, mesh {', '.join(f'{name} {size}' for name, size in axes if size > 1)}"
 
@@ -267,7 +281,7 @@ def main() -> int:
             try:
                 said = take(exported(target, form, Path(folder), asked.model, asked.mesh))
             except (Exception, SystemExit) as problem:  # noqa: BLE001 - a refusal of any kind is what the line says
-                said = f"{type(problem).__name__}: {str(problem).splitlines()[0] if str(problem) else ''}"
+                said = f"{type(problem).__name__}: {' '.join(str(problem).split())[:300]}"
                 refused += 1
             print(f"{form:16} {package:14} {version:12} {said}", flush=True)
     return 1 if refused else 0
