@@ -37,6 +37,9 @@ SLOWER = 1.01
 HOPELESS = 1.2
 """Roles whose estimate is above this many times the best step so far are not searched: estimates are within a tenth of
 the plan that a search finds."""
+FARTHER = 1.1
+"""Where the plan of the coarser mesh takes this many times the best step, the finer mesh is not searched: its plans are
+a few percent shorter at most."""
 FEW = 3
 """So many assignments of roles are searched in the order in which the runtime names them."""
 
@@ -149,6 +152,10 @@ class RuntimePlans:
         """As `with_roles`, but without looking at earlier bounds."""
         mesh, are_one = self._instance.cluster.mesh, FREE_ROLES.isdisjoint(roles)
         of_coarser_s = enough_s if are_one else math.inf
+        bound_s = 0.0
+        if not are_one and self.restriction is None:  # the plan of the coarser mesh proves nothing about this one
+            own = self._search_like(search, roles)
+            bound_s = self._check_hopeful(own, roles, Arrangement(self.runtime, roles), enough_s)
         known = None if self.restriction is not None else self._coarser(roles, search, of_coarser_s)
         if known is None:
             return self._kept(roles, search, enough_s)
@@ -157,10 +164,13 @@ class RuntimePlans:
             if coarser.step_s > enough_s - _SAME_S:
                 raise NoBetterError(coarser.bound_s)
             return self.answers.to(lifted(own, coarser, coarser.bound_s), own, on_progress=self.on_progress)
+        if coarser is not None and coarser.step_s > FARTHER * enough_s:
+            raise NoBetterError(bound_s)
         if coarser is not None:
             questions = finer(own, coarser, least_s(self._instance))
             with contextlib.suppress(NoPlanError):
-                return self.answers.to(questions, own, Arrangement(self.runtime, roles), self.on_progress)
+                self._last = self.answers.to(questions, own, Arrangement(self.runtime, roles), self.on_progress)
+                return self._last
         if are_one or len(real_axes(mesh)) > MOST_WHOLE:
             return None
         return self.among_all(roles, search, enough_s)
@@ -190,12 +200,12 @@ class RuntimePlans:
 
         return said_with(self.runtime, roles, asked)
 
-    def _check_hopeful(self, search: Search, roles: Roles, limits: Restrict, enough_s: float) -> None:
-        """Raises `NoBetterError` if plain problems at good multipliers of other roles prove that every plan takes
-        `enough_s` or more, or if the estimate of these roles is far above it."""
+    def _check_hopeful(self, search: Search, roles: Roles, limits: Restrict, enough_s: float) -> float:
+        """A lower bound (seconds) on every plan with these roles, by plain problems at good multipliers of other roles.
+        Raises `NoBetterError` if it is `enough_s` or more, or if the estimate of these roles is far above that."""
         last = self._last
         if last is None or enough_s == math.inf or self._instance.chooses_remat:
-            return
+            return 0.0
         bound_s = 0.0
         for linear in (last.linear, at_multipliers(last.objective, last.objective.usual_multipliers)):
             bound_s = max(bound_s, self.answers.to(bound_at(search, linear), search, limits, self.on_progress))
@@ -203,6 +213,7 @@ class RuntimePlans:
                 break
         if bound_s >= enough_s or self._estimates.get(roles, 0.0) > HOPELESS * enough_s:
             raise NoBetterError(bound_s)
+        return bound_s
 
     def _search_like(self, search: Search, roles: Roles, known: Known | None = None) -> Search:
         """A new search with the same time limit. It is `restricted` if no role leaves everything open: then few choices
