@@ -16,7 +16,8 @@ from shardplan.errors import LimitError, ShardplanError
 from shardplan.graph.problem import objective_of
 from shardplan.layout.mesh import Mesh
 from shardplan.planning.answers import Answers
-from shardplan.planning.candidates import bound_at, estimated, shortest
+from shardplan.planning.candidates import bound_at, estimated, of_phases, shortest
+from shardplan.planning.chain import AVERAGES
 from shardplan.planning.finer import CoarsePlans, Coarser, finer, least_s, lifted, with_fewer_axes
 from shardplan.planning.infeasible import no_coarser_plan
 from shardplan.planning.instance import MOST_WHOLE, Instance, instance_of, real_axes
@@ -26,7 +27,7 @@ from shardplan.planning.runtimes.arrangement import Arrangement
 from shardplan.planning.runtimes.table import FREE_ROLES, Roles, Runtime
 from shardplan.planning.runtimes.trainer import check_kind, dividing
 from shardplan.planning.said import best_said, said_with, weights_fit
-from shardplan.planning.search import Found, NoBetterError, NoPlanError, Search
+from shardplan.planning.search import Found, NoBetterError, NoPlanError, Questions, Search
 from shardplan.planning.standing import OnProgress, Turn, without_bound
 from shardplan.schedule.objective import at_multipliers
 
@@ -211,7 +212,10 @@ class RuntimePlans:
             bound_s = max(bound_s, self.answers.to(bound_at(search, linear), search, limits, self.on_progress))
             if bound_s >= enough_s:
                 break
-        if bound_s >= enough_s or self._estimates.get(roles, 0.0) > HOPELESS * enough_s:
+        is_hopeless = self._estimates.get(roles, 0.0) > HOPELESS * enough_s
+        if is_hopeless and bound_s < last.bound_s:  # it would be the bound of the best plan
+            bound_s = max(bound_s, self.answers.to(_raised_bound(search, last, enough_s), search, limits))
+        if bound_s >= enough_s or is_hopeless:
             raise NoBetterError(bound_s)
         return bound_s
 
@@ -255,3 +259,17 @@ class RuntimePlans:
         except NoPlanError:
             return None, 0.0
         return None if found is None else Coarser.of(found), 0.0
+
+
+def _raised_bound(search: Search, near: Found, enough_s: float) -> Questions[float]:
+    """A lower bound (seconds) on every step, by few plain problems from the multipliers of `near`, a similar plan; no
+    more are solved once it is `enough_s`."""
+    try:
+        found = yield from of_phases(
+            search, None, start=near.multipliers, averages=AVERAGES["quick"], enough_s=enough_s
+        )
+    except NoBetterError as none:
+        return none.bound_s
+    except NoPlanError:
+        return 0.0
+    return found.bound_s
