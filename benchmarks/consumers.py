@@ -1,23 +1,26 @@
 """What exports are, to the programs they are for.
 
     python benchmarks/consumers.py [CONSUMER ...]
+    python benchmarks/consumers.py --model transformer:style=llama,layers=2,hidden=256,heads=8,batch=16 --mesh 2x2x2
 
 A decoder layer is solved for each format on 1x2, with a projection split, exported, and given to its consumer: to its
-own parser of configurations, or imported, or run. A line for each: format, consumer and its version, what it said. A
-consumer that is not installed is a line, too. MaxText takes Python 3.12, and its package brings nothing that it imports
-(without CUDA: jax, flax, transformers, grain, drjax, jaxtyping, qwix, aqtp, pathwaysutils, pillow, omegaconf);
-megatron-core has Megatron-LM's parser since 0.17, for which Python 3.11 is too old. Exits with 1 where an installed
-consumer refuses.
+own parser of configurations, or imported, or run. `--model` and `--mesh`: another model, which nothing pins, and
+another mesh. A line for each: format, consumer and its version, what it said. A consumer that is not installed is a
+line, too. MaxText takes Python 3.12, and its package brings nothing that it imports (without CUDA: jax, flax,
+transformers, grain, drjax, jaxtyping, qwix, aqtp, pathwaysutils, pillow, omegaconf); megatron-core has Megatron-LM's
+parser since 0.17, for which Python 3.11 is too old. Exits with 1 where an installed consumer refuses.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import dataclasses
 import importlib
 import importlib.metadata
 import io
 import json
+import math
 import os
 import subprocess
 import sys
@@ -104,18 +107,33 @@ def checked_ranks(path: Path) -> str:
     return f"{len(models)} models checked"
 
 
+class _OfSlice:
+    """A simulated device that says of which slice it is, as devices between which the network is do."""
+
+    def __init__(self, device: Any, slice_index: int) -> None:
+        self._device, self.slice_index = device, slice_index
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._device, name)
+
+
 def maxtext_config(path: Path) -> str:
-    """MaxText's own configuration takes the keys, and makes its mesh of eight devices from them."""
-    os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2"
+    """MaxText's own configuration takes the keys, and makes its mesh of simulated devices from them."""
+    given = yaml.safe_load(path.read_text(encoding="utf-8"))
+    ranks = math.prod(size for name, size in given.items() if name.startswith(("ici_", "dcn_")))
+    os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={ranks}"
     files = importlib.metadata.files("maxtext") or ()
     base = next(file for file in files if str(file) == "maxtext/configs/base.yml").locate()
-    given = yaml.safe_load(path.read_text(encoding="utf-8"))
-    settings = [f"{name}={value}" for name, value in given.items()]
+    slices = math.prod(size for name, size in given.items() if name.startswith("dcn_"))
+    settings = [f"{name}={value}" for name, value in {**given, "num_slices": slices}.items()]
     quiet = ["run_name=consumer", "hardware=cpu", "enable_checkpointing=False", "skip_jax_distributed_system=True"]
     with contextlib.redirect_stdout(io.StringIO()):
         pyconfig = importlib.import_module("maxtext.configs.pyconfig")
         config = pyconfig.initialize(["train", str(base), *quiet, *settings])
-        devices = importlib.import_module("maxtext.utils.maxtext_utils").create_device_mesh(config)
+        simulated = importlib.import_module("jax").devices()
+        inside = len(simulated) // slices
+        simulated = [_OfSlice(device, place // inside) for place, device in enumerate(simulated)]
+        devices = importlib.import_module("maxtext.utils.maxtext_utils").create_device_mesh(config, simulated)
     axes = zip(config.mesh_axes, devices.shape, strict=True)
     return f"{len(given)} keys read, mesh {', '.join(f'{name} {size}' for name, size in axes if size > 1)}"
 
@@ -134,7 +152,9 @@ def megatron_arguments(path: Path) -> str:
     sizes = "--num-layers 2 --hidden-size 64 --num-attention-heads 8 --seq-length 64 --max-position-embeddings 64"
     run = "--lr 1e-4 --train-iters 1 --transformer-impl local --bf16"
     argv, world = sys.argv, os.environ.get("WORLD_SIZE")
-    sys.argv, os.environ["WORLD_SIZE"] = ["pretrain_gpt.py", *given, *sizes.split(), *run.split()], "2"
+    ranks = json.loads((path.parent / "megatron.plan.json").read_text(encoding="utf-8"))["mesh"]["axes"]
+    world_size = str(math.prod(axis["size"] for axis in ranks))
+    sys.argv, os.environ["WORLD_SIZE"] = ["pretrain_gpt.py", *given, *sizes.split(), *run.split()], world_size
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
     try:
         with contextlib.redirect_stdout(io.StringIO()):
@@ -223,26 +243,32 @@ SPLIT = ("--pin", "*.up_proj.weight=[gpu, null]")
 _OF_THE_PARSER = frozenset({"micro_batch_size", "global_batch_size", "ckpt_format"})
 
 
-def exported(target: str, form: str, folder: Path) -> Path:
-    """A decoder layer, solved for `target` and exported to `form` by the command line."""
+def exported(target: str, form: str, folder: Path, model: str | None, mesh: str) -> Path:
+    """A model, by default a decoder layer, solved for `target` and exported to `form` by the command line."""
     from tensor_parallel import QWEN, one_layer
 
     from shardplan.cli import main
 
-    model, plan, out = one_layer(QWEN, folder), folder / f"{form}.plan.json", folder / form
-    said = ("--for", target) if target else ()
+    plan, out = folder / f"{form}.plan.json", folder / form
+    said = (*(("--for", target) if target else ()), *(() if model else SPLIT), "--mesh", mesh)
+    model = model or str(one_layer(QWEN, folder))
     with contextlib.redirect_stdout(io.StringIO()):
-        if main(["solve", str(model), "--mesh", "1x2", *said, "-o", str(plan), "--quiet", "--no-advice", *SPLIT]):
+        if main(["solve", model, *said, "-o", str(plan), "--quiet", "--no-advice"]):
             raise RuntimeError("it has no plan")
-        if not out.exists() and main(["export", str(plan), str(model), "--to", form, "-o", str(out), "--quiet"]):
+        if not out.exists() and main(["export", str(plan), model, "--to", form, "-o", str(out), "--quiet"]):
             raise RuntimeError("it was not exported")
     return out
 
 
 def main() -> int:
     """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("consumers", nargs="*")
+    parser.add_argument("--model")
+    parser.add_argument("--mesh", default="1x2")
+    asked = parser.parse_args()
     print(f"{'format':16} {'consumer':14} {'version':12} said")
-    chosen, refused = set(sys.argv[1:]), 0
+    chosen, refused = set(asked.consumers), 0
     with tempfile.TemporaryDirectory() as folder:
         for target, form, package, take in CONSUMERS:
             if chosen and package not in chosen:
@@ -253,9 +279,9 @@ def main() -> int:
                 print(f"{form:16} {package:14} {'-':12} not installed")
                 continue
             try:
-                said = take(exported(target, form, Path(folder)))
+                said = take(exported(target, form, Path(folder), asked.model, asked.mesh))
             except (Exception, SystemExit) as problem:  # noqa: BLE001 - a refusal of any kind is what the line says
-                said = f"{type(problem).__name__}: {str(problem).splitlines()[0] if str(problem) else ''}"
+                said = f"{type(problem).__name__}: {' '.join(str(problem).split())[:300]}"
                 refused += 1
             print(f"{form:16} {package:14} {version:12} {said}", flush=True)
     return 1 if refused else 0

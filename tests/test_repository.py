@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -130,6 +131,16 @@ def _has(places: list[Path], name: str) -> bool:
         if source.is_file() and re.search(rf"\b{re.escape(name)}\b", source.read_text(encoding="utf-8")):
             return True
     return not places
+
+
+def test_the_source_distribution_is_the_whole_checkout():
+    """Its tests read pages, benchmarks and CI; what is not named is left out in silence."""
+    pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    named = pyproject["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]
+    read = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py"))
+    folders = {f"/{name}" for name in re.findall(r'ROOT / "([\w.-]+)', read)} - {"/pyproject.toml"}
+    assert folders | {f"/{path.name}" for path in ROOT.glob("*.md")} | {"/CITATION.cff"} <= set(named)
+    assert [name for name in named if not (ROOT / name[1:]).exists()] == []
 
 
 def test_the_wheel_holds_the_package_the_profiles_and_the_schemas(tmp_path: Path):

@@ -95,6 +95,46 @@ def test_pairs_of_gpus_with_a_bridge(tmp_path):
     assert "link_gbps" not in found.text
 
 
+WIDTHS = "name, memory.total [MiB], pcie.link.gen.max, pcie.link.width.max"
+
+
+def groups(count, size, link):
+    """`topo -m` of GPUs of which `size` consecutive ones are joined by NVLink."""
+    ways = [["X" if i == j else link if i // size == j // size else "SYS" for j in range(count)] for i in range(count)]
+    return "\n".join(["\t".join(["", *(f"GPU{i}" for i in range(count))]),
+                      *("\t".join([f"GPU{i}", *row]) for i, row in enumerate(ways))])  # fmt: skip
+
+
+@pytest.mark.parametrize(("count", "size", "link"), [(4, 2, "NV12"), (8, 2, "NV12"), (8, 4, "NV4")])
+def test_groups_that_nvlink_joins_are_a_level_of_their_own(tmp_path, count, size, link):
+    sizes = query("NVIDIA A100-SXM4-80GB", 81920, count, WIDTHS).replace(" MiB\n", " MiB, 4, 16\n")
+    loaded, found = profile(tmp_path, groups(count, size, link), sizes)
+    assert [(level.name, level.devices, level.link_bytes_per_s) for level in loaded.levels[:2]] == [
+        ("up", size, 300e9),
+        ("pcie", count, 31e9),
+    ]
+    assert [(axis.name, axis.size) for axis in loaded.axes] == [("machine", 1), ("group", count // size), ("gpu", size)]
+    assert "how much of 31 GB/s PCIe reaches" in [each.summary for each in found.unknown]
+
+
+def test_groups_of_which_nobody_says_how_fast_pcie_is_keep_the_links_of_the_shipped_profile(tmp_path):
+    loaded, found = profile(tmp_path, groups(8, 4, "NV4"), query("NVIDIA A100-SXM4-80GB", 81920, 8))
+    assert [level.name for level in loaded.levels] == ["up", "net"]
+    assert "link_gbps" not in found.text
+    assert "pcie.link.gen.max" in found.unknown[-1].hint
+
+
+@pytest.mark.parametrize(
+    ("kind", "mib", "link", "pair"), [("A100-SXM4-80GB", 81920, "NV4", 100), ("H100 80GB HBM3", 81559, "NV6", 150)]
+)
+def test_few_links_of_a_pair_are_all_that_joins_it(tmp_path, kind, mib, link, pair):
+    """Four GPUs without a switch divide their links among the others."""
+    loaded, _ = profile(tmp_path, topology(4, link), query(f"NVIDIA {kind}", mib, 4))
+    level = loaded.levels[0]
+    assert (level.topology, level.pair_bytes_per_s, level.link_bytes_per_s) == ("full_mesh", pair * 1e9, 3e9 * pair)
+    assert not level.nvls
+
+
 def test_columns_in_another_order_and_no_head(tmp_path):
     _, found = profile(tmp_path, "0, 81559 MiB, NVIDIA H100 80GB HBM3\n1, 81559 MiB, NVIDIA H100 80GB HBM3\n")
     assert found.base == "h100-dgx"

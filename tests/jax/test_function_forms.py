@@ -210,8 +210,18 @@ FORMS = {
 }
 
 
+RUN_SINCE = {
+    "mapped scalar": (1, 23), "mapped twice": (1, 23), "buckets": (1, 22), "complex states": (1, 22),
+    "a branch on what a loop makes of constants": (1, 22),
+}  # fmt: skip
+"""The first release of onnx whose evaluator runs a form: older ones gather by no unsigned number, and their loops read
+nothing from outside of their bodies."""
+
+
 @pytest.mark.parametrize("name", FORMS)
 def test_the_graph_computes_what_the_function_does(name):
+    if tuple(map(int, onnx.__version__.split(".")[:2])) < RUN_SINCE.get(name, ()):
+        pytest.skip("onnx's own evaluator cannot run it")
     fn, *batch = FORMS[name]
     proto = onnx_program(lambda _, *batch: fn(*batch), {}, *batch)
     onnx.checker.check_model(proto, full_check=True)

@@ -150,13 +150,21 @@ def _by_groups(p, x):
     )
 
 
+def _pooled(p, x):
+    return jax.lax.reduce_window(x @ p["w"], -jnp.inf, jax.lax.max, (1, 2, 1), (1, 2, 1), "VALID")
+
+
 ROWS = ["x=[[machine, gpu]]", "{topk,conv,transpose}_*=[[machine, gpu]]"]
+MOVED = ["x=[[machine, gpu]]", "{matmul,maxpool}_*=[[machine, gpu]]", "transpose_4=[null, gpu]"]
 GROUPS = ["x=[machine, null, gpu]", "conv_*=[machine, gpu]", "transpose_3=[machine, null, gpu]", "w=[gpu]"]
 
 
-@pytest.mark.parametrize(("fn", "split"), [(_spectrum, ROWS), (_by_groups, ROWS), (_by_groups, GROUPS)])
+@pytest.mark.parametrize(
+    ("fn", "split"), [(_spectrum, ROWS), (_by_groups, ROWS), (_by_groups, GROUPS), (_pooled, MOVED)]
+)
 def test_rows_stay_on_their_device(fn, split):
-    """XLA gathers the operand of a transform, a `top_k` or a convolution by groups, in whatever dims it is split."""
+    """XLA gathers the operand of a transform, a `top_k` or a convolution by groups, in whatever dims it is split. The
+    plan moves the result of a pool in the order of dims of ONNX, inside of one primitive."""
     if fn is _spectrum and jax.__version_info__ < (0, 10):
         pytest.skip("JAX has no gradients of transforms under shard_map")
     params, x = {"w": jnp.ones((8, 8)), "by": jnp.ones((9, 1))}, jnp.ones((16, 16, 8))

@@ -246,10 +246,19 @@ def read_yaml(text: str, file: str, schema: Section) -> tuple[Record, list[Diagn
 
 
 def merge(base: Tree, over: Tree) -> Tree:
-    """`over` laid over `base`: mappings are merged key by key, everything else is replaced."""
+    """`over` laid over `base`: mappings are merged key by key, everything else is replaced. A new key stands before the
+    next key of `over` that `base` has: the order of levels counts."""
     if not (isinstance(base, Record) and isinstance(over, Record)):
         return over
-    entries = dict(base.entries)
-    for key, tree in over.entries.items():
-        entries[key] = merge(entries[key], tree) if key in entries else tree
-    return Record(entries, over.mark)
+    before: dict[str, list[str]] = {}
+    new: list[str] = []
+    for key in over.entries:
+        if key in base.entries:
+            before[key], new = new, []
+        else:
+            new.append(key)
+    entries: dict[str, Tree] = {}
+    for key, tree in base.entries.items():
+        entries |= {name: over.entries[name] for name in before.get(key, ())}
+        entries[key] = merge(tree, over.entries[key]) if key in over.entries else tree
+    return Record({**entries, **{name: over.entries[name] for name in new}}, over.mark)

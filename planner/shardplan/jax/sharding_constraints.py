@@ -50,7 +50,7 @@ def constrain(plan: Plan, mesh: Mesh, name: str, x: jax.Array, *, reader: str = 
     `unknown-reader`, `layers-differ`, `wrong-rank`, `segmented-dim`, `indivisible-dim`.
     """
     check_automatic(plan, mesh)
-    return _constrained(plan, mesh, name, x, reader=reader)
+    return constrain_permuted(plan, mesh, name, x, reader=reader)
 
 
 def constrain_tree(plan: Plan, mesh: Mesh, tree: Any, *, names: Names | None = None) -> Any:
@@ -72,12 +72,12 @@ def constrain_tree(plan: Plan, mesh: Mesh, tree: Any, *, names: Names | None = N
         target = named_as(path_name(path), names)
         name, perm = spelled(target)
         assert name is not None
-        return _constrained(plan, mesh, name, x, perm=perm, part=target if isinstance(target, Part) else None)
+        return constrain_permuted(plan, mesh, name, x, perm=perm, part=target if isinstance(target, Part) else None)
 
     return jax.tree_util.tree_map_with_path(constrained, tree)
 
 
-def _constrained(
+def constrain_permuted(
     plan: Plan,
     mesh: Mesh,
     name: str,
@@ -87,7 +87,7 @@ def _constrained(
     perm: tuple[int, ...] = (),
     part: Part | None = None,
 ) -> jax.Array:
-    """`x`, whose dim i is the plan's dim perm[i] (or a part of it), constrained to the layouts of `name` in turn."""
+    """As `constrain`, for an `x` whose dim i is the plan's dim perm[i] (or a part of it)."""
     layouts, shape = _layouts(plan, name, reader)
     if part is not None:
         layouts, shape = tuple(part.layout(layout, plan.mesh) for layout in layouts), part.shape(shape)

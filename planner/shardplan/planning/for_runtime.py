@@ -16,7 +16,8 @@ from shardplan.errors import LimitError, ShardplanError
 from shardplan.graph.problem import objective_of
 from shardplan.layout.mesh import Mesh
 from shardplan.planning.answers import Answers
-from shardplan.planning.candidates import bound_at, estimated, shortest
+from shardplan.planning.candidates import bound_at, estimated, of_phases, shortest
+from shardplan.planning.chain import AVERAGES
 from shardplan.planning.finer import CoarsePlans, Coarser, finer, least_s, lifted, with_fewer_axes
 from shardplan.planning.infeasible import no_coarser_plan
 from shardplan.planning.instance import MOST_WHOLE, Instance, instance_of, real_axes
@@ -26,7 +27,7 @@ from shardplan.planning.runtimes.arrangement import Arrangement
 from shardplan.planning.runtimes.table import FREE_ROLES, Roles, Runtime
 from shardplan.planning.runtimes.trainer import check_kind, dividing
 from shardplan.planning.said import best_said, said_with, weights_fit
-from shardplan.planning.search import Found, NoBetterError, NoPlanError, Search
+from shardplan.planning.search import Found, NoBetterError, NoPlanError, Questions, Search
 from shardplan.planning.standing import OnProgress, Turn, without_bound
 from shardplan.schedule.objective import at_multipliers
 
@@ -37,6 +38,9 @@ SLOWER = 1.01
 HOPELESS = 1.2
 """Roles whose estimate is above this many times the best step so far are not searched: estimates are within a tenth of
 the plan that a search finds."""
+FARTHER = 1.1
+"""Where the plan of the coarser mesh takes this many times the best step, the finer mesh is not searched: its plans are
+a few percent shorter at most."""
 FEW = 3
 """So many assignments of roles are searched in the order in which the runtime names them."""
 
@@ -149,6 +153,10 @@ class RuntimePlans:
         """As `with_roles`, but without looking at earlier bounds."""
         mesh, are_one = self._instance.cluster.mesh, FREE_ROLES.isdisjoint(roles)
         of_coarser_s = enough_s if are_one else math.inf
+        bound_s = 0.0
+        if not are_one and self.restriction is None:  # the plan of the coarser mesh proves nothing about this one
+            own = self._search_like(search, roles)
+            bound_s = self._check_hopeful(own, roles, Arrangement(self.runtime, roles), enough_s)
         known = None if self.restriction is not None else self._coarser(roles, search, of_coarser_s)
         if known is None:
             return self._kept(roles, search, enough_s)
@@ -157,10 +165,13 @@ class RuntimePlans:
             if coarser.step_s > enough_s - _SAME_S:
                 raise NoBetterError(coarser.bound_s)
             return self.answers.to(lifted(own, coarser, coarser.bound_s), own, on_progress=self.on_progress)
+        if coarser is not None and coarser.step_s > FARTHER * enough_s:
+            raise NoBetterError(bound_s)
         if coarser is not None:
             questions = finer(own, coarser, least_s(self._instance))
             with contextlib.suppress(NoPlanError):
-                return self.answers.to(questions, own, Arrangement(self.runtime, roles), self.on_progress)
+                self._last = self.answers.to(questions, own, Arrangement(self.runtime, roles), self.on_progress)
+                return self._last
         if are_one or len(real_axes(mesh)) > MOST_WHOLE:
             return None
         return self.among_all(roles, search, enough_s)
@@ -190,19 +201,23 @@ class RuntimePlans:
 
         return said_with(self.runtime, roles, asked)
 
-    def _check_hopeful(self, search: Search, roles: Roles, limits: Restrict, enough_s: float) -> None:
-        """Raises `NoBetterError` if plain problems at good multipliers of other roles prove that every plan takes
-        `enough_s` or more, or if the estimate of these roles is far above it."""
+    def _check_hopeful(self, search: Search, roles: Roles, limits: Restrict, enough_s: float) -> float:
+        """A lower bound (seconds) on every plan with these roles, by plain problems at good multipliers of other roles.
+        Raises `NoBetterError` if it is `enough_s` or more, or if the estimate of these roles is far above that."""
         last = self._last
         if last is None or enough_s == math.inf or self._instance.chooses_remat:
-            return
+            return 0.0
         bound_s = 0.0
         for linear in (last.linear, at_multipliers(last.objective, last.objective.usual_multipliers)):
             bound_s = max(bound_s, self.answers.to(bound_at(search, linear), search, limits, self.on_progress))
             if bound_s >= enough_s:
                 break
-        if bound_s >= enough_s or self._estimates.get(roles, 0.0) > HOPELESS * enough_s:
+        is_hopeless = self._estimates.get(roles, 0.0) > HOPELESS * enough_s
+        if is_hopeless and bound_s < last.bound_s:  # it would be the bound of the best plan
+            bound_s = max(bound_s, self.answers.to(_raised_bound(search, last, enough_s), search, limits))
+        if bound_s >= enough_s or is_hopeless:
             raise NoBetterError(bound_s)
+        return bound_s
 
     def _search_like(self, search: Search, roles: Roles, known: Known | None = None) -> Search:
         """A new search with the same time limit. It is `restricted` if no role leaves everything open: then few choices
@@ -244,3 +259,17 @@ class RuntimePlans:
         except NoPlanError:
             return None, 0.0
         return None if found is None else Coarser.of(found), 0.0
+
+
+def _raised_bound(search: Search, near: Found, enough_s: float) -> Questions[float]:
+    """A lower bound (seconds) on every step, by few plain problems from the multipliers of `near`, a similar plan; no
+    more are solved once it is `enough_s`."""
+    try:
+        found = yield from of_phases(
+            search, None, start=near.multipliers, averages=AVERAGES["quick"], enough_s=enough_s
+        )
+    except NoBetterError as none:
+        return none.bound_s
+    except NoPlanError:
+        return 0.0
+    return found.bound_s

@@ -34,6 +34,8 @@ _OTHERS = (
     (re.compile(r"^NVIDIA-SMI has failed", re.MULTILINE), "nvidia-smi's word that it found no driver"),
 )
 """Texts that one may take for those that are read."""
+_PCIE_LANE = {"3": 0.985, "4": 1.969, "5": 3.938, "6": 7.563}
+"""GB/s of one lane in one direction, by generation: 8, 16, 32 GT/s in 130 bits for 128, and 64 GT/s in flits."""
 _SAME_MEMORY = 0.03
 """Share by which two libraries may differ in what they call the memory of a GPU."""
 PCIE = frozenset({"PIX", "PXB", "PHB", "NODE", "SYS"})
@@ -43,14 +45,18 @@ PCIE = frozenset({"PIX", "PXB", "PHB", "NODE", "SYS"})
 @dataclass(frozen=True, slots=True)
 class Machine:
     """What is known of one machine, and of how many like it there are. `devices`: GPUs; `links`: what joins pairs of
-    them, each kind once (`NV18`, `SYS`); `memory_mib`: of one; `nics`: its network cards, and `near_nics` those that
-    share a PCIe switch with a GPU, where some do (the others are for storage and management), with their `near_names`
-    where the text has all of them; `nic_gbit`: rates of connected ones, and `down_nics` how many are not connected."""
+    them, each kind once (`NV18`, `SYS`); `joined`: how many consecutive ones NVLink joins, where these are groups of
+    equal size and links with PCIe between them; `pcie_gbps`: of a GPU in one direction; `memory_mib`: of one; `nics`:
+    its network cards, and `near_nics` those that share a PCIe switch with a GPU, where some do (the others are for
+    storage and management), with their `near_names` where the text has all of them; `nic_gbit`: rates of connected
+    ones, and `down_nics` how many are not connected."""
 
     kind: str | None = None
     devices: int | None = None
     memory_mib: int | None = None
     links: tuple[str, ...] = ()
+    joined: int | None = None
+    pcie_gbps: int | None = None
     nics: int | None = None
     near_nics: int | None = None
     near_names: tuple[str, ...] = ()
@@ -60,9 +66,9 @@ class Machine:
 
     @property
     def nvlinks(self) -> int | None:
-        """NVLinks of every pair, where all pairs have as many."""
+        """NVLinks of every pair, where all pairs have as many, or all pairs of each group that NVLink joins."""
         found = {match[1] for link in self.links if (match := _NVLINKS.fullmatch(link))}
-        return int(found.pop()) if len(found) == 1 and len(self.links) == 1 else None
+        return int(found.pop()) if len(found) == 1 and (len(self.links) == 1 or self.joined) else None
 
     @property
     def used_gbit(self) -> tuple[int, ...]:
@@ -147,11 +153,29 @@ def _topology(text: str) -> Machine | None:
     near = [place for place in cards if any(rows[name][place] in _ONE_SWITCH for name in gpus)]
     legend = {match[1]: match[2] for match in _CALLED.finditer(text)}
     called = [legend.get(names[place], names[place]) for place in near]
-    machine = Machine(devices=len(gpus), links=tuple(sorted(links)), nics=len(cards) or None)
+    ways = [[rows[name][place] for place in columns] for name in gpus]
+    machine = Machine(
+        devices=len(gpus), links=tuple(sorted(links)), joined=_joined_by_nvlink(ways), nics=len(cards) or None
+    )
     if not 0 < len(near) < len(cards):
         return machine
     known = () if any(name.startswith("NIC") for name in called) else tuple(called)
     return replace(machine, near_nics=len(near), near_names=known)
+
+
+def _joined_by_nvlink(ways: list[list[str]]) -> int | None:
+    """The size of the groups of consecutive GPUs that NVLink joins, each pair by as many links, if all have the same
+    size and PCIe is between them. `ways`: a row for each GPU, in the order of their numbers."""
+    count = len(ways)
+    beside = [way for way in ways[0] if _NVLINKS.fullmatch(way)] if ways else []
+    size = 1 + len(beside)
+    if not 1 < size < count or count % size:
+        return None
+    for one, row in enumerate(ways):
+        for other, way in enumerate(row):
+            if one != other and (way != beside[0] if one // size == other // size else way not in PCIE):
+                return None
+    return size
 
 
 def _hwloc(text: str) -> Machine | None:
@@ -172,7 +196,8 @@ def _several(said: str) -> ShardplanError:
 
 
 def _query(text: str) -> Machine | None:
-    """`nvidia-smi --query-gpu=name,memory.total --format=csv`, columns in any order, with or without `noheader`."""
+    """`nvidia-smi --query-gpu=name,memory.total --format=csv`, columns in any order, with or without `noheader`; with a
+    head, `pcie.link.gen.max` and `pcie.link.width.max` too."""
     rows = [[cell.strip() for cell in line.split(",")] for line in text.splitlines() if line.count(",") >= 1]
     sized = [row for row in rows if any(re.fullmatch(r"\d+ MiB", cell) for cell in row)]
     if not sized:
@@ -184,7 +209,18 @@ def _query(text: str) -> Machine | None:
     kinds = {row[place] for row in sized if len(row) > place and "MiB" not in row[place]}
     if len(kinds) > 1 or not memory:
         raise _several(f"GPUs of several kinds, {', '.join(sorted(kinds))}") if len(kinds) > 1 else _no_memory()
-    return Machine(kind=next(iter(kinds), None), devices=len(sized), memory_mib=min(memory))
+    kind, pcie_gbps = next(iter(kinds), None), _pcie_gbps(head, sized)
+    return Machine(kind=kind, devices=len(sized), memory_mib=min(memory), pcie_gbps=pcie_gbps)
+
+
+def _pcie_gbps(head: list[str] | None, rows: list[list[str]]) -> int | None:
+    """What the slowest PCIe link carries in one direction: lanes times the rate of its generation."""
+    names = ("pcie.link.gen.max", "pcie.link.width.max")
+    if head is None or not set(names) <= set(head):
+        return None
+    found = [tuple(row[head.index(name)] for name in names) for row in rows if len(row) == len(head)]
+    rates = [_PCIE_LANE[gen] * int(lanes) for gen, lanes in found if gen in _PCIE_LANE and lanes.isdigit()]
+    return int(min(rates)) if rates and len(rates) == len(rows) else None
 
 
 def _no_memory() -> ShardplanError:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 _COMMANDS = (
     ("nvidia-smi", "topo", "-m"),
-    ("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv"),
+    ("nvidia-smi", "--query-gpu=name,memory.total,pcie.link.gen.max,pcie.link.width.max", "--format=csv"),
     ("nvidia-smi", "--query-gpu=mig.mode.current", "--format=csv"),
 )
 _RATES = "/sys/class/infiniband"

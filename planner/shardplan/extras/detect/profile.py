@@ -44,12 +44,10 @@ def detected(machine: Machine, name: str) -> Detected:
         "  sources: [shardplan profiles detect]",
     ]
     if per_machine is not None:
-        lines += [
-            "mesh:",
-            "  axes:",
-            f"    - {{name: machine, size: {machine.machines or 1}, level: {outer}}}",
-            f"    - {{name: gpu, size: {per_machine}, level: {inner}}}",
-        ]
+        groups = _joined(machine, base)
+        lines += ["mesh:", "  axes:", f"    - {{name: machine, size: {machine.machines or 1}, level: {outer}}}"]
+        lines += [f"    - {{name: group, size: {per_machine // groups}, level: pcie}}"] if groups else []
+        lines += [f"    - {{name: gpu, size: {groups or per_machine}, level: {inner}}}"]
     lines += _levels(machine, base, inner, outer)
     if machine.near_names:  # `=`: these names and none that begin like them
         lines += ["environment:", f'  NCCL_IB_HCA: "={",".join(machine.near_names)}"']
@@ -57,14 +55,35 @@ def detected(machine: Machine, name: str) -> Detected:
 
 
 def _levels(machine: Machine, base: Profile, inner: str, outer: str) -> list[str]:
+    groups = _joined(machine, base)
     inside, between = [], []
-    if machine.nvlinks is not None:
-        inside.append(f"link_gbps: {machine.nvlinks * _per_link(base)}")
+    if machine.nvlinks is not None and (groups or machine.joined is None):
+        inside += _nvlink(machine.nvlinks, groups or machine.devices or 0, base)
     if machine.nic_gbit:
         between += [f"node_gbit: {sum(machine.used_gbit)}", f"nics: {len(machine.used_gbit)}"]
+    if groups:  # the order counts: links between groups are between those inside and the network
+        middle = ["topology: pcie", f"link_gbps: {machine.pcie_gbps}"]
+        found = [(inner, inside), ("pcie", middle), (outer, between)]
+        return ["levels:", *(f"  {level}: {{{', '.join(each)}}}" for level, each in found)]
     found = [(inner, inside), (outer, between)]
     keys = [f"  {level}: {{{', '.join(each)}}}" for level, each in found if each and (level != inner or inner != outer)]
     return ["levels:", *keys] if keys else []
+
+
+def _nvlink(links: int, devices: int, base: Profile) -> list[str]:
+    """The keys of the innermost level. Where the links of a device are enough to reach each other one directly, there
+    is no switch: a pair has only its own."""
+    per_link = _per_link(base)
+    if devices > 2 and links * (devices - 1) * per_link * 1e9 <= base.levels[0].link_bytes_per_s:
+        link_gbps = links * (devices - 1) * per_link
+        nvls = ["nvls: false"] if base.levels[0].nvls else []
+        return ["topology: full_mesh", f"pair_gbps: {links * per_link}", f"link_gbps: {link_gbps}", *nvls]
+    return [f"link_gbps: {links * per_link}"]
+
+
+def _joined(machine: Machine, base: Profile) -> int | None:
+    """The devices that NVLink joins, where PCIe joins such groups and it is known how fast."""
+    return machine.joined if machine.pcie_gbps is not None and len(base.levels) == 2 else None
 
 
 def _per_link(base: Profile) -> int:
@@ -114,14 +133,21 @@ def _unknown(machine: Machine, base: Profile) -> Iterator[Diagnostic]:
         yield _not_detected(f"how fast a PCIe card is: {base.name} has {base.device.kind}", "shardplan calibrate gemm")
     if not machine.nic_gbit:
         yield _not_detected(f"how fast the network is: that of {base.name} is kept", "ibstat says it")
+    yield from _unknown_links(machine, base)
+
+
+def _unknown_links(machine: Machine, base: Profile) -> Iterator[Diagnostic]:
     if not machine.links and (machine.devices or 0) > 1:
         yield _not_detected(f"what joins the devices: the links of {base.name} are kept", "nvidia-smi topo -m says it")
-    elif machine.links and machine.nvlinks is None:
+    elif machine.links and _joined(machine, base):
+        yield _not_detected(f"how much of {machine.pcie_gbps} GB/s PCIe reaches", "shardplan calibrate nccl")
+    elif machine.links and (machine.nvlinks is None or machine.joined):
         kinds = ", ".join(machine.links)
         way = "PCIe" if set(machine.links) <= PCIE else "not all pairs alike"
-        yield _not_detected(
-            f"how fast {kinds} are ({way}): the links of {base.name} are kept", "shardplan calibrate nccl"
-        )
+        hint = "shardplan calibrate nccl"
+        if machine.joined:
+            hint = "nvidia-smi --query-gpu=name,memory.total,pcie.link.gen.max,pcie.link.width.max --format=csv says it"
+        yield _not_detected(f"how fast {kinds} are ({way}): the links of {base.name} are kept", hint)
 
 
 def _not_detected(summary: str, hint: str) -> Diagnostic:

@@ -35,12 +35,15 @@ def value_info(name: str, aval: Any) -> onnx.ValueInfoProto:
 
 @dataclass
 class Step:
-    """What was written for one equation: the names that it reads and makes, and its nodes. `inner`: the steps of the
-    jaxpr that it calls. `loop`: the name of the node, if the equation is a scan."""
+    """What was written for one equation: the names that it reads and makes, and its nodes. `permuted`: by the name of
+    an operand or result that differs from a value inside only in the order of dims, that value, and which of its dims
+    each dim is. `inner`: the steps of the jaxpr that it calls. `loop`: the name of the node, if the equation is a scan.
+    """
 
     reads: Sequence[str]
     makes: Sequence[str] = ()
     nodes: Sequence[str] = ()
+    permuted: Mapping[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
     inner: list[Step] = field(default_factory=list)
     loop: str = ""
 
@@ -106,6 +109,24 @@ class Graph:
         """A value with its dims permuted; the value itself where `perm` changes nothing."""
         dims = [int(dim) for dim in perm]
         return name if dims == list(range(len(dims))) else str(self.add("Transpose", [name], perm=dims))
+
+    def permuted_inside(
+        self, first: int, reads: Sequence[str], makes: Sequence[str]
+    ) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """`Step.permuted` of the nodes from `first` on, which read and make these names."""
+        nodes = self.nodes[first:]
+        inside = {made for node in nodes for made in node.output}
+        found: dict[str, tuple[str, tuple[int, ...]]] = {}
+        for node in nodes:
+            perm = next((tuple(each.ints) for each in node.attribute if each.name == "perm"), ())
+            if node.op_type != "Transpose" or not perm:
+                continue
+            (value,), (made,) = node.input, node.output
+            if made in makes and value in inside:
+                found[made] = value, perm
+            elif made not in makes and [*reads].count(value) == 1:
+                found[value] = made, tuple(perm.index(dim) for dim in range(len(perm)))
+        return found
 
     def parts(self, name: str) -> Sequence[str]:
         """The inputs of the concatenation that makes the value; the value itself where no concatenation makes it."""

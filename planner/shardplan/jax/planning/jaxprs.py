@@ -6,6 +6,7 @@ loop.
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -34,7 +35,9 @@ _CALLS = ("jaxpr", "call_jaxpr", "fun_jaxpr")
 """Under what names equations that are calls hold what they call."""
 CALLS = frozenset(("pjit", "jit", "closed_call", "core_call"))
 REMATS = frozenset(("checkpoint", "remat", "remat2"))
-CUSTOM = frozenset(("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"))
+_HIGH = "call_hi_primitive"
+"""A primitive that JAX expands to others before it compiles (since JAX 0.12: `searchsorted`)."""
+CUSTOM = frozenset(("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr", _HIGH))
 DEBUGS = frozenset(("debug_callback", "debug_print"))
 """What `jax.debug` does: nothing is made, and nothing planned."""
 COMPLEX = rows_of_complex(ROWS)
@@ -83,6 +86,7 @@ def write(graph: Graph, jaxpr: Any, consts: Sequence[str], arguments: Sequence[s
         step, first = Step(inputs), len(graph.nodes)
         made = step.makes = _written(graph, equation, inputs, step)
         step.nodes = [node.name for node in graph.nodes[first:]]
+        step.permuted = graph.permuted_inside(first, inputs, made)
         graph.steps.append(step)
         names.update(zip(equation.outvars, made, strict=True))
     graph.scope = outer
@@ -144,15 +148,28 @@ def _solved(graph: Graph, equation: Any, inputs: list[str], step: Step) -> list[
 
 def called(equation: Any) -> tuple[Any, Sequence[Any]]:
     """The jaxpr that an equation calls, and its constants."""
+    if equation.primitive.name == _HIGH:
+        expanded = functools.partial(equation.primitive.to_lojax, **equation.params)
+        closed = jax.make_jaxpr(expanded)(*(abstract(each.aval) for each in equation.invars))
+        return closed.jaxpr, closed.consts
     inner = next(equation.params[name] for name in _CALLS if equation.params.get(name) is not None)
     return (inner.jaxpr, inner.consts) if isinstance(inner, ClosedJaxpr) else (inner, ())
+
+
+def operands_of_scan(equation: Any) -> tuple[int, int]:
+    """How many operands of a scan are the same in every iteration, and how many it carries: they come in this order."""
+    given = equation.params
+    if "ft_in" in given:  # since JAX 0.12
+        fixed, carried, _ = given["ft_in"].unpack()
+        return len(list(fixed)), len(list(carried))
+    return given["num_consts"], given["num_carry"]
 
 
 def _scan(graph: Graph, equation: Any, inputs: list[str], step: Step) -> list[str]:
     """A `Scan` node. Its inputs are the carried values, then the scanned ones; its outputs the carried values, then the
     stacked ones. The body reads values that are the same in every iteration from the outer graph."""
     given = equation.params
-    fixed, carried = given["num_consts"], given["num_carry"]
+    fixed, carried = operands_of_scan(equation)
     inner = given["jaxpr"]
     body = graph.body()
     avals = [each.aval for each in inner.jaxpr.invars[fixed:]]

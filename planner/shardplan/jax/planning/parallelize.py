@@ -22,11 +22,12 @@ from shardplan.jax.device_mesh import check_automatic
 from shardplan.jax.partition_specs import partition_spec
 from shardplan.jax.planning.draws import is_draw
 from shardplan.jax.planning.graph import Graph, Step
-from shardplan.jax.planning.jaxprs import CALLS, REMATS, called, traced
+from shardplan.jax.planning.jaxprs import CALLS, REMATS, called, operands_of_scan, traced
 from shardplan.jax.planning.plan import inputs_of, weights_of, written
 from shardplan.jax.planning.rows import by_rows
-from shardplan.jax.sharding_constraints import constrain
+from shardplan.jax.sharding_constraints import constrain_permuted
 from shardplan.jax.value_layouts import is_partial, values_of
+from shardplan.plan.orientation import graph_layout
 from shardplan.plan.types import Plan
 
 
@@ -81,32 +82,48 @@ class _Layouts:
         for name, value in zip(step.reads, values, strict=True):
             readers = (f"{self.loop}{node}" for node in step.nodes)
             reader = next((each for each in readers if (self._called(name), each) in self.reads), "")
-            found.append(self._constrained(name, value, reader) if reader else value)
+            read = self._constrained(name, value, reader) if reader else value
+            found.append(self._as_inside(step, name, read))
         return found
 
     def results(self, names: Sequence[str], values: Sequence[Any]) -> list[Any]:
         """Values, constrained as the plan keeps them."""
         return [self._constrained(name, value) for name, value in zip(names, values, strict=True)]
 
-    def made(self, name: str, aval: Any) -> PartitionSpec | None:
-        """How a value is split where it is made; None where nothing says so."""
+    def results_of(self, step: Step, values: Sequence[Any]) -> list[Any]:
+        """The results of a step, constrained as the plan keeps them."""
+        inside = [self._as_inside(step, name, value) for name, value in zip(step.makes, values, strict=True)]
+        return self.results(step.makes, inside)
+
+    def made(self, step: Step, aval: Any) -> PartitionSpec | None:
+        """How the first result of a step is split where it is made; None where nothing says so."""
+        name, perm = step.permuted.get(step.makes[0], (step.makes[0], ()))
         _, layout = values_of(self.plan).made.get(self._called(name), (None, None))
         if layout is None or is_partial(layout):
             return None
+        divided = tuple((size,) for size in aval.shape)
         try:
-            return partition_spec(layout, self.plan.mesh, tuple((size,) for size in aval.shape), name)
+            return partition_spec(graph_layout(layout, perm), self.plan.mesh, divided, name)
         except ShardplanError:  # segments
             return None
+
+    def _as_inside(self, step: Step, name: str, value: Any) -> Any:
+        """An operand or a result of a step, constrained as the value inside of which it is a permutation: the plan may
+        move that one."""
+        if name not in step.permuted:
+            return value
+        inside, perm = step.permuted[name]
+        return self._constrained(inside, value, perm=perm)
 
     def _called(self, name: str) -> str:
         return f"{self.loop}{name}" if f"{self.loop}{name}" in self.tensors else name
 
-    def _constrained(self, name: str, value: Any, reader: str = "") -> Any:
+    def _constrained(self, name: str, value: Any, reader: str = "", perm: tuple[int, ...] = ()) -> Any:
         called_so = self._called(name)
         if called_so not in self.tensors or name in self.drawn or not getattr(value, "ndim", 0):
             return value
         try:
-            return constrain(self.plan, self.mesh, called_so, value, reader=reader)
+            return constrain_permuted(self.plan, self.mesh, called_so, value, reader=reader, perm=perm)
         except ShardplanError:  # segments, or partial sums for several readers: the next values tell XLA
             return value
 
@@ -152,12 +169,12 @@ def _evaluated(layouts: _Layouts, equation: Any, given: list[Any], step: Step) -
         settings = {key: equation.params[key] for key in ("policy", "prevent_cse") if key in equation.params}
         again = jax.checkpoint(lambda *values: _run(layouts, jaxpr, consts, values, step.inner), **settings)
         return list(again(*given))
-    return layouts.results(step.makes, _by_rows(layouts, equation, layouts.operands(step, given), step))
+    return layouts.results_of(step, _by_rows(layouts, equation, layouts.operands(step, given), step))
 
 
 def _by_rows(layouts: _Layouts, equation: Any, given: list[Any], step: Step) -> list[Any]:
     """The results of one equation, by each device for its own rows where XLA would gather the operands."""
-    spec = layouts.made(step.makes[0], equation.outvars[0].aval) if step.makes else None
+    spec = layouts.made(step, equation.outvars[0].aval) if step.makes else None
     run = None if spec is None else by_rows(layouts.mesh, equation, spec)
     if run is None:
         return _alone(equation, given)
@@ -175,7 +192,7 @@ def _alone(equation: Any, given: Sequence[Any]) -> list[Any]:
 
 def _scanned(layouts: _Layouts, equation: Any, given: list[Any], step: Step) -> list[Any]:
     settings, inner = equation.params, layouts.inside(step.loop)
-    fixed, carried = settings["num_consts"], settings["num_carry"]
+    fixed, carried = operands_of_scan(equation)
     jaxpr = settings["jaxpr"]
 
     def body(carry: Any, entries: Any) -> Any:
