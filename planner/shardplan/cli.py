@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import gc
-import io
 import os
 import sys
 import threading
@@ -207,14 +206,12 @@ def _document(session: Session, result: Mapping[str, object] | None, code: int) 
 
 
 def _refuse_usage(problem: click.UsageError, given: list[str]) -> int:
-    """Click's own words on standard error: the usage line, the fault and the nearest option."""
-    said = io.StringIO()
-    problem.show(said)
-    click.echo(visible(said.getvalue()), err=True, nl=False)
-    if _is_setting(problem):
-        click.echo(f"hint: {IN_SETTINGS}", err=True)
-    fault = error("usage", problem.format_message())
-    return _document(Session(_guess_verb(given), _asks_json(given), diagnostics=[fault]), None, EXIT_USAGE)
+    """Click's own words on what was given, as a diagnostic, and where to read what is allowed."""
+    path = problem.ctx.command_path if problem.ctx else "shardplan"
+    hint = IN_SETTINGS if _is_setting(problem) else f"{path} --help says what is allowed"
+    session = Session(_guess_verb(given), _asks_json(given))
+    session.say(error("usage", " ".join(problem.format_message().split()).removesuffix("."), hint=hint))
+    return _document(session, None, EXIT_USAGE)
 
 
 def _is_setting(problem: click.UsageError) -> bool:

@@ -265,7 +265,7 @@ class TestInstead:
 
     def test_needs_a_name(self, shardplan, layers):
         run = shardplan("explain", "layers.json", "--instead", "replicate")
-        assert (run.code, run.err.splitlines()[-1]) == (2, "Error: --instead says how NAME is to be: which one?")
+        assert (run.code, run.err.splitlines()[0]) == (2, "error[usage]: --instead says how NAME is to be: which one?")
 
 
 PINS = {"R": "replicate", "S(0)@gpu": "[gpu, null]", "S(1)@gpu": "[null, gpu]"}

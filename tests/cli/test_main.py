@@ -114,9 +114,17 @@ class TestCodes:
     def test_usage(self, shardplan, folder):
         run = shardplan("solve", "--mseh", "4x4", "m.onnx")
         assert run.code == 2
-        assert "No such option '--mseh'." in run.err
+        assert run.err.startswith("error[usage]: No such option '--mseh'. ")
         assert "'--mesh'" in run.err
+        assert run.err.endswith("\nhint: shardplan solve --help says what is allowed\n")
         assert run.out == ""
+
+    def test_a_missing_argument_and_option(self, shardplan, folder):
+        asked = {"solve": "Missing argument 'MODEL'", "export a.json": "Missing option '--to'"}
+        for given, said in asked.items():
+            run = shardplan(*given.split())
+            assert (run.code, run.err.count("\n")) == (2, 2)
+            assert run.err.startswith(f"error[usage]: {said}")
 
     def test_unknown_verb(self, shardplan, folder):
         run = shardplan("slove")

@@ -62,7 +62,7 @@ def test_causes():
     faster = {**profile, "levels": [{"name": "up", "link_gbps": 900.0}], "provenance": {"date": "later"}}
     slow = example_plan(cluster={"name": "h100-dgx", "digest": "a", "profile": profile})
     cases = {
-        "model changed (? → ? operators)": (base, example_plan(model={**base.model, "digest": "other"})),
+        "model changed (? operators in both)": (base, example_plan(model={**base.model, "digest": "other"})),
         "optimizer adam-mixed → sgd": (base, example_plan(model={**base.model, "optimizer": "sgd"})),
         "dim batch 32 → 64": (base, example_plan(model={**base.model, "dims": {"batch": 64, "sequence": 512}})),
         "constraint added: x: replicate": (base, example_plan(model={**base.model, "constraints": ["x: replicate"]})),

@@ -2,8 +2,10 @@
 
 import math
 import signal
+from dataclasses import replace
 
 import pytest
+from random_problems import problem_of_maxima
 
 from shardplan.cluster.mesh import make_cluster
 from shardplan.cluster.profile import load_profile
@@ -12,6 +14,7 @@ from shardplan.models import described
 from shardplan.pipeline.plan import plan_stages
 from shardplan.pipeline.schedule import parse_schedule
 from shardplan.planning import PlanOptions, plan_model
+from shardplan.solve import solve
 from shardplan.study.meshes import best_of, try_meshes
 
 MODEL = "transformer:hidden=256,layers=1,heads=8,ffn=1024,vocab=1024,batch=8,seq=128"
@@ -70,6 +73,31 @@ def test_the_best_plan_is_told_while_the_search_goes_on(model):
     assert len(best) > 1, "it was told more than once, so before the end"
     assert best == sorted(best, reverse=True)
     assert best[-1] >= plan.summary.step_ns * 1000 > 0
+
+
+def test_the_first_plan_is_told_before_a_bound_is_known_and_survives_ctrl_c():
+    """With equal layers a plan is known long before the answer to the first question."""
+    told = []
+
+    def hurry(standing):
+        told.append(standing)
+        if math.isfinite(standing.best) and sum(math.isfinite(one.best) for one in told) == 1:
+            signal.raise_signal(signal.SIGINT)
+
+    model = described(MODEL.replace("layers=1", "layers=4"))
+    plan = plan_model(model, on("2x4"), PlanOptions(effort="quick"), hurry)
+    first = next(standing for standing in told if math.isfinite(standing.best))
+    assert first.bound == -math.inf
+    assert plan.summary.outcome == "interrupted"
+    assert plan.summary.step_ns * 1000 <= first.best + 1000
+
+
+def test_a_proof_that_nothing_fits_is_no_less_one_after_ctrl_c():
+    """Its outcome was `interrupted`, with an infinite bound, which the planner took for a defect of its own."""
+    problem = replace(problem_of_maxima(0, memory=True), limit=0)
+    with Interruption(armed=True):
+        signal.raise_signal(signal.SIGINT)
+        assert solve(problem, averages=3).outcome == "infeasible"
 
 
 def test_a_pipeline_that_is_known_survives_ctrl_c(model):

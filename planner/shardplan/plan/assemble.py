@@ -105,9 +105,12 @@ def price(
     limit_bytes: int,
     penalties: Mapping[Node, Costs] | None = None,
     below_s: float = math.inf,
+    *,
+    soon: bool = False,
 ) -> Priced:
     """Lowers, prices and schedules an assignment. `penalties`: picoseconds for choices that break soft constraints;
-    `below_s`: if the plan cannot take less, penalties included, its schedule is not optimised.
+    `below_s`: if the plan cannot take less, penalties included, its schedule is not optimised. With `soon`, it is not
+    either.
 
     Weights stay gathered and are gathered as early, and gradients reduced as late, as the memory limit allows; a plan
     that exceeds the limit under every schedule gets the schedule that needs the least memory.
@@ -118,7 +121,7 @@ def price(
     lowered = Lowered(built, choice, operators, optimizer_ns, memory)
     penalty_s = sum(float(cost[choice[node]]) for node, cost in (penalties or {}).items()) / PS_PER_S
     mismatch = _mismatch(built, choice, lowered.parts())
-    fitted = lowered.fitted(limit_bytes, below_s - penalty_s)
+    fitted = lowered.soon(limit_bytes) if soon else lowered.fitted(limit_bytes, below_s - penalty_s)
     return Priced(lowered, fitted, penalty_s, mismatch)
 
 

@@ -226,7 +226,9 @@ def _causes(old: Plan, new: Plan) -> Iterator[str]:
     """Differences in the requests of the two plans; if there are none, the planner itself decided differently."""
     was, now = old.model, new.model
     if was.get("digest") != now.get("digest"):
-        yield f"model changed ({was.get('operators', '?')} → {now.get('operators', '?')} operators)"
+        before, after = was.get("operators", "?"), now.get("operators", "?")
+        count = f"{before} → {after} operators" if before != after else f"{after} operators in both"
+        yield f"model changed ({count})"
     yield from _reshaped(old, new)
     for field in MODEL.fields:
         usual = None if field.required else field.default

@@ -105,6 +105,20 @@ class Lowered:
         best = self.in_time(least, step, limit_bytes, below_s)
         return min((best, *some), key=lambda one: one.scheduled.seconds)
 
+    def soon(self, limit_bytes: int) -> Fitted:
+        """A schedule that fits if there is one, after few tries: if not all gathered weights may stay, none does."""
+        step = self.step()
+        if not self.built.options.cost_model.is_ours:
+            return Fitted(serial_schedule(step.parts), peak_of(self.held))
+        found = self.under(EAGER, step)
+        if found.keeps(limit_bytes):
+            return found
+        everything = frozenset(copy.tensor for copy in copies(self.built, step.parts.moves, self.rows))
+        if everything:
+            step = self.step(everything)
+            found = self.under(EAGER, step, everything)
+        return found if found.keeps(limit_bytes) else self._holding_less(step, limit_bytes, everything)
+
     def in_full_buckets(self, than: Fitted, limit_bytes: int) -> Fitted:
         """The same with full buckets, if that is shorter."""
         step = self.step(than.regathered, full=True)

@@ -39,11 +39,12 @@ class Answers:
         returns its result. `on_progress` is called with the standing of the search. Raises what the generator raises.
         """
         watch = Watch(on_progress)
+        search.spent.report = lambda: watch.scheduling(search)
         try:
             question = next(questions)
             while True:
                 asked = replace(question, restriction=both(question.restriction, restriction))
-                found = answer(self.graphs, asked, watch.of(search, question))
+                found = answer(self.graphs, asked, watch.of(search, question), search.glimpse if on_progress else None)
                 self.work += found.solution.work
                 if found.solution.choices is not None:
                     search.interruption.arm()

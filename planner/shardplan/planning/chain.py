@@ -124,8 +124,14 @@ def _most_left(instance: Instance, question: Question) -> float:
     return 1.0 if instance.options.equal_layers else wanted
 
 
-def answer(graphs: CostGraphs, question: Question, on_progress: Callable[[Progress], None] | None = None) -> Answer:
-    """The best assignment, or the proof that there is none. Raises `ShardplanError` for constraints that leave an
+def answer(
+    graphs: CostGraphs,
+    question: Question,
+    on_progress: Callable[[Progress], None] | None = None,
+    on_first: Callable[[Assigned], None] | None = None,
+) -> Answer:
+    """The best assignment, or the proof that there is none. `on_first` is called with the best assignment that treats
+    equal layers alike, which is known long before the answer. Raises `ShardplanError` for constraints that leave an
     operator or a tensor without any choice."""
     instance = graphs.instance
     built, memory = _graph(graphs, question)
@@ -144,6 +150,10 @@ def answer(graphs: CostGraphs, question: Question, on_progress: Callable[[Progre
     if is_new and _averages(question, instance.options):
         start = _from_equal_layers(reduced, instance.options, question, usual) or start
     alike = start.assignments
+    if alike and on_first is not None:
+        first = _inverted(undo, alike[0])
+        if first.remat is None:
+            on_first((layouts, first.choices))
     if question.start:  # these few cutting planes alone would lead away from good multipliers
         start = replace(start, assignments=())
     solution = _solved(reduced.sums[0].problem, instance.options, question, start, on_progress)

@@ -57,10 +57,12 @@ def judged(
     is_over: Callable[[], bool] = bool,
     *,
     only_best: bool = False,
+    heard: Callable[[Candidate], None] = lambda _: None,
 ) -> list[Candidate]:
     """The plans of assignments, the best first: those that fit, by their scheduled steps. `known`: plans scheduled
     earlier; new ones are added to it. If no assignment can fit under any schedule, one of them is scheduled; after
-    `is_over`, only one is. With `only_best`, a plan that cannot become the best is not scheduled fully."""
+    `is_over`, only one is. With `only_best`, a plan that cannot become the best is not scheduled fully. `heard` is
+    called with every plan."""
     known = {} if known is None else known
     fitting = [one for one in assignments if _holds_bytes(*one) <= limit_bytes]
     found: list[Candidate] = []
@@ -76,8 +78,15 @@ def judged(
             known[key] = Candidate(priced, layouts)
             if only_best and known[key].keeps(limit_bytes):
                 best_s = min(best_s, known[key].step_s)
+        heard(known[key])
         found.append(known[key])
     return sorted(found, key=lambda one: (not one.keeps(limit_bytes), one.step_s))
+
+
+def judged_soon(assigned: Assigned, limit_bytes: int) -> Candidate:
+    """The plan of an assignment with a schedule that is not optimised."""
+    layouts, choices = assigned
+    return Candidate(price(layouts.built, layouts.memory, choices, limit_bytes, layouts.penalties, soon=True), layouts)
 
 
 def _holds_bytes(layouts: Layouts, choices: tuple[int, ...]) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeAlias, TypeVar
 
@@ -14,7 +14,7 @@ from shardplan.graph.options import UNLIMITED_BYTES, Effort
 from shardplan.interruption import Interruption
 from shardplan.planning.chain import Answer, Assigned, Question, most_solved
 from shardplan.planning.instance import Instance
-from shardplan.planning.judge import Candidate, Known, judged
+from shardplan.planning.judge import Candidate, Known, judged, judged_soon
 from shardplan.planning.reduction import Layouts
 from shardplan.schedule.objective import Linear, Objective, Weights, at_multipliers
 from shardplan.solve import Plane
@@ -113,7 +113,8 @@ class Spent:
     """What a search has spent: `work`, in the units of `shardplan.solve.constants`, and the longest time (seconds) that
     the schedule of one plan took. For the progress line only: `best_s`, the shortest step of a plan that fits;
     `solved`, the plain problems of answered questions at most; `left`, those of questions to come, and `later`, those
-    of later searches."""
+    of later searches; `report`, which is called when `best_s` may have changed. `first`: a plan that was scheduled
+    before the first answer, which Ctrl-C keeps."""
 
     work: float = 0.0
     layout_s: float = 0.0
@@ -121,6 +122,8 @@ class Spent:
     solved: int = 0
     left: int = 0
     later: int = 0
+    first: Candidate | None = None
+    report: Callable[[], None] = lambda: None
 
 
 @dataclass(frozen=True)
@@ -200,11 +203,30 @@ class Search:
         """The plans of assignments, the best first; at least one, however late it is."""
         before, known = time.monotonic(), len(self.known)
         limit, is_over = self.limit_bytes, lambda: self._is_late(before, known)
-        found = judged(assignments, limit, self.known, is_over, only_best=self.only_best)
+        self.spent.report()
+        found = judged(assignments, limit, self.known, is_over, only_best=self.only_best, heard=self._heard)
         self._is_late(before, known)
-        fitting = [one.step_s for one in found if one.keeps(self.instance.limit_bytes)]
-        self.spent.best_s = min([self.spent.best_s, *fitting])
         return found
+
+    def glimpse(self, assigned: Assigned) -> None:
+        """Schedules an assignment if no plan is known yet: for the progress line, and for Ctrl-C."""
+        if math.isinf(self.spent.best_s) and not self.is_over:
+            first = judged_soon(assigned, self.instance.limit_bytes)
+            if first.keeps(self.instance.limit_bytes):
+                self.interruption.arm()
+                self.spent.first = first
+                self._heard(first)
+
+    def with_glimpsed(self, found: Found) -> Found:
+        """After Ctrl-C, the better of a plan and of the one that was scheduled first: what is known is kept."""
+        if self.spent.first is None or not self.interruption.asked:
+            return found
+        return found.better([self.spent.first], self.instance.limit_bytes)
+
+    def _heard(self, candidate: Candidate) -> None:
+        if candidate.keeps(self.instance.limit_bytes):
+            self.spent.best_s = min(self.spent.best_s, candidate.step_s)
+        self.spent.report()
 
     def best_of(self, found: Found, assignments: Sequence[Assigned]) -> Found:
         """The best of the known plan and of those of `assignments` that may be better; the others are kept as

@@ -77,23 +77,25 @@ class Turn:
 
 @dataclass
 class Watch:
-    """Reports progress whenever the solver does. `bound`: the highest bound that holds for every plan."""
+    """Reports progress whenever the solver does, and when plans are scheduled. `bound`: the highest bound that holds
+    for every plan; `last`: what was reported last."""
 
     on_progress: OnProgress | None
     bound: float = field(default=-math.inf)
+    last: Standing = field(default=Standing(math.inf, -math.inf))
 
     def of(self, search: Search, question: Question) -> Callable[[Progress], None] | None:
         """The callback for the solver of a question; the question's start is reported at once."""
         if self.on_progress is None:
             return None
-        tell, doing, holds = self.on_progress, _doing(question), _holds_for_all(question, search.instance)
+        doing, holds = _doing(question), _holds_for_all(question, search.instance)
 
         def update(progress: Progress) -> None:
             best = search.spent.best_s * PS_PER_S
             bound = max(self.bound, progress.bound) if holds else self.bound
             spent, most = search.spent, most_solved(question, search.instance.options)
             solved = min(progress.solved, most - 1)
-            tell(
+            self._tell(
                 Standing(
                     best, min(bound, best), self._share(search, progress.work), doing,
                     done=spent.solved + solved, left=max(spent.left, most) + spent.later - solved,
@@ -102,6 +104,17 @@ class Watch:
 
         update(Progress(0.0, math.inf, -math.inf, "reduce"))
         return update
+
+    def scheduling(self, search: Search) -> None:
+        """Reports that plans are scheduled, with the best so far."""
+        best = search.spent.best_s * PS_PER_S
+        bound = max(self.bound, self.last.bound)
+        self._tell(replace(self.last, best=best, bound=min(bound, best), doing="scheduling the best plans found"))
+
+    def _tell(self, standing: Standing) -> None:
+        if self.on_progress is not None:
+            self.last = standing
+            self.on_progress(standing)
 
     def heard(self, search: Search, question: Question, bound: float) -> None:
         """Keeps the bound of an answer, if it holds for every plan."""

@@ -16,6 +16,7 @@ from shardplan.solve.constants import (
     AVERAGES_SOLVES,
     AVERAGES_UNPROVEN,
     CANDIDATES,
+    MULTIPLIER_DIGITS,
     SHORTFALL_SECONDS,
     SUMS_BROADEST,
 )
@@ -148,7 +149,7 @@ def _averaged(
 ) -> Solution:
     """Plain problems at several multipliers: the only method if the sums are too broad to become sums over nodes."""
     with Budget(time_limit, work_limit, effort) as budget:
-        report, failures = on_progress or (lambda _: None), [""]
+        report, failures, bounds = on_progress or (lambda _: None), [""], [-math.inf]
 
         def plain(averaged: Problem, prices: Mapping[int, float]) -> Solution:
             left = None if time_limit is None else max(0.0, budget.seconds_left) / 2
@@ -161,11 +162,14 @@ def _averaged(
             )  # fmt: skip
             budget.work += found.work
             failures.append(found.failure)
-            report(Progress(budget.seconds, np.inf, -np.inf, "bound", budget.work, len(failures) - 1))
+            if math.isfinite(found.bound):
+                bounds.append(found.bound / 2**MULTIPLIER_DIGITS)
+            report(Progress(budget.seconds, np.inf, max(bounds), "bound", budget.work, len(failures) - 1))
             return found
 
         found = by_averages(problem, plain, start, budget.expired, most, below)
-        outcome: Outcome = "interrupted" if budget.interrupted else found.outcome
+        is_cut = budget.interrupted and found.outcome != "infeasible"  # a proof holds, whatever comes after it
+        outcome: Outcome = "interrupted" if is_cut else found.outcome
         reproducible = found.reproducible and not budget.timed_out
         return replace(found, outcome=outcome, reproducible=reproducible, work=budget.work, failure=max(failures))
 

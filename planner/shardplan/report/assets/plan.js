@@ -53,7 +53,7 @@ function meshCard(report) {
     el("div", { class: "links" }, axes.map((axis, number) => el("div", {},
       el("span", { class: "chip axis", style: { background: axisColor(number) } }, `${axis.name} = ${axis.size}`),
       " ", unbroken(`over ${axis.link}${axis.rate ? `, ${digits(axis.rate / 1e9)} GB/s a link` : ""}${axis.shared ? `, ${digits(axis.shared[1] / 1e9)} per device when all ${axis.shared[0]} send` : ""}`),
-      axis.size > 1 && axis.does.length ? el("div", { class: "soft" }, axis.does.filter(([, share]) => share >= 0.005).map(([name, share], at) => [at ? ", " : "", el("span", { class: "whole" }, `${name} ${percent(share)}`)])) : null))));
+      axis.size > 1 && axis.does.length ? el("div", { class: "soft" }, axis.does.filter(([, share]) => share >= 0.005).map(([name, share], at, all) => [at ? " " : "", el("span", { class: "whole" }, `${name} ${percent(share)}${at < all.length - 1 ? "," : ""}`)])) : null))));
 }
 function head(report) {
   return section("summary", "Summary",
