@@ -119,5 +119,5 @@ function meshesView(tried) {
     { label: "mesh", value: (row) => row[0] }, { label: "step", value: (row) => row[1] ?? Infinity, text: (row) => (row[1] === null ? "–" : duration(row[1])), number: true },
     { label: "lower bound", value: (row) => row[2], text: (row) => (row[2] ? duration(row[2]) : "–"), number: true }, { label: "memory", value: (row) => row[3] ?? 0, text: (row) => (row[3] === null ? "–" : bytes(row[3])), number: true },
     { label: "compared", value: (row) => row[4] },
-  ], { name: "meshes" })));
+  ], { name: "meshes", narrow: true })));
 }

@@ -1,6 +1,6 @@
 "use strict";
 // columns: [{label, value(row), text(row), node(row), number}]; rows are drawn `step` at a time
-function sortable(rows, columns, { by = null, step = 20, name = "rows", details = null } = {}) {
+function sortable(rows, columns, { by = null, step = 20, name = "rows", details = null, narrow = false } = {}) {
   let key = by, down = true, shown = step, word = "";
   const body = el("tbody"), heads = columns.map((column, number) => el("th", { scope: "col", class: column.number ? "number" : column.plain ? "action" : "" }, column.plain ? column.label :
     el("button", { type: "button", on: { click: () => { down = key === number ? !down : Boolean(column.number); key = number; draw(); } } }, column.label)));
@@ -28,7 +28,7 @@ function sortable(rows, columns, { by = null, step = 20, name = "rows", details 
   }
   draw();
   return el("div", {}, el("div", { class: "tools" }, input, note, el("span", { class: "grow" }), more),
-    el("div", { class: "scroll" }, el("table", {}, el("thead", {}, el("tr", {}, heads)), body)));
+    el("div", { class: "scroll" }, el("table", { class: narrow ? "narrow" : "" }, el("thead", {}, el("tr", {}, heads)), body)));
 }
 // A button that unfolds one row below `line`
 function unfolding(label, line, columns, make) {
