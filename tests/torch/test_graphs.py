@@ -79,6 +79,7 @@ def test_generators_are_refused():
 SAID = {
     "shape of data": "error[cannot-export]: 'index_1' has a shape that depends on data, and a graph has fixed ones",
     "changing function": "Changing, an autograd.Function, changes its argument (mark_dirty)\nhint: let it return a",
+    "function that was taken before": "Changing.apply, of an autograd.Function, is called by another name\nhint: call",
     "hook": "a graph cannot hold all of this model: it hooks the gradient of a value (Tensor.register_hook)\nhint: a",
     "hooked module": "a module in it has full backward hooks (register_full_backward_hook)\nhint: hook the gradients",
     "gradient inside": "a graph cannot hold all of this model: it differentiates inside (torch.autograd.grad)\nhint: a",

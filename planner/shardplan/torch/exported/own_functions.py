@@ -8,27 +8,36 @@ in its place that runs the program's `backward` (`shardplan.torch.exported.own_b
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+import inspect
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 from torch._ops import _get_dispatch_mode_pre_dispatch
-from torch.autograd.function import Function, FunctionCtx, _is_setup_context_defined, _SingleLevelFunction
+from torch.autograd.function import (
+    BackwardCFunction,
+    Function,
+    FunctionCtx,
+    _is_setup_context_defined,
+    _SingleLevelFunction,
+)
 from torch.nn.modules._functions import BackwardHookFunction
 from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import CheckpointFunction
 
 from shardplan.torch.exported.reentrant import written_checkpoint
-from shardplan.torch.exported.untraceable import untraceable
+from shardplan.torch.exported.untraceable import having, untraceable
 
 _META = "own_function"
 _APPLY = vars(torch._C._FunctionBase)["apply"]  # noqa: SLF001 - torch has no public name for what `apply` ends in
+_FUNCTION_APPLY = vars(Function)["apply"]
 _PROXIES = torch._C._TorchDispatchModeKey.PROXY  # noqa: SLF001 - as above
 
 
 _NO_CHANGE = "let it return a new tensor"
+_BY_ITS_NAME = "call `F.apply(...)` where it is used; an `apply` that was taken before cannot be seen"
 _NO_HOOKS = "hook the gradients of parameters, before or after the plan is applied, or change gradients after backward"
 
 
@@ -100,28 +109,53 @@ class _Recorder(FunctionCtx):  # type: ignore[misc]
 def marking_own_functions() -> Iterator[list[Call]]:
     """Programs that are exported within have markers for their own functions; gives the calls, by number."""
     calls: list[Call] = []
+    inside: list[Any] = []
+
+    def as_it_is(cls: Any, args: tuple[Any, ...]) -> Any:
+        inside.append(cls)
+        try:
+            return _APPLY.__get__(None, cls)(*args)
+        finally:
+            inside.pop()
 
     def marked(cls: Any, *args: Any) -> Any:
         if _get_dispatch_mode_pre_dispatch(_PROXIES) is None:  # it is called by what is a node already
-            return _APPLY.__get__(None, cls)(*args)
-        return _written(cls, args, calls)
+            return as_it_is(cls, args)
+        return _written(cls, args, calls, as_it_is)
 
-    _SingleLevelFunction.apply = classmethod(marked)  # all ways to call `apply` end here, also `f = F.apply` of before
-    try:
+    def of_function(cls: Any, *args: Any, **named: Any) -> Any:
+        if torch._C._are_functorch_transforms_active():  # noqa: SLF001 - torch's own `apply` asks this
+            return _FUNCTION_APPLY.__get__(None, cls)(*args, **named)
+        if _is_setup_context_defined(cls.setup_context):
+            bound = inspect.signature(cls.forward).bind(*args, **named)
+            bound.apply_defaults()
+            args, named = bound.args, bound.kwargs
+        return marked(cls, *args, **named)
+
+    def check(context: Any) -> None:
+        """Raises `ShardplanError` for a call that none of the functions above has seen."""
+        if not inside and _get_dispatch_mode_pre_dispatch(_PROXIES) is not None:
+            name = type(context).__name__.removesuffix("Backward")
+            raise untraceable(f"{name}.apply, of an autograd.Function, is called by another name", _BY_ITS_NAME)
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(having(_SingleLevelFunction, "apply", classmethod(marked)))
+        if not isinstance(_FUNCTION_APPLY, classmethod):  # since torch 2.14 it does not end in the one of its base
+            stack.enter_context(having(Function, "apply", classmethod(of_function)))
+        stack.enter_context(having(BackwardCFunction, "__init__", check))
         yield calls
-    finally:
-        del _SingleLevelFunction.apply
 
 
-def _written(cls: Any, args: tuple[Any, ...], calls: list[Call]) -> Any:
-    """What a call returns. One of torch's is written as what it means, one without gradients as what it does."""
+def _written(cls: Any, args: tuple[Any, ...], calls: list[Call], as_it_is: Callable[..., Any]) -> Any:
+    """What a call returns. One of torch's is written as what it means, one without gradients as what it does
+    (`as_it_is`)."""
     if cls is CheckpointFunction:
         return written_checkpoint(args)
     if cls is BackwardHookFunction:
         raise untraceable("a module in it has full backward hooks (register_full_backward_hook)", _NO_HOOKS)
     needed = tuple(isinstance(each, Tensor) and each.requires_grad for each in args)
     if not torch.is_grad_enabled() or not any(needed):
-        return _APPLY.__get__(None, cls)(*args)
+        return as_it_is(cls, args)
     if not issubclass(cls, Function):
         raise untraceable("it calls a function of its own (autograd.Function) within a transform of torch.func")
     recorder = _Recorder(cls, needed)
