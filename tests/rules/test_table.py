@@ -86,6 +86,13 @@ def test_shapes_that_contradict_the_operator_are_refused():
     )
 
 
+@pytest.mark.parametrize(("kind", "given"), [("ArgMax", {"axis": 1}), ("ReduceSum", {"axes": (0, -2)})])
+def test_an_axis_that_there_is_not_is_refused(kind, given):
+    model = model_of(Operator("n", kind, ("a",), ("b",), given, version=11), a=(16,), b=(1,))
+    with pytest.raises(ShardplanError, match=r"of shape \[16\]\n  axis (1|-2) is no dim of rank 1"):
+        rule_for(model.operators[0], model)
+
+
 def test_empty_tensors_have_nothing_to_split():
     case = Case("Reshape", (np.zeros((0, 4), np.float32), i(0, 2, 2)), constants=(1,))
     model = model_of(Operator("n", "Reshape", ("a", "s"), ("b",), version=13), a=(0, 4), s=(3,), b=(0, 2, 2))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shardplan.rules.equation import letters
+from shardplan.rules.equation import EquationError, letters
 from shardplan.rules.row import Entry, Row, by, row
 from shardplan.rules.signature import Signature
 from shardplan.rules.types import InnerCollective
@@ -43,7 +43,14 @@ def reduced_axes(signature: Signature) -> tuple[int, ...] | None:
         axes = given
     if not axes and signature.integer("noop_with_empty_axes"):
         return ()
-    return tuple(sorted(axis % rank for axis in axes)) if axes else tuple(range(rank))
+    return tuple(sorted(_from_the_front(axis, rank) for axis in axes)) if axes else tuple(range(rank))
+
+
+def _from_the_front(axis: int, rank: int) -> int:
+    """The dim that an attribute names. Raises `EquationError` if there is no such dim."""
+    if not -rank <= axis < max(rank, 1):
+        raise EquationError(f"axis {axis} is no dim of rank {rank}")
+    return axis % rank if rank else 0
 
 
 def reduction_equation(signature: Signature, axes: tuple[int, ...], how: str) -> tuple[str, list[str]]:
@@ -60,7 +67,8 @@ def reduction_equation(signature: Signature, axes: tuple[int, ...], how: str) ->
 
 def arg_extremum(signature: Signature) -> Row:
     """`ArgMax`, `ArgMin`: along the axis, pairs of value and index are merged inside."""
-    equation, factors = reduction_equation(signature, (signature.axis(0),), "merge")
+    axis = _from_the_front(signature.integer("axis"), signature.rank())
+    equation, factors = reduction_equation(signature, (axis,), "merge")
     return Row(equation.replace(factors[0], f"@{factors[0]}", 1), inner=_merged(signature, factors, values=2))
 
 
