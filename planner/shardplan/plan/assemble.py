@@ -106,11 +106,11 @@ def price(
     penalties: Mapping[Node, Costs] | None = None,
     below_s: float = math.inf,
     *,
-    soon: bool = False,
+    first_fit: bool = False,
 ) -> Priced:
     """Lowers, prices and schedules an assignment. `penalties`: picoseconds for choices that break soft constraints;
-    `below_s`: if the plan cannot take less, penalties included, its schedule is not optimised. With `soon`, it is not
-    either.
+    `below_s`: if the plan cannot take less, penalties included, its schedule is not optimised. With `first_fit`, it
+    is not either.
 
     Weights stay gathered and are gathered as early, and gradients reduced as late, as the memory limit allows; a plan
     that exceeds the limit under every schedule gets the schedule that needs the least memory.
@@ -121,7 +121,7 @@ def price(
     lowered = Lowered(built, choice, operators, optimizer_ns, memory)
     penalty_s = sum(float(cost[choice[node]]) for node, cost in (penalties or {}).items()) / PS_PER_S
     mismatch = _mismatch(built, choice, lowered.parts())
-    fitted = lowered.soon(limit_bytes) if soon else lowered.fitted(limit_bytes, below_s - penalty_s)
+    fitted = lowered.first_fit(limit_bytes) if first_fit else lowered.fitted(limit_bytes, below_s - penalty_s)
     return Priced(lowered, fitted, penalty_s, mismatch)
 
 

@@ -105,7 +105,7 @@ class Lowered:
         best = self.in_time(least, step, limit_bytes, below_s)
         return min((best, *some), key=lambda one: one.scheduled.seconds)
 
-    def soon(self, limit_bytes: int) -> Fitted:
+    def first_fit(self, limit_bytes: int) -> Fitted:
         """A schedule that fits if there is one, after few tries: if not all gathered weights may stay, none does."""
         step = self.step()
         if not self.built.options.cost_model.is_ours:
@@ -114,18 +114,14 @@ class Lowered:
         if found.keeps(limit_bytes):
             return found
         everything = frozenset(copy.tensor for copy in copies(self.built, step.parts.moves, self.rows))
-        if everything:
-            step = self.step(everything)
-            found = self.under(EAGER, step, everything)
-        return found if found.keeps(limit_bytes) else self._holding_less(step, limit_bytes, everything)
+        if not everything:
+            return self._holding_less(step, limit_bytes, STAY)
+        return self._eager_or_less(self.step(everything), limit_bytes, everything)
 
     def in_full_buckets(self, than: Fitted, limit_bytes: int) -> Fitted:
         """The same with full buckets, if that is shorter."""
         step = self.step(than.regathered, full=True)
-        found = self.under(EAGER, step, than.regathered)
-        if not found.keeps(limit_bytes):
-            found = self._holding_less(step, limit_bytes, than.regathered)
-        found = self.in_time(found, step, limit_bytes)
+        found = self.in_time(self._eager_or_less(step, limit_bytes, than.regathered), step, limit_bytes)
         is_better = found.scheduled.seconds < than.scheduled.seconds
         return found if is_better and found.keeps(max(limit_bytes, than.memory.total)) else than
 
@@ -168,6 +164,11 @@ class Lowered:
     def _waits(found: Fitted) -> bool:
         """Whether a step waits so long that gathering weights just in time may be worth its memory."""
         return found.scheduled.waited_s > WORTH_HOLDING * found.scheduled.seconds
+
+    def _eager_or_less(self, step: StepMoves, limit_bytes: int, regathered: frozenset[str]) -> Fitted:
+        """The schedule that gathers and reduces at the fastest times, or one that holds less if that does not fit."""
+        found = self.under(EAGER, step, regathered)
+        return found if found.keeps(limit_bytes) else self._holding_less(step, limit_bytes, regathered)
 
     def _holding_less(self, step: StepMoves, limit_bytes: int, regathered: frozenset[str]) -> Fitted:
         """The first policy that fits, or the last one."""

@@ -28,8 +28,8 @@ class TensorDecision:
 
     `perm` etc. are set for parameters only: checkpoint dims in graph order as in `model.Parameter`; `layout` and
     `shape` here are in graph orientation, the file has parameters in checkpoint orientation. `optimizer`: layout of its
-    optimizer state if that is sharded apart from it. `saved`: kept for backward; `recomputed`: recomputed for backward
-    instead, if that was chosen value by value. `bytes_per_device`: of the kept layout.
+    optimizer state if that is sharded apart from it. `saved`: kept for backward; `recomputed`: made anew for
+    backward instead, if that was chosen value by value. `bytes_per_device`: of the kept layout.
     """
 
     name: str

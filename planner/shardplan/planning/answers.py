@@ -40,11 +40,12 @@ class Answers:
         """
         watch = Watch(on_progress)
         search.spent.report = lambda: watch.scheduling(search)
+        on_first = search.schedule_first if on_progress else None
         try:
             question = next(questions)
             while True:
                 asked = replace(question, restriction=both(question.restriction, restriction))
-                found = answer(self.graphs, asked, watch.of(search, question), search.glimpse if on_progress else None)
+                found = answer(self.graphs, asked, watch.of(search, question), on_first)
                 self.work += found.solution.work
                 if found.solution.choices is not None:
                     search.interruption.arm()

@@ -154,7 +154,8 @@ class RuntimePlans:
         mesh, are_one = self._instance.cluster.mesh, FREE_ROLES.isdisjoint(roles)
         of_coarser_s = enough_s if are_one else math.inf
         bound_s = 0.0
-        if not are_one and self.restriction is None:  # the plan of the coarser mesh proves nothing about this one
+        if not are_one and self.restriction is None and with_fewer_axes(self._instance, roles) is not None:
+            # the plan of the coarser mesh proves nothing about this one; without one, `among_all` checks it
             own = self._search_like(search, roles)
             bound_s = self._check_hopeful(own, roles, Arrangement(self.runtime, roles), enough_s)
         known = None if self.restriction is not None else self._coarser(roles, search, of_coarser_s)

@@ -83,10 +83,11 @@ def judged(
     return sorted(found, key=lambda one: (not one.keeps(limit_bytes), one.step_s))
 
 
-def judged_soon(assigned: Assigned, limit_bytes: int) -> Candidate:
+def first_judged(assigned: Assigned, limit_bytes: int) -> Candidate:
     """The plan of an assignment with a schedule that is not optimised."""
     layouts, choices = assigned
-    return Candidate(price(layouts.built, layouts.memory, choices, limit_bytes, layouts.penalties, soon=True), layouts)
+    priced = price(layouts.built, layouts.memory, choices, limit_bytes, layouts.penalties, first_fit=True)
+    return Candidate(priced, layouts)
 
 
 def _holds_bytes(layouts: Layouts, choices: tuple[int, ...]) -> int:

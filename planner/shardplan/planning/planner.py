@@ -254,7 +254,7 @@ class Planner:
             with contextlib.suppress(NoPlanError):
                 return self._answered(finer(search, coarser, least_s(self.instance)), search)
         found = self._answered(shortest(search, enough_s if coarser is None else math.inf), search, restriction)
-        found = search.with_glimpsed(found)
+        found = search.with_first(found)
         return found if restriction is not None else self._from_state_as_kept(found, search)
 
     def _from_state_as_kept(self, found: Found, search: Search) -> Found:

@@ -14,7 +14,7 @@ from shardplan.graph.options import UNLIMITED_BYTES, Effort
 from shardplan.interruption import Interruption
 from shardplan.planning.chain import Answer, Assigned, Question, most_solved
 from shardplan.planning.instance import Instance
-from shardplan.planning.judge import Candidate, Known, judged, judged_soon
+from shardplan.planning.judge import Candidate, Known, first_judged, judged
 from shardplan.planning.reduction import Layouts
 from shardplan.schedule.objective import Linear, Objective, Weights, at_multipliers
 from shardplan.solve import Plane
@@ -208,16 +208,16 @@ class Search:
         self._is_late(before, known)
         return found
 
-    def glimpse(self, assigned: Assigned) -> None:
+    def schedule_first(self, assigned: Assigned) -> None:
         """Schedules an assignment if no plan is known yet: for the progress line, and for Ctrl-C."""
         if math.isinf(self.spent.best_s) and not self.is_over:
-            first = judged_soon(assigned, self.instance.limit_bytes)
+            first = first_judged(assigned, self.instance.limit_bytes)
             if first.keeps(self.instance.limit_bytes):
                 self.interruption.arm()
                 self.spent.first = first
                 self._heard(first)
 
-    def with_glimpsed(self, found: Found) -> Found:
+    def with_first(self, found: Found) -> Found:
         """After Ctrl-C, the better of a plan and of the one that was scheduled first: what is known is kept."""
         if self.spent.first is None or not self.interruption.asked:
             return found
