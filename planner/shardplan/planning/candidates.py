@@ -60,6 +60,8 @@ FIRST_WORK = 0.6
 """Share of the remaining work for the question that proves the bound."""
 ROUGH_WORK = 2e3
 """Work of a question that only gives further candidates."""
+LESS_WORK = 2e2
+"""Work of the question for plans that need less memory than the best one: one plan is enough to start from."""
 PARENTS = 2
 """Number of the best simulated plans that are crossed over with all others."""
 CROSSED = 16
@@ -135,7 +137,9 @@ def _with_fewer_staying(
     found = yield from searched(replace(search, regather=True), remat, below_s=below_s)
     proven = free
     with contextlib.suppress(NoPlanError):
-        proven = yield from of_phases(search, limit_bytes, remat, parts=2, start=free.multipliers, averages=1)
+        proven = yield from of_phases(
+            search, limit_bytes, remat, parts=2, objective=free.objective, start=free.multipliers, averages=1
+        )
     return proven.proven_by(free).better([free.candidate, found.candidate], limit_bytes)
 
 
@@ -206,7 +210,14 @@ def under_the_limit(
     if free is not None and not chooses_remat:
         try:
             near = yield from of_phases(
-                search, limit_bytes, remat, parts=2, start=free.multipliers, averages=1, enough_s=enough_s
+                search,
+                limit_bytes,
+                remat,
+                parts=2,
+                objective=free.objective,
+                start=free.multipliers,
+                averages=1,
+                enough_s=enough_s,
             )
         except NoPlanError as none:
             if none.answer.solution.outcome == "infeasible":
@@ -241,16 +252,19 @@ def of_phases(
     *,
     parts: float = 1,
     chooses_remat: bool = False,
+    objective: Objective | None = None,
     start: Weights = (),
     planes: Sequence[Plane] = (),
     averages: int | None = None,
     enough_s: float = math.inf,
 ) -> Questions[Found]:
-    """The best plan for the maxima of the phases' sums, searched from the multipliers `start` or the cutting planes
-    `planes`. Raises `NoPlanError` if there is no plan, and `NoBetterError` if every plan takes `enough_s` or more."""
+    """The best plan for the maxima of the phases' sums (those of `objective`), searched from the multipliers `start` or
+    the cutting planes `planes`. Raises `NoPlanError` if there is no plan, and `NoBetterError` if every plan takes
+    `enough_s` or more."""
     unproven = UNPROVEN if chooses_remat and search.instance.options.gap else 0.0
     question = Question(
         limit_bytes,
+        objective,
         remat=remat,
         chooses_remat=chooses_remat,
         unproven=unproven,
@@ -369,7 +383,8 @@ def needing_less_memory(search: Search, found: Found) -> Questions[Found]:
     less = int(LESS * found.candidate.holds_bytes)
     question = replace(_question(found, None), equal_layers=True, limit_bytes=less, stay=True)
     met = search.met
-    found, _ = yield from _with(search, found, replace(question, averages=AVERAGES["quick"]), proves=False)
+    question = replace(question, averages=AVERAGES["quick"])
+    found, _ = yield from _with(search, found, question, proves=False, work=LESS_WORK)
     if search.met > met:
         found = yield from crossed(search, found)
     return found
@@ -420,14 +435,16 @@ def _among(search: Search, found: Found, questions: Sequence[Question], *, prove
     return found
 
 
-def _with(search: Search, found: Found, question: Question, *, proves: bool = True) -> Questions[tuple[Found, float]]:
+def _with(
+    search: Search, found: Found, question: Question, *, proves: bool = True, work: float = ROUGH_WORK
+) -> Questions[tuple[Found, float]]:
     """The best of the known plan and of the plans that answer one question, with the bound of that answer in seconds.
     With `proves`, these plans are not scheduled if their bound is no better than the known plan."""
     if search.is_over or found.outcome == "interrupted":
         return found, math.inf
     below_s = found.candidate.step_s if proves else math.inf
     question = replace(question, ends_s=search.share(2), unproven=ROUGH, below_s=below_s, shortfall=False)
-    answer = yield from asked(search, question, min(ROUGH_WORK, search.work_left))
+    answer = yield from asked(search, question, min(work, search.work_left))
     solution = answer.solution
     if solution.outcome == "interrupted":
         found = replace(found, outcome="interrupted")

@@ -11,6 +11,7 @@ from typing import Any, Final, TypeAlias
 
 from shardplan.constraints.types import Constraint
 from shardplan.graph.build import CostGraph
+from shardplan.graph.cuts import binding_cuts
 from shardplan.graph.memory import Memory
 from shardplan.graph.near import Near
 from shardplan.graph.options import Effort, PlanOptions
@@ -24,7 +25,7 @@ from shardplan.planning.reduction import Assignment, Layouts, Posed, Reduction, 
 from shardplan.planning.rematerialisation import Rematerialisation, everything
 from shardplan.planning.restrictions import KnownToPlanner, Restriction
 from shardplan.planning.staying_weights import StayingWeights
-from shardplan.schedule.objective import Linear, Objective, Weights, single_sums
+from shardplan.schedule.objective import Linear, Objective, Sum, Weights, fitting, single_sums
 from shardplan.solve import Plane, Problem, Progress, Solution, Start, solve
 from shardplan.units import PS_PER_S
 
@@ -35,6 +36,10 @@ MOST_JUDGED = 6
 JUDGED_NODES = 12_000
 """More candidates are scheduled as long as they have at most this many nodes in all: small plans take almost
 no time."""
+CUT_ROUNDS = 2
+"""Maximum number of times that sums are added to the objective of a step."""
+CUT_LEAST = 0.02
+"""Share of the step that a sum must add."""
 MOST_EQUAL = 6
 """Minimum number of candidates with equal layers among them, if the search found such first."""
 
@@ -107,15 +112,19 @@ def _averages(question: Question, options: PlanOptions) -> int:
     return (question.averages or AVERAGES[options.effort]) if options.gap > 0.0 else 0
 
 
-def chain(
-    instance: Instance, question: Question, objective: Objective
-) -> tuple[tuple[Reduction[Any], ...], tuple[Reduction[Any], ...]]:
-    """The reductions in the order of `apply`: first those that rule out or penalise choices of one cost graph, then
-    those that change what the choices are. `invert` runs in reverse order."""
+def _restricting(instance: Instance, question: Question) -> tuple[Reduction[Any], ...]:
+    """The reductions that rule out or penalise choices of one cost graph, in the order of `apply`."""
     peers = () if instance.complete else (KnownToPlanner(instance.options.cost_model),)
-    restricting = (ConstraintMasks(instance.constraints, question.without), Restriction(question.restriction), *peers)
-    alike = EqualLayers(_most_left(instance, question))
-    return restricting, (Rematerialisation(), StayingWeights(), Maxima(objective.sizes), alike)
+    return (ConstraintMasks(instance.constraints, question.without), Restriction(question.restriction), *peers)
+
+
+def _transforming(instance: Instance, question: Question, objective: Objective) -> tuple[Reduction[Any], ...]:
+    """The reductions that follow, which change what the choices are. `invert` runs in reverse order."""
+    return Rematerialisation(), StayingWeights(), Maxima(objective.sizes), EqualLayers(_most_left(instance, question))
+
+
+def _linears(question: Question, objective: Objective) -> tuple[Linear, ...]:
+    return single_sums(objective) if question.linear is None else (question.linear,)
 
 
 def _most_left(instance: Instance, question: Question) -> float:
@@ -133,30 +142,11 @@ def answer(
     """The best assignment, or the proof that there is none. `on_first` is called with the best assignment that treats
     equal layers alike, which is known long before the answer. Raises `ShardplanError` for constraints that leave an
     operator or a tensor without any choice."""
-    instance = graphs.instance
-    built, memory = _graph(graphs, question)
-    objective = question.objective or objective_of(built)
-    restricting, transforming = chain(instance, question, objective)
-    linears = single_sums(objective) if question.linear is None else (question.linear,)
-    posed, _ = _applied(restricting, _posed(graphs, question, (built, memory), linears))
-    layouts, most_left = posed.sums[0], _most_left(instance, question)
-    reduced, undo = _applied(transforming, posed)
-    usual, given = (
-        Start(tuple(each for each in multipliers if each), question.planes, question.prices)
-        for multipliers in (objective.usual_multipliers, question.start)
-    )
-    start = given if given.multipliers else usual
-    is_new = question.linear is None and not (most_left or question.planes)
-    if is_new and _averages(question, instance.options):
-        start = _from_equal_layers(reduced, instance.options, question, usual) or start
-    alike = start.assignments
-    if alike and on_first is not None:
-        first = _inverted(undo, alike[0])
-        if first.remat is None:
-            on_first((layouts, first.choices))
-    if question.start:  # these few cutting planes alone would lead away from good multipliers
-        start = replace(start, assignments=())
-    solution = _solved(reduced.sums[0].problem, instance.options, question, start, on_progress)
+    instance, asked = graphs.instance, _graph(graphs, question)
+    reduced, solution = _with_cuts(graphs, question, asked, on_progress, on_first)
+    objective, layouts, undo, alike = reduced.objective, reduced.layouts, reduced.undo, reduced.start.assignments
+    if solution is None:
+        solution = reduced.solved(question, instance.options, on_progress)
     if solution.choices is None:
         return Answer(question, objective, layouts, solution)
     candidates = []
@@ -167,13 +157,89 @@ def answer(
         chosen = layouts
         if assignment.remat is not None:
             decided = graphs.recomputing(assignment.remat)
-            alone = Layouts(*decided, to_problem(*decided, question.limit_bytes, linears[0]), {})
-            posed, _ = _applied(restricting, Posed((alone,)))
+            alone = Layouts(*decided, to_problem(*decided, question.limit_bytes, _linears(question, objective)[0]), {})
+            posed, _ = _applied(_restricting(instance, question), Posed((alone,)))
             chosen = posed.sums[0]
         candidates.append((chosen, assignment.choices))
-    whole = None if question.chooses_remat or most_left else layouts.having(reduced.sums[0].problem)
+    whole = None if question.chooses_remat or _most_left(instance, question) else layouts.having(reduced.problem)
     best, choices = candidates[0]
     return Answer(question, objective, best, replace(solution, choices=choices), whole, tuple(candidates))
+
+
+@dataclass(frozen=True)
+class _Reduced:
+    """A question after all reductions: the problem of layouts and that of the solver, the data that take assignments
+    back, and where the search starts."""
+
+    objective: Objective
+    layouts: Layouts
+    problem: Problem
+    undo: Sequence[tuple[Reduction[Any], Any]]
+    start: Start
+
+    def solved(
+        self, question: Question, options: PlanOptions, on_progress: Callable[[Progress], None] | None
+    ) -> Solution:
+        start = self.start
+        if question.start:  # the few cutting planes of its assignments alone would lead away from good multipliers
+            start = replace(start, assignments=())
+        return _solved(self.problem, options, question, start, on_progress)
+
+    def first(self, assignments: Sequence[tuple[int, ...]]) -> Assigned | None:
+        """The first of some assignments of the solver's problem; none where it says what is recomputed."""
+        assignment = _inverted(self.undo, assignments[0]) if assignments else None
+        return None if assignment is None or assignment.remat is not None else (self.layouts, assignment.choices)
+
+    def binding_cuts(self, met: Assigned | None) -> Mapping[str, tuple[Sum, ...]]:
+        """The sums that an assignment shows to be missing."""
+        return {} if met is None else binding_cuts(self.layouts.built, met[1], self.objective, CUT_LEAST)
+
+
+def _with_cuts(
+    graphs: CostGraphs,
+    question: Question,
+    asked: tuple[CostGraph, Memory],
+    on_progress: Callable[[Progress], None] | None,
+    on_first: Callable[[Assigned], None] | None,
+) -> tuple[_Reduced, Solution | None]:
+    """The question after all reductions, with the sums that its first assignment shows to be missing: one with equal
+    layers, or else the solution, which is returned too."""
+    options = graphs.instance.options
+    reduced = _reduced(graphs, question, asked, question.objective or objective_of(asked[0]))
+    is_open = question.objective is None and question.linear is None and options.cost_model.is_ours
+    solution: Solution | None = None
+    for left in range(CUT_ROUNDS if is_open else 0, -1, -1):
+        met = reduced.first(reduced.start.assignments)
+        if met and on_first is not None:
+            on_first(met)
+        if not left or time.monotonic() >= question.ends_s:
+            break
+        if not reduced.start.assignments:
+            solution = reduced.solved(question, options, on_progress)
+            met = reduced.first(solution.candidates if solution.outcome != "interrupted" else ())
+        cuts = reduced.binding_cuts(met)
+        if not cuts:
+            break
+        solution = None
+        reduced = _reduced(graphs, question, asked, reduced.objective.with_cuts(cuts))
+    return reduced, solution
+
+
+def _reduced(graphs: CostGraphs, question: Question, asked: tuple[CostGraph, Memory], objective: Objective) -> _Reduced:
+    """The question with an objective, after all reductions."""
+    instance = graphs.instance
+    linears = _linears(question, objective)
+    posed, _ = _applied(_restricting(instance, question), _posed(graphs, question, asked, linears))
+    last, undo = _applied(_transforming(instance, question, objective), posed)
+    usual, given = (
+        Start(tuple(each for each in multipliers if each), question.planes, question.prices)
+        for multipliers in (objective.usual_multipliers, question.start and fitting(question.start, objective))
+    )
+    start = given if given.multipliers else usual
+    is_new = question.linear is None and not (_most_left(instance, question) or question.planes)
+    if is_new and _averages(question, instance.options):
+        start = _from_equal_layers(last, instance.options, question, usual) or start
+    return _Reduced(objective, posed.sums[0], last.sums[0].problem, undo, start)
 
 
 def _graph(graphs: CostGraphs, question: Question) -> tuple[CostGraph, Memory]:

@@ -146,7 +146,13 @@ def _proven(
         return found
     with contextlib.suppress(NoPlanError):
         whole = yield from of_phases(
-            search, found.limit_bytes, remat, start=start, planes=planes, averages=WHOLE_AVERAGES
+            search,
+            found.limit_bytes,
+            remat,
+            objective=found.objective if planes else None,
+            start=start,
+            planes=planes,
+            averages=WHOLE_AVERAGES,
         )
         best = found.better([whole.candidate], search.instance.limit_bytes)
         found = replace(whole, candidate=best.candidate, reproducible=whole.reproducible and found.reproducible)
@@ -157,7 +163,7 @@ def by_pairs(search: Search, found: Found) -> Questions[Found]:
     """The best plan that a search over pairs of axes finds."""
     instance = search.instance
     remat: Recompute = found.candidate.layouts.built.recompute
-    question = Question(found.limit_bytes, remat=remat, averages=AVERAGES["quick"], unproven=ROUGH)
+    question = Question(found.limit_bytes, found.objective, remat=remat, averages=AVERAGES["quick"], unproven=ROUGH)
     for pair in itertools.combinations(real_axes(instance.cluster.mesh), 2):
         if search.is_over or found.outcome == "interrupted":
             break

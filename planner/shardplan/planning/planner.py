@@ -192,7 +192,9 @@ class Planner:
         priced = in_best_buckets(candidate.priced, limit)
         if priced.mismatch:
             self._warn(warning("price-mismatch", priced.mismatch, hint="the plan has the former"))
-        proof = Proof(found.bound_s - priced.penalty_s, _outcome(found), found.reproducible, found.multipliers)
+        sizes = objective_of(candidate.layouts.built).sizes  # sums that were added for one problem have no place
+        multipliers = tuple(row[:size] for row, size in zip(found.multipliers, sizes, strict=True))
+        proof = Proof(found.bound_s - priced.penalty_s, _outcome(found), found.reproducible, multipliers)
         return Chosen(assemble(priced, limit, proof), priced, candidate.layouts.memory)
 
     @property

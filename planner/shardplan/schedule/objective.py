@@ -104,7 +104,7 @@ class Linear:
         if term.segment == "update":
             return ALWAYS
         return sum(
-            phase.count * weight * _share(chosen, term, position, self.objective)
+            phase.count * weight * share_of(chosen, term, position, self.objective)
             for phase, weights in zip(self.objective.phases, self.weights, strict=True)
             if term.segment in phase.segments
             for chosen, weight in zip(phase.sums, weights, strict=True)
@@ -151,16 +151,19 @@ def plain_sum(objective: Objective, forward: float, backward: float, *, outermos
 
 def at_multipliers(objective: Objective, multipliers: Weights) -> Linear:
     """The sums weighted by Lagrange multipliers: `multipliers[p]` are those of all sums of phase p except its base,
-    which has the rest up to one.
-
-    Phases without multipliers, and sums added later, have weight zero.
-    """
-    weights = []
-    for number, phase in enumerate(objective.phases):
-        given = list(multipliers[number]) if number < len(multipliers) else []
-        others = (given + [0.0] * len(phase.sums))[: len(phase.sums) - 1]
-        weights.append((max(0.0, 1.0 - sum(others)), *others))
+    which has the rest up to one."""
+    weights = ((max(0.0, 1.0 - sum(others)), *others) for others in fitting(multipliers, objective))
     return Linear(objective, tuple(weights))
+
+
+def fitting(multipliers: Weights, objective: Objective) -> Weights:
+    """Multipliers of a similar objective as those of this one: phases without multipliers, and sums added later, have
+    zero; sums that this one lacks are left out."""
+    found = []
+    for number, size in enumerate(objective.sizes):
+        given = multipliers[number] if number < len(multipliers) else ()
+        found.append((*given, *(0.0 for _ in range(size)))[:size])
+    return tuple(found)
 
 
 def step_objective(
@@ -203,8 +206,8 @@ def serial_objective(*, training: bool, microbatches: int) -> Objective:
     return Objective((forward, backward, once) if training else (forward,), 0.0)
 
 
-def _share(chosen: Sum, term: Term, position: int, objective: Objective) -> float:
-    """The coefficient of a term in one sum."""
+def share_of(chosen: Sum, term: Term, position: int, objective: Objective) -> float:
+    """The coefficient of a term at an operator in one sum."""
     on_link = objective.links.share(chosen.level, term.levels)
     if chosen.side == "busy":
         return _busy(term, objective.kappa, on_link)
