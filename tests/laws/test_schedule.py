@@ -14,6 +14,7 @@ from step_problems import count, every_assignment, step_problem
 from shardplan.cluster.mesh import make_cluster
 from shardplan.cluster.profile import profile_from_text
 from shardplan.graph.build import build_cost_graph
+from shardplan.graph.cuts import binding_cuts, sums_around, work_of
 from shardplan.graph.memory import Memory
 from shardplan.graph.options import UNLIMITED_BYTES, PlanOptions
 from shardplan.graph.problem import objective_of, to_problem
@@ -151,6 +152,34 @@ def test_the_largest_sums_bound_the_schedule_of_weights_that_go_through_operator
         bound_s = evaluate(whole, choices).cost / PS_PER_S
         assert bound_s <= shortest_s(price(built, memory, choices, UNLIMITED_BYTES)) + slack_s(built)
         limit = int(0.7 * evaluate(whole, choices).peak_bytes)
+
+
+@given(larger_models, clusters, options, st.data())
+@settings(max_examples=10)
+def test_sums_around_any_operator_bound_the_schedule_and_are_what_the_objective_says(model, cluster, asked, data):
+    """The highest sums of an assignment are found for all operators at once, and here again term by term."""
+    built, memory = graph_of(model, cluster, asked)
+    objective = objective_of(built)
+    plain = to_problem(built, memory, None, at_multipliers(objective, objective.usual_multipliers))
+    factor = data.draw(st.sampled_from([1, 8]))
+    choices = solve(replace(plain, costs=tuple(factor * one for one in plain.costs))).choices
+    cuts = binding_cuts(built, choices, objective, -1.0)
+    around = {phase.name for phase in objective.phases if any(one.cut >= 0 for one in phase.sums)}
+    assert set(cuts) == around
+    step_s = shortest_s(price(built, memory, choices, UNLIMITED_BYTES))
+    for phase in objective.phases:
+        for chosen in cuts.get(phase.name, ()):
+            at_once = sums_around(chosen.side, chosen.level, phase, objective, work_of(built, choices))
+            every = tuple(replace(chosen, cut=place) for place in range(len(built.operators)))
+            phases = tuple(
+                replace(one, sums=(one.sums[0], *every)[: 99 * (one is phase) + 1]) for one in objective.phases
+            )
+            sums = single_sums(replace(objective, phases=phases))
+            values = np.array([evaluate(to_problem(built, memory, None, one), choices).cost for one in sums[1:]])
+            assert np.ptp(values - phase.count * at_once) <= 100, "picoseconds: each table is rounded"
+            assert values.max() / PS_PER_S <= step_s + slack_s(built)
+            assert np.argmax(values) == chosen.cut or values.max() - values[chosen.cut] <= 100
+    assert binding_cuts(built, choices, objective.with_cuts(cuts), 1e-9) == {}
 
 
 @given(models, clusters, options)

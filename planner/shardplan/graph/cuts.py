@@ -28,31 +28,29 @@ def binding_cuts(
 ) -> dict[str, tuple[Sum, ...]]:
     """By name of a phase, the sum around one operator that is most above all sums of that phase, if that is more than
     the share `least` of the step. `choices`: of all nodes, in graph order."""
-    work = _work(built, choices)
+    work = work_of(built, choices)
     known = [max(_value(one, phase, objective, work) for one in phase.sums) for phase in objective.phases]
     least_ps = least * sum(phase.count * value for phase, value in zip(objective.phases, known, strict=True))
     found: dict[str, tuple[Sum, ...]] = {}
     for phase, value in zip(objective.phases, known, strict=True):
-        highest = (_highest(side, level, phase, objective, work) for side, level in _sides(phase))
-        above, one = max(highest, key=lambda each: each[0], default=(value, phase.sums[0]))
-        if phase.count * (above - value) > least_ps:
-            found[phase.name] = (one,)
+        for above, one in _highest(phase, objective, work):
+            if phase.count * (above - value) > least_ps:
+                found[phase.name] = (one,)
     return found
 
 
-def _sides(phase: PhaseSums) -> list[tuple[Side, str]]:
-    """The kinds of sums around operators that a phase has already."""
-    return list(dict.fromkeys((one.side, one.level) for one in phase.sums if one.cut >= 0))
+def _highest(phase: PhaseSums, objective: Objective, work: Work) -> list[tuple[float, Sum]]:
+    """The highest of all sums around operators, of the kinds that a phase has already, with its picoseconds; nothing if
+    it has none."""
+    found: list[tuple[float, Sum]] = []
+    for side, level in dict.fromkeys((one.side, one.level) for one in phase.sums if one.cut >= 0):
+        values = sums_around(side, level, phase, objective, work)
+        cut = int(np.argmax(values))
+        found.append((float(values[cut]), Sum(side, level, cut)))
+    return sorted(found, key=lambda each: -each[0])[:1]
 
 
-def _highest(side: Side, level: str, phase: PhaseSums, objective: Objective, work: Work) -> tuple[float, Sum]:
-    """The highest of the sums around all operators, with its picoseconds."""
-    values = _around(side, level, phase, objective, work)
-    cut = int(np.argmax(values))
-    return float(values[cut]), Sum(side, level, cut)
-
-
-def _work(built: CostGraph, choices: Sequence[int]) -> Work:
+def work_of(built: CostGraph, choices: Sequence[int]) -> Work:
     """What an assignment computes and sends."""
     found: dict[Term, Amounts] = defaultdict(lambda: np.zeros(len(built.model.operators) + 1))
 
@@ -71,12 +69,12 @@ def _work(built: CostGraph, choices: Sequence[int]) -> Work:
 def _value(one: Sum, phase: PhaseSums, objective: Objective, work: Work) -> float:
     """The picoseconds of a sum."""
     if one.cut >= 0:
-        return float(_around(one.side, one.level, phase, objective, work)[one.cut])
+        return float(sums_around(one.side, one.level, phase, objective, work)[one.cut])
     own = ((term, each) for term, each in work.items() if term.segment in phase.segments)
     return sum(share_of(one, term, 0, objective) * float(each.sum()) for term, each in own)
 
 
-def _around(side: Side, level: str, phase: PhaseSums, objective: Objective, work: Work) -> Amounts:
+def sums_around(side: Side, level: str, phase: PhaseSums, objective: Objective, work: Work) -> Amounts:
     """The picoseconds of the sums around all operators p, by p: what is computed from p on and blocks behind it, and of
     the link's traffic what blocks before p and what is gathered, or reduced, up to p."""
     wanted = "gather" if side == "gathered first" else "reduce"

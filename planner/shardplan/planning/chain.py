@@ -38,7 +38,7 @@ JUDGED_NODES = 12_000
 no time."""
 CUT_ROUNDS = 2
 """Maximum number of times that sums are added to the objective of a step."""
-CUT_LEAST = 0.02
+CUT_LEAST = 0.05
 """Share of the step that a sum must add."""
 MOST_EQUAL = 6
 """Minimum number of candidates with equal layers among them, if the search found such first."""
