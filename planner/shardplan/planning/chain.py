@@ -112,15 +112,15 @@ def _averages(question: Question, options: PlanOptions) -> int:
     return (question.averages or AVERAGES[options.effort]) if options.gap > 0.0 else 0
 
 
-def _restricting(instance: Instance, question: Question) -> tuple[Reduction[Any], ...]:
-    """The reductions that rule out or penalise choices of one cost graph, in the order of `apply`."""
+def chain(
+    instance: Instance, question: Question, objective: Objective
+) -> tuple[tuple[Reduction[Any], ...], tuple[Reduction[Any], ...]]:
+    """The reductions in the order of `apply`: first those that rule out or penalise choices of one cost graph, then
+    those that change what the choices are. `invert` runs in reverse order."""
     peers = () if instance.complete else (KnownToPlanner(instance.options.cost_model),)
-    return (ConstraintMasks(instance.constraints, question.without), Restriction(question.restriction), *peers)
-
-
-def _transforming(instance: Instance, question: Question, objective: Objective) -> tuple[Reduction[Any], ...]:
-    """The reductions that follow, which change what the choices are. `invert` runs in reverse order."""
-    return Rematerialisation(), StayingWeights(), Maxima(objective.sizes), EqualLayers(_most_left(instance, question))
+    restricting = (ConstraintMasks(instance.constraints, question.without), Restriction(question.restriction), *peers)
+    alike = EqualLayers(_most_left(instance, question))
+    return restricting, (Rematerialisation(), StayingWeights(), Maxima(objective.sizes), alike)
 
 
 def _linears(question: Question, objective: Objective) -> tuple[Linear, ...]:
@@ -158,7 +158,7 @@ def answer(
         if assignment.remat is not None:
             decided = graphs.recomputing(assignment.remat)
             alone = Layouts(*decided, to_problem(*decided, question.limit_bytes, _linears(question, objective)[0]), {})
-            posed, _ = _applied(_restricting(instance, question), Posed((alone,)))
+            posed, _ = _applied(chain(instance, question, objective)[0], Posed((alone,)))
             chosen = posed.sums[0]
         candidates.append((chosen, assignment.choices))
     whole = None if question.chooses_remat or _most_left(instance, question) else layouts.having(reduced.problem)
@@ -228,9 +228,9 @@ def _with_cuts(
 def _reduced(graphs: CostGraphs, question: Question, asked: tuple[CostGraph, Memory], objective: Objective) -> _Reduced:
     """The question with an objective, after all reductions."""
     instance = graphs.instance
-    linears = _linears(question, objective)
-    posed, _ = _applied(_restricting(instance, question), _posed(graphs, question, asked, linears))
-    last, undo = _applied(_transforming(instance, question, objective), posed)
+    restricting, transforming = chain(instance, question, objective)
+    posed, _ = _applied(restricting, _posed(graphs, question, asked, _linears(question, objective)))
+    last, undo = _applied(transforming, posed)
     usual, given = (
         Start(tuple(each for each in multipliers if each), question.planes, question.prices)
         for multipliers in (objective.usual_multipliers, question.start and fitting(question.start, objective))
