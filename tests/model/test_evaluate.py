@@ -1,5 +1,7 @@
 """The table of numpy functions says what ONNX's reference evaluator says."""
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
@@ -146,6 +148,15 @@ def test_the_reference_evaluator_covers_the_rest():
 def test_what_cannot_be_computed_is_left_alone():
     node = helper.make_node("Reshape", ["x", "s"], ["y"])
     assert evaluate.value_of(node, {}, [np.arange(4), np.array([3])], OPSET) is None
+
+
+@pytest.mark.filterwarnings("error")
+def test_numbers_that_are_not_finite_warn_nobody():
+    """Positions relative to a query, as T5 has them: the logarithm of zero is cast, and then replaced."""
+    node = helper.make_node("Log", ["x"], ["y"])
+    assert evaluate.value_of(node, {}, [np.zeros(1, np.float32)], OPSET)[0].tolist() == [-math.inf]
+    node = helper.make_node("Cast", ["x"], ["y"], to=7)
+    assert evaluate.value_of(node, attributes_of(node), [np.full(1, -math.inf)], OPSET)[0].dtype == np.int64
 
 
 def test_results_are_read_only():

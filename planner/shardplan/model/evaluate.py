@@ -44,9 +44,10 @@ def value_of(
     """The outputs of one node, read-only, or None when they cannot be computed."""
     function = _TABLE.get(node.op_type) if node.domain in ("", "ai.onnx") else None
     try:
-        results = function(inputs, attributes, opset) if function else None
-        if results is None:
-            results = _by_reference(node, inputs, opset)
+        with np.errstate(all="ignore"):  # a logarithm of zero is the model's own business
+            results = function(inputs, attributes, opset) if function else None
+            if results is None:
+                results = _by_reference(node, inputs, opset)
     except Exception:  # noqa: BLE001 - the evaluator has gaps and raises anything; the node then stays in the graph
         return None
     arrays = tuple(np.asarray(result) for result in results)
