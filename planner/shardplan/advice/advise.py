@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from shardplan.advice.optimizer_state import least_step_s
+from shardplan.advice.optimizer_state import LEAST, least_step_s
 from shardplan.advice.sizes import Rounding, computing, roundings
 from shardplan.cluster.build import profile_from_resolved
 from shardplan.cluster.mesh import make_cluster, merged
@@ -35,8 +35,6 @@ from shardplan.planning.instance import MOST_WHOLE, real_axes
 from shardplan.rules import model_rules
 from shardplan.units import NS_PER_S, PS_PER_S, counted
 
-LEAST: Final = 0.02
-"""Share of the step that advice must save, by its lower bound and by its search."""
 MOST_TRIED: Final = 3
 """Number of sizes, and of meshes, that are solved at given multipliers: each takes about a twentieth of the plan's
 search."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Final
 
 from shardplan.cluster.types import Cluster
 from shardplan.graph.options import PlanOptions
@@ -13,14 +14,21 @@ from shardplan.planning import Planner
 from shardplan.planning.decided import Decided
 from shardplan.units import NS_PER_S, PS_PER_S
 
+LEAST: Final = 0.02
+"""Share of the step that advice must save, by its lower bound and by its search."""
+HOPE: Final = 0.85
+"""A search with everything free takes longer than the others: it follows if the bound is below this share of what is
+wanted."""
+
 
 def least_step_s(
     model: Model, cluster: Cluster, options: PlanOptions, plan: Plan, below_s: float, work: float, bound_work: float
 ) -> float:
     """The seconds of the best step that is found where the operators are split as in `plan` and only the places of
-    weights and of their state are free, or at usual multipliers where everything is; infinite if no step below a lower
-    bound of `below_s` is possible. `work`, `bound_work`: of the search, and of the bound. Raises `ShardplanError` for a
-    request that cannot be planned."""
+    weights and of their state are free, or at usual multipliers where everything is; if none of these is shorter by
+    the share `LEAST`, but the lower bound is far below, by a search with everything free. Infinite if no step below a
+    lower bound of `below_s` is possible. `work`, `bound_work`: of a search, and of the bound. Raises `ShardplanError`
+    for a request that cannot be planned."""
     planner = Planner(model, cluster, replace(options, shard_optimizer=True), reasons=False, decided=plan)
     free = planner.solve_at(planner.usual_multipliers, work=bound_work).solution
     if free.outcome == "interrupted":
@@ -28,5 +36,9 @@ def least_step_s(
     if free.choices is None or free.bound / PS_PER_S >= below_s:
         return math.inf
     steps_s = [one.step_s for one in planner.known.values() if one.keeps(planner.limit_bytes)]
-    found = planner.plan(Decided.of_plan(plan).as_split, work=work).summary
-    return min([*steps_s, found.step_ns / NS_PER_S])
+    found_s = planner.plan(Decided.of_plan(plan).as_split, work=work).summary.step_ns / NS_PER_S
+    step_s = min([*steps_s, found_s])
+    wanted_s = (1 - LEAST) * plan.summary.step_ns / NS_PER_S
+    if step_s >= wanted_s and free.bound / PS_PER_S < HOPE * wanted_s:
+        step_s = min(step_s, planner.plan(work=work).summary.step_ns / NS_PER_S)
+    return step_s
