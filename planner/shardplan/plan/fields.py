@@ -180,7 +180,7 @@ DETAILS = Record("details", (
     Field("scheduled_us", Microseconds(), "The scheduled step, in plans older than 1.4; newer plans have it in "
           "step_us.", "scheduled_ns", attrgetter("summary.scheduled_ns"), default=0),
     _detail("multipliers", ListOf(ListOf(Number(maximum=1))), "Lagrange multipliers with which the bound was proven: "
-            "one list for each phase, one number for each of its sums.", "multipliers", default=()),
+            "one list for each phase, one number for each of the sums that it always has.", "multipliers", default=()),
     _detail("prefetch_distance", Integer(-1), "Number of blocks by which a weight is gathered ahead of the block "
             "that reads it; -1: it is gathered right before it is read.", "prefetch_distance", default=1),
     Field("prefetches_in_time", Flag(), "Whether weights are gathered earlier where that distance is too short, just "
