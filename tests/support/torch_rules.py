@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch_twins
 from torch import Tensor
@@ -364,6 +365,11 @@ CASES: dict[str, Case] = {
         lambda x, y: x.index_put((torch.tensor([3, 0, 3, 1]),), y, accumulate=True),
         [(4, 8), (4, 8)],
     ),
+    "elements set by arrays": (
+        lambda x, y: _set(x * 1, (np.array([0, 3]), np.array([1, 2])), y) * x[..., np.array([5, 1])].sum(),
+        [(4, 8), (2,)],
+    ),
+    "elements set by an array of truths": (lambda x: _set(x * 1, (np.array([True, False] * 2), 1), 0.5), [(4, 8)]),
     "rows set by a mask": (lambda x, y: _set(x * 1, torch.tensor([True, False, True, True]), y), [(4, 8), (8,)]),
     "parts set": (
         lambda x, y: x.slice_scatter(y, 1, 2, 10, 2).select_scatter(y[:, 0] * 2, -1, 7),
@@ -689,7 +695,7 @@ GATHERED = frozenset(
     ("rows where a condition is true", "places where a condition is true", "embedding of bounded norm",
      "rows by a mask", "softmax of a number", "einsum of a diagonal",
      "a transform of complex numbers", "rows of noise", "windows by strides of memory",
-     "views that functions write into")
+     "views that functions write into", "elements set by an array of truths")
 )  # fmt: skip
 """Those that are in part computed whole by every process."""
 

@@ -24,7 +24,7 @@ def refuse_collective(func: Any) -> None:
         raise ShardplanError(
             error(
                 "own-collective",
-                f"the model itself calls a collective ({name}) on a value, which under a plan is that of the whole batch",
+                f"the model calls a collective ({name}) on a value, which under a plan is that of the whole batch",
                 hint="turn off what the model sends between processes, as for one process (sync_codebook=False)",
             )
         )
