@@ -117,7 +117,7 @@ class Sized(nn.Module):
 
 def test_a_refusal_names_the_line_of_the_program():
     with pytest.raises(ShardplanError, match=r"\n  at test_onnx_of_data.py, line \d+: return x\[: int\(sizes\[0\]\)\]"):
-        onnx_bytes(Sized(), (torch.randn(4), torch.tensor([2])), {})
+        onnx_bytes(Sized(), (torch.randn(4), torch.tensor([2], device="meta")), {})
 
 
 class Losses(nn.Module):

@@ -30,7 +30,7 @@ def are_numbers(item: Any) -> bool:
     if isinstance(item, (Value, torch.Tensor)):
         return item.dtype in _NUMBERS
     if isinstance(item, np.ndarray):
-        return item.dtype.kind == "i"
+        return bool(item.dtype.kind == "i")
     return isinstance(item, list) and all(type(each) is int for each in item)
 
 
