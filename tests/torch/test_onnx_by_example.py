@@ -56,6 +56,22 @@ def test_what_values_decide_is_as_in_the_example_where_the_largest_shapes_do_not
     assert module.seen == 1
 
 
+class Steps(nn.Module):
+    """As many steps as a grid has, as solvers of differential equations take them, with all that a mask may pick."""
+
+    def forward(self, x):
+        grid, made = torch.linspace(0, 1, 4), x
+        while grid[0] < 0.9:
+            made, grid = made * 2, grid[1:]
+        return made, x[x > 0]
+
+
+def test_conditions_are_as_in_the_example_and_masks_pick_all():
+    made, picked = evaluated(Steps(), torch.tensor([1.0, -1.0]))
+    assert made.tolist() == [8.0, -8.0]
+    assert picked.tolist() == [1.0, -1.0]
+
+
 def test_what_values_decide_needs_an_example_with_values():
     with torch.device("meta"):
         module, x = AsInExample(), torch.randn(3, 4)

@@ -20,7 +20,9 @@ Form = Callable[..., tuple[Any, Any]]
 class ExampleValues:
     """Answers in the order of the program: collected while `is_example`, and told afterwards."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, also_masks: bool) -> None:
+        """`also_masks`: what masks pick is asked for, too, beside numbers and conditions."""
+        self._also_masks = also_masks
         self._answers: list[tuple[str, Any]] = []
         self._at = 0
         self.is_example = True
@@ -36,7 +38,7 @@ class ExampleValues:
         export goes another way than the example."""
         name = getattr(func, "__name__", "")
         asked = _asked(func, name, args, kwargs)
-        if asked is None:
+        if asked is None or not (self._also_masks or name in _NUMBERS):
             return NotImplemented
         if self.is_example:
             answer = asked(*args, **kwargs)
@@ -70,10 +72,11 @@ def _asked(func: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any])
     return _OWN.get(name, func if name in _READ else None)
 
 
-_READ = frozenset(
+_NUMBERS = frozenset(
     ("__bool__", "__int__", "__index__", "__float__", "__contains__", "item", "tolist", "is_nonzero", "equal",
-     "allclose", "nonzero", "argwhere", "unique", "unique_consecutive", "_unique2", "bincount"),
+     "allclose", "one_hot"),
 )  # fmt: skip
+_READ = _NUMBERS | {"nonzero", "argwhere", "unique", "unique_consecutive", "_unique2", "bincount"}
 """Functions whose result is an answer itself."""
 
 

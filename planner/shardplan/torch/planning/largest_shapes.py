@@ -36,14 +36,15 @@ class LargestShapes(TorchFunctionMode):  # type: ignore[misc]
         """`guesses`: whether a condition that depends on data is assumed to be false; `guessed`: how often it was;
         `asked`: how often in the last pass of the program; `held`: which of these conditions, counted from 1, are
         assumed to hold, as checks of a program do; `enlarged`: whether a mask has picked more than
-        it does; `example`: what is known of the example's values, if it is to be asked."""
+        it does; `example`: what is known of the example's values, if it is to be asked; `told`: whether
+        the export is of what it has said."""
         super().__init__()
         self._known: dict[int, tuple[Tensor, Numbers]] = {}
         self._packed = PackedSequences()
         self.guesses, self.guessed = False, 0
         self.asked, self.held = 0, set[int]()
         self.example: ExampleValues | None = None
-        self.enlarged = False
+        self.enlarged, self.told = False, False
 
     def begin(self) -> None:
         """A pass of the program begins."""

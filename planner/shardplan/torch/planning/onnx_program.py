@@ -11,7 +11,7 @@ import functools
 import io
 import logging
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -86,37 +86,49 @@ def onnx_bytes(
         raise
     except Exception as problem:
         raise ShardplanError(refusal(problem)) from problem
-    if shapes.guessed:
-        warnings.warn(_GUESSED, stacklevel=2)
+    if shapes.told or shapes.guessed:
+        warnings.warn(_AS_IN_EXAMPLE if shapes.told else _GUESSED, stacklevel=2)
     return data
 
 
+_AS_IN_EXAMPLE = "the model has branches or sizes that depend on data: it is planned as with these example inputs"
 _GUESSED = "the model has branches that depend on data: it is planned as if their conditions did not hold"
 
 
 def _exported(model: nn.Module, args: Any, kwargs: Any, names: list[str], shapes: LargestShapes) -> Any:
-    """The export with the largest shapes, if possible; else with those of the example, where it has values."""
-    try:
-        with kept_out_of_caches():
-            return _at_largest(model, args, kwargs, names, shapes)
-    except Exception as problem:
-        if not (shapes.guesses or shapes.enlarged or is_of_data(problem)) or not _has_values(model, args, kwargs):
-            raise
-        first = problem
-    try:
-        return _as_in_example(model, args, kwargs, names, shapes)
-    except Exception:  # noqa: BLE001 - what fails without the example says more of the program
-        raise first from first.__cause__
+    """The export with the largest shapes. Where that fails, numbers and conditions are those of the example, or guesses;
+    where that fails too, so is what masks pick."""
+    ways: list[Callable[[], Any]] = [lambda: _in_real_numbers(model, args, kwargs, names)]
+    has_values, first = _has_values(model, args, kwargs), None
+    while ways:
+        try:
+            with kept_out_of_caches():
+                return ways.pop(0)()
+        except Exception as problem:
+            if first is None and is_of_data(problem):
+                ways += [lambda: _as_in_example(model, args, kwargs, names, shapes, also_masks=False)] * has_values
+                ways += [lambda: _guessed(model, args, kwargs, names, shapes)]
+            if first is None and (ways or shapes.enlarged) and has_values:
+                ways += [lambda: _as_in_example(model, args, kwargs, names, shapes)]
+            first = first or problem  # which says most of the program
+    raise first from first.__cause__
 
 
-def _as_in_example(model: nn.Module, args: Any, kwargs: Any, names: list[str], shapes: LargestShapes) -> Any:
+def _as_in_example(
+    model: nn.Module, args: Any, kwargs: Any, names: list[str], shapes: LargestShapes, *, also_masks: bool = True
+) -> Any:
     """The export with what the program reads from values of the example, with which it is run once."""
-    shapes.example, shapes.guessed = ExampleValues(), 0
-    with torch.random.fork_rng(devices=[]), kept_out_of_caches(), _unchanged_buffers(model):
-        model(*args, **kwargs)
-    shapes.example.is_example = False
-    with kept_out_of_caches():
-        return _in_real_numbers(model, args, kwargs, names)
+    shapes.example, shapes.guesses, shapes.guessed = ExampleValues(also_masks=also_masks), False, 0
+    try:
+        with torch.random.fork_rng(devices=[]), kept_out_of_caches(), _unchanged_buffers(model):
+            model(*args, **kwargs)
+        shapes.example.is_example = False
+        with kept_out_of_caches():
+            made = _in_real_numbers(model, args, kwargs, names)
+        shapes.told = True
+        return made
+    finally:
+        shapes.example = None
 
 
 def _has_values(model: nn.Module, args: Any, kwargs: Any) -> bool:
@@ -132,13 +144,8 @@ def _unchanged_buffers(model: nn.Module) -> Iterator[None]:
         yield
 
 
-def _at_largest(model: nn.Module, args: Any, kwargs: Any, names: list[str], shapes: LargestShapes) -> Any:
-    """The export without guesses about conditions, if possible; else as if none held but those that it checks."""
-    try:
-        return _in_real_numbers(model, args, kwargs, names)
-    except Exception as problem:
-        if not is_of_data(problem):
-            raise
+def _guessed(model: nn.Module, args: Any, kwargs: Any, names: list[str], shapes: LargestShapes) -> Any:
+    """The export as if no condition on data held but those that the program checks."""
     shapes.guesses = True
     while True:
         shapes.asked = shapes.guessed = 0
