@@ -96,22 +96,22 @@ _GUESSED = "the model has branches that depend on data: it is planned as if thei
 
 
 def _exported(model: nn.Module, args: Any, kwargs: Any, names: list[str], shapes: LargestShapes) -> Any:
-    """The export with the largest shapes. Where that fails, numbers and conditions are those of the example, or guesses;
-    where that fails too, so is what masks pick."""
-    ways: list[Callable[[], Any]] = [lambda: _in_real_numbers(model, args, kwargs, names)]
-    has_values, first = _has_values(model, args, kwargs), None
-    while ways:
-        try:
-            with kept_out_of_caches():
-                return ways.pop(0)()
-        except Exception as problem:
-            if first is None and is_of_data(problem):
-                ways += [lambda: _as_in_example(model, args, kwargs, names, shapes, also_masks=False)] * has_values
-                ways += [lambda: _guessed(model, args, kwargs, names, shapes)]
-            if first is None and (ways or shapes.enlarged) and has_values:
-                ways += [lambda: _as_in_example(model, args, kwargs, names, shapes)]
-            first = first or problem  # which says most of the program
-    raise first from first.__cause__
+    """The export with the largest shapes. Where that fails, numbers and conditions are those of the example, or
+    guesses; where that fails too, so is what masks pick."""
+    try:
+        with kept_out_of_caches():
+            return _in_real_numbers(model, args, kwargs, names)
+    except Exception as problem:
+        has_values, ways = _has_values(model, args, kwargs), list[Callable[[], Any]]()
+        if is_of_data(problem):
+            ways += [lambda: _as_in_example(model, args, kwargs, names, shapes, also_masks=False)] * has_values
+            ways += [lambda: _guessed(model, args, kwargs, names, shapes)]
+        if (ways or shapes.enlarged) and has_values:
+            ways += [lambda: _as_in_example(model, args, kwargs, names, shapes)]
+        for way in ways:
+            with contextlib.suppress(Exception), kept_out_of_caches():  # the first problem says more of the program
+                return way()
+        raise
 
 
 def _as_in_example(
