@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import pickle
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -138,6 +139,12 @@ def items_added(x: Tensor, y: Tensor) -> Tensor:
     """Another tensor is added to some columns."""
     x[:, :4] += y
     return x * 2
+
+
+def found_by_class(x: Tensor, y: Tensor) -> Tensor:
+    """A function of the library that a tensor's class is of, as libraries for several kinds of arrays find it."""
+    made: Tensor = sys.modules[type(x).__module__.partition(".")[0]].tensordot(x, y, 1)
+    return made
 
 
 def _set(whole: Tensor, index: Any, items: Any) -> Tensor:
@@ -530,6 +537,7 @@ CASES: dict[str, Case] = {
         lambda x, y: functional.gaussian_nll_loss(x, y, x * x + 0.1, full=True),
         [(4, 8), (4, 8)],
     ),
+    "a function found by class": (found_by_class, [(4, 8), (8, 4)]),
     "items set": (lambda x, y: items_set(x * 1, y), [(4, 8), (4, 4)]),
     "items added to": (lambda x, y: items_added(x * 1, y), [(4, 8), (4, 4)]),
     "operands by name": (

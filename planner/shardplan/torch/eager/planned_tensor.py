@@ -53,6 +53,7 @@ class Planned(Tensor):  # type: ignore[misc]
     `has_gradient_node`: it is the result of a program's `autograd.Function` whose backward is in the graph; `view_of`:
     how it was made, if it is a view; `changes`: the number of in-place changes."""
 
+    __module__ = "torch.planned"  # libraries find the functions for a tensor by the first name (opt_einsum, autoray)
     engine: Engine
     seen: tuple[Value, int] | None
     has_gradient_node: bool
