@@ -618,6 +618,13 @@ CASES: dict[str, Case] = {
         lambda q, k, v: functional.scaled_dot_product_attention(q, k, v, is_causal=True),
         [(4, 4, 8, 4), (4, 4, 8, 4), (4, 4, 8, 4)],
     ),
+    "attention of a query that sees nothing": (
+        lambda q, k, v: (
+            functional.scaled_dot_product_attention(q, k, v, torch.ones(8, 8, dtype=torch.bool).tril(-1))
+            + functional.scaled_dot_product_attention(q, k, v, torch.full((8, 8), -torch.inf, dtype=q.dtype).triu(0))
+        ),
+        [(2, 4, 8, 4)] * 3,
+    ),
     "grouped attention": (
         lambda q, k, v: functional.scaled_dot_product_attention(q, k, v, enable_gqa=True, scale=0.5),
         [(4, 8, 8, 4), (4, 4, 8, 4), (4, 4, 8, 4)],
