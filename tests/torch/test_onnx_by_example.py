@@ -104,23 +104,3 @@ class Cached(nn.Module):
 def test_caches_of_a_program_keep_no_tensor_of_the_export():
     read_module(Cached(), (torch.randn(3, 4),))
     assert torch.equal(places(3), torch.tensor([0, 1, 2]))
-
-
-class Elsewhere(nn.Module):
-    """Reads its weights from a dictionary, in which they are beside being the module's."""
-
-    def __init__(self):
-        super().__init__()
-        self.kept = {"weight": nn.Parameter(torch.randn(4, 4)), "scale": torch.ones(4)}
-        self.register_parameter("weight", self.kept["weight"])
-        self.register_buffer("scale", self.kept["scale"])
-
-    def forward(self, x):
-        return functional.linear(x, self.kept["weight"]) * self.kept["scale"]
-
-
-@pytest.mark.parametrize("device", ["cpu", "meta"])
-def test_weights_that_a_program_keeps_elsewhere_are_those_of_the_module(device):
-    with torch.device(device):
-        model = read_module(Elsewhere(), (torch.randn(3, 4),))
-    assert [(each.name, each.trainable) for each in model.parameters] == [("weight", True), ("scale", False)]

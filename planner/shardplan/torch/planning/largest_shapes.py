@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_map_only
 
 from shardplan.torch.plain_forms import is_by_sequences, masked_scatter, with_stacked_index
 from shardplan.torch.planning.example_values import ExampleValues
@@ -42,24 +41,19 @@ class LargestShapes(TorchFunctionMode):  # type: ignore[misc]
         super().__init__()
         self._known: dict[int, tuple[Tensor, Numbers]] = {}
         self._packed = PackedSequences()
-        self._moved: dict[int, tuple[Tensor, Tensor]] = {}
         self.guesses, self.guessed = False, 0
         self.asked, self.held = 0, set[int]()
         self.example: ExampleValues | None = None
         self.enlarged, self.told = False, False
 
-    def begin(self, before: Mapping[str, Tensor], now: Mapping[str, Tensor]) -> None:
-        """A pass of the program begins. `before`, `now`: the tensors of its modules, and those that an exporter has put
-        in their place; a program that has kept the former elsewhere, as in a dictionary, computes with the latter."""
-        pairs = ((tensor, now.get(name, tensor)) for name, tensor in before.items())
-        self._moved = {id(tensor): (tensor, other) for tensor, other in pairs if other is not tensor}
+    def begin(self) -> None:
+        """A pass of the program begins."""
         self.asked = 0
         if self.example is not None:
             self.example.begin()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs, name = _unseeded(kwargs or {}), getattr(func, "__name__", "")
-        args, kwargs = tree_map_only(Tensor, self._in_place_of, (args, kwargs))
         for form in (self._rewritten, self._told, self._looked):
             made = form(func, args, kwargs, name)
             if made is not NotImplemented:
@@ -71,9 +65,6 @@ class LargestShapes(TorchFunctionMode):  # type: ignore[misc]
             if numbers is not None and name in _PARTS:
                 self._note(made, _PARTS[name](numbers, *args[1:], **kwargs))
         return made
-
-    def _in_place_of(self, tensor: Tensor) -> Tensor:
-        return self._moved.get(id(tensor), (tensor, tensor))[1]
 
     def _told(self, func: Any, args: Any, kwargs: Any, name: str) -> Any:
         """What the example says."""

@@ -252,11 +252,11 @@ def _returning_tensors(inner: nn.Module, model: nn.Module, shapes: LargestShapes
     """`inner` computes what `model` does, its loss too, in `shapes`, and gives the tensors of the result. So names stay
     the inner module's."""
     forward = inner.forward
-    own, before = inner.__dict__.get("forward"), _owned(inner)
+    own = inner.__dict__.get("forward")
 
     @functools.wraps(forward)
     def flat(*args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
-        shapes.begin(before, _owned(inner))
+        shapes.begin()
         with shapes:
             if not isinstance(model, WithLoss):
                 return tuple(tensors_in(forward(*args, **kwargs)))
