@@ -33,9 +33,11 @@ def made(name: str, dtype: torch.dtype, device: str = "cpu") -> tuple[nn.Module,
     model, batch = PROGRAMS[name]()
 
     def typed(each: Tensor) -> Tensor:
+        if each.is_complex():  # `Module.to` would drop imaginary parts
+            return each.to(device, dtype.to_complex())
         return each.to(device, dtype if each.is_floating_point() else None)
 
-    return model.to(device, dtype), tree_map_only(Tensor, typed, batch)
+    return model._apply(typed), tree_map_only(Tensor, typed, batch)  # noqa: SLF001 - as `Module.to` does
 
 
 def ready() -> None:

@@ -324,6 +324,10 @@ def refused(tiny: Tiny, plan: Plan, what: str) -> str:
                 shardplan.torch.parallelize(model, plan, mesh)
                 model.transformer.ln_f.forward = lambda x: torch.renorm(x, 2.0, 0, 1.0)
                 model(ids)
+            case "own collective":
+                shardplan.torch.parallelize(model, plan, mesh)
+                model.transformer.ln_f.register_forward_pre_hook(lambda _, args: torch.distributed.all_reduce(args[0]))
+                model(ids)
             case "not parallel":
                 with shardplan.torch.count_comms(model):
                     pass

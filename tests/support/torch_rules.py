@@ -5,10 +5,12 @@ from __future__ import annotations
 import functools
 import itertools
 import pickle
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch_twins
 from torch import Tensor
@@ -137,6 +139,12 @@ def items_added(x: Tensor, y: Tensor) -> Tensor:
     """Another tensor is added to some columns."""
     x[:, :4] += y
     return x * 2
+
+
+def found_by_class(x: Tensor, y: Tensor) -> Tensor:
+    """A function of the library that a tensor's class is of, as libraries for several kinds of arrays find it."""
+    made: Tensor = sys.modules[type(x).__module__.partition(".")[0]].tensordot(x, y, 1)
+    return made
 
 
 def _set(whole: Tensor, index: Any, items: Any) -> Tensor:
@@ -364,6 +372,11 @@ CASES: dict[str, Case] = {
         lambda x, y: x.index_put((torch.tensor([3, 0, 3, 1]),), y, accumulate=True),
         [(4, 8), (4, 8)],
     ),
+    "elements set by arrays": (
+        lambda x, y: _set(x * 1, (np.array([0, 3]), np.array([1, 2])), y) * x[..., np.array([5, 1])].sum(),
+        [(4, 8), (2,)],
+    ),
+    "elements set by an array of truths": (lambda x: _set(x * 1, (np.array([True, False] * 2), 1), 0.5), [(4, 8)]),
     "rows set by a mask": (lambda x, y: _set(x * 1, torch.tensor([True, False, True, True]), y), [(4, 8), (8,)]),
     "parts set": (
         lambda x, y: x.slice_scatter(y, 1, 2, 10, 2).select_scatter(y[:, 0] * 2, -1, 7),
@@ -524,6 +537,7 @@ CASES: dict[str, Case] = {
         lambda x, y: functional.gaussian_nll_loss(x, y, x * x + 0.1, full=True),
         [(4, 8), (4, 8)],
     ),
+    "a function found by class": (found_by_class, [(4, 8), (8, 4)]),
     "items set": (lambda x, y: items_set(x * 1, y), [(4, 8), (4, 4)]),
     "items added to": (lambda x, y: items_added(x * 1, y), [(4, 8), (4, 4)]),
     "operands by name": (
@@ -603,6 +617,13 @@ CASES: dict[str, Case] = {
     "attention": (
         lambda q, k, v: functional.scaled_dot_product_attention(q, k, v, is_causal=True),
         [(4, 4, 8, 4), (4, 4, 8, 4), (4, 4, 8, 4)],
+    ),
+    "attention of a query that sees nothing": (
+        lambda q, k, v: (
+            functional.scaled_dot_product_attention(q, k, v, torch.ones(8, 8, dtype=torch.bool).tril(-1))
+            + functional.scaled_dot_product_attention(q, k, v, torch.full((8, 8), -torch.inf, dtype=q.dtype).triu(0))
+        ),
+        [(2, 4, 8, 4)] * 3,
     ),
     "grouped attention": (
         lambda q, k, v: functional.scaled_dot_product_attention(q, k, v, enable_gqa=True, scale=0.5),
@@ -689,7 +710,7 @@ GATHERED = frozenset(
     ("rows where a condition is true", "places where a condition is true", "embedding of bounded norm",
      "rows by a mask", "softmax of a number", "einsum of a diagonal",
      "a transform of complex numbers", "rows of noise", "windows by strides of memory",
-     "views that functions write into")
+     "views that functions write into", "elements set by an array of truths")
 )  # fmt: skip
 """Those that are in part computed whole by every process."""
 

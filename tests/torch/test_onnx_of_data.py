@@ -81,10 +81,12 @@ class Branching(nn.Module):
         return x * 2
 
 
-def test_branches_that_depend_on_data_are_not_taken_and_it_is_said():
-    with pytest.warns(UserWarning, match="branches that depend on data"):
+def test_branches_that_depend_on_data_are_as_in_the_example_or_not_taken_and_it_is_said():
+    with pytest.warns(UserWarning, match="planned as with these example inputs"):
         found = evaluated(Branching(), torch.ones(2, 2))
     assert (found[0] == 2).all()
+    with pytest.warns(UserWarning, match="branches that depend on data"):
+        onnx_bytes(Branching(), (torch.ones(2, 2, device="meta"),), {})
 
 
 class Checked(nn.Module):
@@ -104,8 +106,10 @@ class Checked(nn.Module):
 def test_checks_hold_and_generators_are_left_out():
     packed = torch.arange(64, 80, dtype=torch.uint8).view(4, 4)
     module, given = Checked(), (torch.randn(4, 4), torch.tensor([0, 2, 3]), torch.randn(2, 4, 4), packed)
-    with pytest.warns(UserWarning, match="branches that depend on data"):
+    with pytest.warns(UserWarning, match="planned as with these example inputs"):
         found = evaluated(module, *given)
+    with pytest.warns(UserWarning, match="branches that depend on data"):
+        onnx_bytes(module.to("meta"), tuple(each.to("meta") for each in given), {})
     for mine, theirs in zip(found, module(*given), strict=True):
         assert torch.allclose(torch.from_numpy(mine), theirs, atol=1e-5)
 
@@ -117,7 +121,7 @@ class Sized(nn.Module):
 
 def test_a_refusal_names_the_line_of_the_program():
     with pytest.raises(ShardplanError, match=r"\n  at test_onnx_of_data.py, line \d+: return x\[: int\(sizes\[0\]\)\]"):
-        onnx_bytes(Sized(), (torch.randn(4), torch.tensor([2])), {})
+        onnx_bytes(Sized(), (torch.randn(4), torch.tensor([2], device="meta")), {})
 
 
 class Losses(nn.Module):

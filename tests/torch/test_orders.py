@@ -1,18 +1,21 @@
 """Ranks that run a model in different orders: nothing is exchanged for something else in silence."""
 
 import random
+import warnings
 
 import pytest
 
 pytest.importorskip("torch")
 
 import onnx
+import torch
 from forced_plans import forced_plan
 from small_models import proto_of
 from torch_orders import MODELS
 from torch_ranks import Ranks
 
 from shardplan.model.read import read_model
+from shardplan.torch.collectives.order import content_of
 
 SAID = "error[another-order]: processes run the model in different orders: they are about to send different tensors"
 
@@ -69,3 +72,11 @@ def test_another_order_is_an_error_and_on_all_processes(four, strangers, plan_of
     assert len(set(said)) == 1
     for errors in four.run("torch_orders", "step", name, plan, mode):
         assert max(errors) < 1e-5
+
+
+def test_constants_are_told_apart_by_their_imaginary_parts_too():
+    one, other = (torch.complex(torch.ones(3), torch.full((3,), part)) for part in (1.0, 2.0))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert content_of(one) != content_of(other)
+    assert content_of(one.conj()) == content_of(torch.complex(one.real, -one.imag))

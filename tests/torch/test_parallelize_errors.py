@@ -24,6 +24,7 @@ TEXTS = {
     "another model": "error[unrealised-move]",
     "unknown operation": "error[unknown-operation]: operations without a rule were run whole on every process: "
     "renorm (1 times)",
+    "own collective": "error[own-collective]: the model calls a collective (all_reduce) on a value",
     "not parallel": "error[not-parallel]: no plan has been applied to this model",
 }
 

@@ -52,7 +52,8 @@ def content_of(tensor: Tensor) -> float:
     weights."""
     if tensor.is_meta or not tensor.numel():
         return 0.0
-    flat = torch.nan_to_num(tensor.detach().reshape(-1).to(torch.float64))
+    real = torch.view_as_real(tensor.detach().resolve_conj()) if tensor.is_complex() else tensor.detach()
+    flat = torch.nan_to_num(real.reshape(-1).to(torch.float64))
     factors = torch.linspace(1, 2, flat.numel(), dtype=torch.float64, device=flat.device)
     return float((flat.sign() * flat.abs().log1p() * factors).mean())
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.distributed.tensor import DTensor
 
-from shardplan.errors import ShardplanError, error
+from shardplan.errors import ShardplanError
 from shardplan.torch.eager.aliases import (
     SELVES,
     View,
@@ -32,6 +32,7 @@ from shardplan.torch.eager.aliases import (
 from shardplan.torch.eager.autograd_functions import with_gradient
 from shardplan.torch.eager.composites import body_of, is_composite
 from shardplan.torch.eager.control_flow import CONTROL_FLOW
+from shardplan.torch.eager.refused_calls import INNER_BACKWARD, refuse_collective
 from shardplan.torch.plain_forms import plain_form
 from shardplan.torch.propagation.engine import Engine
 from shardplan.torch.propagation.plan_graph import Key
@@ -52,6 +53,7 @@ class Planned(Tensor):  # type: ignore[misc]
     `has_gradient_node`: it is the result of a program's `autograd.Function` whose backward is in the graph; `view_of`:
     how it was made, if it is a view; `changes`: the number of in-place changes."""
 
+    __module__ = "torch.planned"  # libraries find the functions for a tensor by the first name (opt_einsum, autoray)
     engine: Engine
     seen: tuple[Value, int] | None
     has_gradient_node: bool
@@ -103,6 +105,7 @@ class Planned(Tensor):  # type: ignore[misc]
     @classmethod
     def _called(cls, func: Any, args: Any, kwargs: Any) -> Any:
         name = getattr(func, "__name__", "")
+        refuse_collective(func)
         if name == "__get__" or (name == "__set__" and func.__self__ in _SET):
             return _attribute(func, args)
         if name in _PLAIN or _transforms():
@@ -118,7 +121,7 @@ class Planned(Tensor):  # type: ignore[misc]
         if not engine.is_running:
             args, kwargs = _with_weights(args, engine), _with_weights(kwargs, engine)
         if name == "backward":
-            raise ShardplanError(_INNER_BACKWARD)
+            raise ShardplanError(INNER_BACKWARD)
         body = _body(func, args, kwargs)
         if body is not None:
             return body(*args, **kwargs)
@@ -133,6 +136,7 @@ class Planned(Tensor):  # type: ignore[misc]
         ATen."""
         if func is torch.ops.aten.detach.default:  # autograd gives back what it has saved, for a block to be recomputed
             return Planned.of(args[0].value, args[0].engine, is_leaf=False)
+        refuse_collective(func)
         engine = next(_planned((args, kwargs))).engine
         if kwargs and kwargs.get("out") is not None:
             return _filled(func.overloadpacket, *args, **kwargs)
@@ -159,11 +163,6 @@ _PLAIN = frozenset(
 _OF_MEMORY = frozenset(("stride", "storage_offset"))
 _DUALS = frozenset(("_make_dual", "_unpack_dual"))
 """Functions that bring a tensor into a transform, or out of it (`torch.func.jvp`)."""
-_INNER_BACKWARD = error(
-    "lost-gradient",
-    "a program calls backward on a value inside a model under a plan, as reversible layers do",
-    hint="call backward on what the model returns; torch.utils.checkpoint does what reversible layers are for",
-)
 _CHECKPOINT = torch.utils.checkpoint.__name__
 _VIEWS = {"T": torch.t, "mT": lambda tensor: tensor.transpose(-2, -1)}
 

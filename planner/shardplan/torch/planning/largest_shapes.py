@@ -19,6 +19,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from shardplan.torch.plain_forms import is_by_sequences, masked_scatter, with_stacked_index
+from shardplan.torch.planning.example_values import ExampleValues
 from shardplan.torch.planning.packed_sequences import PackedSequences, is_projected, projected
 
 _MOST = 256
@@ -34,32 +35,59 @@ class LargestShapes(TorchFunctionMode):  # type: ignore[misc]
     def __init__(self) -> None:
         """`guesses`: whether a condition that depends on data is assumed to be false; `guessed`: how often it was;
         `asked`: how often in the last pass of the program; `held`: which of these conditions, counted from 1, are
-        assumed to hold, as checks of a program do."""
+        assumed to hold, as checks of a program do; `enlarged`: whether a mask has picked more than
+        it does; `example`: what is known of the example's values, if it is to be asked; `told`: whether
+        the export is of what it has said."""
         super().__init__()
         self._known: dict[int, tuple[Tensor, Numbers]] = {}
         self._packed = PackedSequences()
         self.guesses, self.guessed = False, 0
         self.asked, self.held = 0, set[int]()
+        self.example: ExampleValues | None = None
+        self.enlarged, self.told = False, False
 
     def begin(self) -> None:
         """A pass of the program begins."""
         self.asked = 0
+        if self.example is not None:
+            self.example.begin()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs, name = _unseeded(kwargs or {}), getattr(func, "__name__", "")
-        rewritten = self._rewritten(func, args, name)
-        if rewritten is not NotImplemented:
-            return rewritten
-        numbers = self._known[id(args[0])][1] if args and id(args[0]) in self._known else None
+        for form in (self._rewritten, self._told, self._looked):
+            made = form(func, args, kwargs, name)
+            if made is not NotImplemented:
+                return made
+        made = self._formed(func, args, kwargs)
+        if made is NotImplemented:
+            made = func(*args, **kwargs)
+            numbers = self._numbers_in(args)
+            if numbers is not None and name in _PARTS:
+                self._note(made, _PARTS[name](numbers, *args[1:], **kwargs))
+        return made
+
+    def _told(self, func: Any, args: Any, kwargs: Any, name: str) -> Any:
+        """What the example says."""
+        del name
+        return NotImplemented if self.example is None else self.example.form(func, args, kwargs)
+
+    def _looked(self, func: Any, args: Any, kwargs: Any, name: str) -> Any:
+        """What a program sees that looks at numbers, or asks for a condition."""
+        del func
+        numbers = self._numbers_in(args)
         if numbers is not None and name in _LOOKS:
             looked = _LOOKS[name](numbers, *args[1:], **kwargs)
             if looked is not NotImplemented:
                 return looked
         asks = name == "__bool__" or (name == "item" and args[0].dtype == torch.bool)
-        if self.guesses and asks and self.asked < _MOST:
-            self.guessed += 1
-            self.asked += 1
-            return self.asked in self.held
+        if not self.guesses or not asks or self.asked >= _MOST:
+            return NotImplemented
+        self.guessed += 1
+        self.asked += 1
+        return self.asked in self.held
+
+    def _formed(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """A call in another form, the largest."""
         made = self._packed.form(func, args)
         if made is NotImplemented and is_projected(func, args):
             made = projected(func, *args)
@@ -69,14 +97,16 @@ class LargestShapes(TorchFunctionMode):  # type: ignore[misc]
                     made = _FORMS[func](*args, **kwargs)
                 else:
                     made = self._places(args, as_tuple=func is torch.where or bool(kwargs.get("as_tuple")))
-        if made is NotImplemented:
-            made = func(*args, **kwargs)
-            if numbers is not None and name in _PARTS:
-                self._note(made, _PARTS[name](numbers, *args[1:], **kwargs))
+            self.enlarged |= made is not NotImplemented and (func in _PLACES or func in _PICKS)
         return made
 
-    def _rewritten(self, func: Any, args: Any, name: str) -> Any:
+    def _numbers_in(self, args: Any) -> Numbers | None:
+        """What is known to be in the first argument."""
+        return self._known[id(args[0])][1] if args and id(args[0]) in self._known else None
+
+    def _rewritten(self, func: Any, args: Any, kwargs: Any, name: str) -> Any:
         """What an exporter takes in another form."""
+        del kwargs
         if getattr(func, "__self__", None) is Tensor.data:  # it takes it for numbers that are known
             return args[0].detach() if name == "__get__" else args[0].detach().copy_(args[1])
         if not is_by_sequences(func, args):
@@ -246,3 +276,5 @@ _FORMS: Mapping[Any, Callable[..., Any]] = {
     Tensor.masked_select: _masked_select,
 }
 _PLACES = frozenset((torch.nonzero, Tensor.nonzero, torch.argwhere, Tensor.argwhere, torch.where))
+_PICKS = frozenset((Tensor.__getitem__, Tensor.__setitem__, torch.masked_select, Tensor.masked_select))
+"""Functions whose result has as many entries as a mask picks."""

@@ -11,12 +11,15 @@ import functools
 import io
 import logging
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.utils import stateless
+from torch.utils._pytree import tree_leaves
 
 from shardplan.errors import ShardplanError, error
 from shardplan.torch.argument_paths import named_tensors, tensors_in
@@ -24,8 +27,10 @@ from shardplan.torch.exported.program import with_fake_parameters, without_looki
 from shardplan.torch.plain_forms import in_plain_forms
 from shardplan.torch.planning.below_autograd import below_autograd, ending_transforms
 from shardplan.torch.planning.complex_pairs import in_pairs
+from shardplan.torch.planning.example_values import ExampleValues
 from shardplan.torch.planning.largest_shapes import LargestShapes
 from shardplan.torch.planning.onnx_forms import onnx_forms
+from shardplan.torch.planning.program_caches import kept_out_of_caches
 from shardplan.torch.planning.refusals import (
     is_of_a_check,
     is_of_complex_numbers,
@@ -53,8 +58,11 @@ def weights_of(model: nn.Module) -> dict[str, bool]:
     }
 
 
-def onnx_bytes(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
+def onnx_bytes(
+    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, by_example: bool = False
+) -> bytes:
     """The graph of `model(*args, **kwargs)`, a forward pass as in evaluation, so that dropout is left out of it.
+    `by_example`: what the program reads from values is as in these arguments, in place of the largest shapes.
 
     Nothing of the model is changed and no weight copied; it may be on the meta device. Raises `ShardplanError`
     (`cannot-export`, `missing-package`).
@@ -70,28 +78,74 @@ def onnx_bytes(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any
             _returning_tensors(inner, model, shapes),
             with_fake_parameters(inner, args, dict(kwargs)) as (given, named),
         ):
-            program = _exported(inner, given, named, names, shapes)
+            export = _as_in_example if by_example else _exported
+            program = export(inner, given, named, names, shapes)
             _strip(program, inner)
             data: bytes = program.model_proto.SerializeToString()
     except ShardplanError:
         raise
     except Exception as problem:
         raise ShardplanError(refusal(problem)) from problem
-    if shapes.guessed:
-        warnings.warn(_GUESSED, stacklevel=2)
+    if shapes.told or shapes.guessed:
+        warnings.warn(_AS_IN_EXAMPLE if shapes.told else _GUESSED, stacklevel=2)
     return data
 
 
+_AS_IN_EXAMPLE = "the model has branches or sizes that depend on data: it is planned as with these example inputs"
 _GUESSED = "the model has branches that depend on data: it is planned as if their conditions did not hold"
 
 
 def _exported(model: nn.Module, args: Any, kwargs: Any, names: list[str], shapes: LargestShapes) -> Any:
-    """The export without guesses about conditions, if possible; else as if none held but those that it checks."""
+    """The export with the largest shapes. Where that fails, numbers and conditions are those of the example, or
+    guesses; where that fails too, so is what masks pick."""
     try:
-        return _in_real_numbers(model, args, kwargs, names)
+        with kept_out_of_caches():
+            return _in_real_numbers(model, args, kwargs, names)
     except Exception as problem:
-        if not is_of_data(problem):
-            raise
+        has_values, ways = _has_values(model, args, kwargs), list[Callable[[], Any]]()
+        if is_of_data(problem):
+            ways += [lambda: _as_in_example(model, args, kwargs, names, shapes, also_masks=False)] * has_values
+            ways += [lambda: _guessed(model, args, kwargs, names, shapes)]
+        if (ways or shapes.enlarged) and has_values:
+            ways += [lambda: _as_in_example(model, args, kwargs, names, shapes)]
+        for way in ways:
+            with contextlib.suppress(Exception), kept_out_of_caches():  # the first problem says more of the program
+                return way()
+        raise
+
+
+def _as_in_example(
+    model: nn.Module, args: Any, kwargs: Any, names: list[str], shapes: LargestShapes, *, also_masks: bool = True
+) -> Any:
+    """The export with what the program reads from values of the example, with which it is run once."""
+    shapes.example, shapes.guesses, shapes.guessed = ExampleValues(also_masks=also_masks), False, 0
+    try:
+        with torch.random.fork_rng(devices=[]), kept_out_of_caches(), _unchanged_buffers(model):
+            model(*args, **kwargs)
+        shapes.example.is_example = False
+        with kept_out_of_caches():
+            made = _in_real_numbers(model, args, kwargs, names)
+        shapes.told = True
+        return made
+    finally:
+        shapes.example = None
+
+
+def _has_values(model: nn.Module, args: Any, kwargs: Any) -> bool:
+    tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+    return not any(each.is_meta or isinstance(each, FakeTensor) for each in (*tensors, *_owned(model).values()))
+
+
+@contextlib.contextmanager
+def _unchanged_buffers(model: nn.Module) -> Iterator[None]:
+    """Context: the module computes with copies of its buffers."""
+    copies = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    with stateless._reparametrize_module(model, copies):  # noqa: SLF001 - `functional_call`, without its checks
+        yield
+
+
+def _guessed(model: nn.Module, args: Any, kwargs: Any, names: list[str], shapes: LargestShapes) -> Any:
+    """The export as if no condition on data held but those that the program checks."""
     shapes.guesses = True
     while True:
         shapes.asked = shapes.guessed = 0

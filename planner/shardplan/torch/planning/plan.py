@@ -17,6 +17,7 @@ from shardplan.torch.applied_plan import refuse_parallel
 from shardplan.torch.parameters.fused import parts_of
 from shardplan.torch.parameters.orientation import stored_layout
 from shardplan.torch.planning.onnx_program import onnx_bytes, weights_of
+from shardplan.torch.planning.refusals import SHAPES_OF_DATA
 from shardplan.torch.with_loss import WithLoss, with_loss
 
 Inputs = Any
@@ -83,7 +84,20 @@ def read_module(
     whole = model if loss is None else with_loss(model, loss)
     args, kwargs = _arguments(example_inputs)
     inner = whole.model if isinstance(whole, WithLoss) else whole
-    return read_model_bytes(onnx_bytes(whole, args, kwargs), name or type(inner).__name__, weights_of(whole))
+    called, weights = name or type(inner).__name__, weights_of(whole)
+    try:
+        return read_model_bytes(onnx_bytes(whole, args, kwargs), called, weights)
+    except ShardplanError as problem:
+        if not _is_of_shapes(problem):
+            raise
+    try:  # shapes that only values decide
+        return read_model_bytes(onnx_bytes(whole, args, kwargs, by_example=True), called, weights)
+    except ShardplanError as problem:
+        raise (ShardplanError(SHAPES_OF_DATA) if _is_of_shapes(problem) else problem) from problem
+
+
+def _is_of_shapes(problem: ShardplanError) -> bool:
+    return any(each.code == "unresolved-shape" for each in problem.diagnostics)
 
 
 def _arguments(example_inputs: Inputs) -> tuple[tuple[Any, ...], Mapping[str, Any]]:

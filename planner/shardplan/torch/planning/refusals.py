@@ -17,12 +17,13 @@ _STATIC = (
     "write it with shapes that do not: torch.where in place of `if`, masks in place of indices; experts as batched "
 )
 _STATIC += f"products {_DENSE}; sizes that it reads from tensors (int(...), tolist()) as numbers that the module keeps"
-_DATA = r"data-dependent|unhashable type: .*SymInt|GuardOnDataDependent|Could not guard on|[uU]nbacked"
+_DATA = r"data-dependent|unhashable type: .*SymInt|GuardOnDataDependent|Could not guard on|[uU]nbacked|SymbolicDim"
+_OF_DATA = "a shape or a branch of it depends on the values of tensors"
 _COMPLEX = r"complex-valued|complex dtype|[cC]omplex(64|128|Float|Double)"
 _CAUSES: tuple[tuple[str, str, str], ...] = (
     (
         _DATA,
-        "a shape or a branch of it depends on the values of tensors",
+        _OF_DATA,
         _STATIC,
     ),
     (
@@ -71,8 +72,10 @@ _CAUSES: tuple[tuple[str, str, str], ...] = (
         "it computes with tensors of a class of its own",
         "give it plain ones: tensor.as_subclass(torch.Tensor)",
     ),
-    (r"[sS]parse", "it uses sparse tensors", "use dense ones"),
+    (r"[sS]parse|compressed tensor", "it uses sparse tensors", "use dense ones"),
 )
+SHAPES_OF_DATA = error("cannot-export", f"torch cannot export this module: {_OF_DATA}", hint=_STATIC)
+"""Of a module whose graph has sizes that nobody knows."""
 FORWARD = "flat"
 """The function that calls a module's own forward while it is exported."""
 _OURS, _TORCH = str(Path(__file__).parents[2]), str(Path(torch.__file__).parent)

@@ -222,7 +222,9 @@ def _step_by_step(engine: Engine, heads: _Heads) -> Value:
         scores = elementwise(engine, Op("where", _masked, [mask, scores]))
     elif mask is not None:
         scores = elementwise(engine, Op("add", torch.add, [scores, mask]))
-    shares = normalised(engine, Op("softmax", torch.softmax, [scores, -1]))
+    safe = torch._safe_softmax  # noqa: SLF001 - as torch's kernels, of queries that see no key
+    form = Op("softmax", torch.softmax, [scores, -1]) if mask is None else Op("_safe_softmax", safe, [scores, -1])
+    shares = normalised(engine, form)
     if heads.rate:
         shares = dropout(engine, Op("dropout", functional.dropout, [shares, heads.rate, True]))
     return matmul(engine, Op("matmul", torch.matmul, [shares, value]))

@@ -31,6 +31,8 @@ def replicated(engine: Engine, op: Op) -> Any:
     if in_place(op.func) and isinstance(op.args[0], Value):
         filled[0] = with_own_memory(filled[0])
     made = op.func(*filled, **{key: gathered.fill(argument) for key, argument in named.items()})
+    if made is None and in_place(op.func):  # `__setitem__` returns nothing
+        made = filled[0]
     told = {a.number for place, a in enumerate(given) if isinstance(a, _Place) and _is_changed(op.func, place)}
     for number, (value, whole) in enumerate(zip(gathered.values, gathered.whole, strict=True)):
         if number in told or _version(whole) != before[number]:

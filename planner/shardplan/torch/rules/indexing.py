@@ -204,7 +204,8 @@ def _stated(engine: Engine, index: Sequence[Any], rank: int) -> list[Value | Non
     hidden = rank - sum(_rank_of(item) for item in index if item is not Ellipsis)
     wide = [each for item in index for each in ([slice(None)] * hidden if item is Ellipsis else [item])]
     tensors = [isinstance(item, (Value, torch.Tensor)) or are_numbers(item) for item in wide]
-    if any(not known and item != slice(None) for item, known in zip(wide, tensors, strict=True)):
+    plain = (item for item, known in zip(wide, tensors, strict=True) if not known)
+    if any(not isinstance(item, slice) or item != slice(None) for item in plain):
         return []
     return [as_numbers(engine, item) if known else None for item, known in zip(wide, tensors, strict=True)]
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from shardplan.torch.propagation.engine import Engine, Op
@@ -25,15 +26,18 @@ Index = Sequence[Value | None]
 
 
 def are_numbers(item: Any) -> bool:
-    """Whether an item of an index is a tensor or a list of whole numbers."""
+    """Whether an item of an index is a tensor, an array or a list of whole numbers."""
     if isinstance(item, (Value, torch.Tensor)):
         return item.dtype in _NUMBERS
+    if isinstance(item, np.ndarray):
+        return bool(item.dtype.kind == "i")
     return isinstance(item, list) and all(type(each) is int for each in item)
 
 
 def as_numbers(engine: Engine, item: Any) -> Value:
-    """A tensor or a list of numbers as a value."""
-    return as_value(engine, torch.tensor(item, device=engine.groups.device) if isinstance(item, list) else item)
+    """A tensor, an array or a list of numbers as a value."""
+    is_plain = isinstance(item, (list, np.ndarray))
+    return as_value(engine, torch.tensor(item, device=engine.groups.device) if is_plain else item)
 
 
 def taken(engine: Engine, value: Value, dim: int, numbers: Sequence[Value]) -> Value:

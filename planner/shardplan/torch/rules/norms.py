@@ -25,30 +25,35 @@ _NORMS = {
 
 
 def normalised(engine: Engine, op: Op) -> Value:
-    """`softmax`, `log_softmax` over one dim."""
+    """`softmax`, `log_softmax` over one dim, and `_safe_softmax`, which gives zeros where all is minus infinity."""
     value = op.args[0]
     given = op.kwargs.get("dim", op.args[1] if len(op.args) > 1 else -1)
     dim, is_log = int(-1 if given is None else given) % value.rank, "log" in op.name
+    is_safe = "safe" in op.name
     dtype = op.kwargs.get("dtype", op.args[2] if len(op.args) > 2 and isinstance(op.args[2], torch.dtype) else None)
     key = Key(softmax(engine.graph.signatures, [value.key.signature]), value.shape)
     read = engine.read(value, [key])
     if is_split(read, (dim,)):
         if dtype is not None:
             read = elementwise(engine, Op("to", torch.Tensor.to, [unknown(read), dtype]))
-        return known_as(engine, _split_softmax(engine, read, dim, is_log=is_log), key)
-    made = torch.log_softmax if is_log else torch.softmax
+        return known_as(engine, _split_softmax(engine, read, dim, is_log=is_log, is_safe=is_safe), key)
+    made = torch.log_softmax if is_log else torch._safe_softmax if is_safe else torch.softmax  # noqa: SLF001 - no other
     call = unary(read, key, lambda locals_, _: made(locals_[0], dim, dtype=dtype), [dim])
     call.ready = True
     return engine.run(call)[0]
 
 
-def _split_softmax(engine: Engine, value: Value, dim: int, *, is_log: bool) -> Value:
+def _split_softmax(engine: Engine, value: Value, dim: int, *, is_log: bool, is_safe: bool) -> Value:
     """The maximum and the sum of exponentials of a row come from all its parts."""
     value = unknown(value)
     top = over_parts(engine, _partial(engine, value, dim, lambda local: local.detach().amax(dim, True), "max"))
+    if is_safe:
+        top = elementwise(engine, Op("where", lambda most: torch.where(most.isneginf(), 0, most), [top]))
     shifted = elementwise(engine, Op("sub", torch.sub, [value, top]))
     powers = elementwise(engine, Op("exp", torch.exp, [shifted]))
     total = over_parts(engine, reduction(engine, Op("sum", torch.sum, [powers, dim, True])))
+    if is_safe:
+        total = elementwise(engine, Op("where", lambda most: torch.where(most == 0, 1, most), [total]))
     if is_log:
         return elementwise(engine, Op("sub", torch.sub, [shifted, elementwise(engine, Op("log", torch.log, [total]))]))
     return elementwise(engine, Op("div", torch.div, [powers, total]))
