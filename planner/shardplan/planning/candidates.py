@@ -311,13 +311,6 @@ def estimated(search: Search, objective: Objective) -> Questions[Candidate | Non
     return search.judged(answer.candidates[:1])[0] if answer.candidates else None
 
 
-def bound_at(search: Search, linear: Linear) -> Questions[float]:
-    """A lower bound (seconds) on every step, by one plain problem. `linear`: the objective at multipliers that were
-    good for similar plans."""
-    answer = yield from asked(search, Question(None, linear=linear, ends_s=search.ends_s, shortfall=False), math.inf)
-    return 0.0 if answer.solution.outcome == "infeasible" else max(0.0, answer.solution.bound / PS_PER_S)
-
-
 def with_plain_sums(search: Search, found: Found) -> Questions[Found]:
     """Candidates from plain sums: plans that minimise compute and blocking communication plus a share of all other
     traffic."""
@@ -452,15 +445,3 @@ def _with(
     if solution.choices is None or (proves and bound_s >= found.candidate.step_s):
         return found, math.inf
     return search.best_of(found, answer.candidates), bound_s
-
-
-def of_linear(search: Search, linear: Linear, work: float = math.inf) -> Questions[Answer]:
-    """The best assignment of one linear function of the terms, or the proof that there is none. It is solved without a
-    memory limit first, which is fast, and exact if the result fits; else under the limit, with `work` at most."""
-    unlimited = yield Question(None, linear.objective, linear)
-    if unlimited.solution.outcome == "optimal":
-        limit = search.instance.limit_bytes
-        plans = search.judged(unlimited.candidates)
-        if plans and plans[0].keeps(limit):
-            return unlimited
-    return (yield Question(search.instance.limit_bytes, linear.objective, linear, work=work))

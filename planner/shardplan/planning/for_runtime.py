@@ -16,12 +16,13 @@ from shardplan.errors import LimitError, ShardplanError
 from shardplan.graph.problem import objective_of
 from shardplan.layout.mesh import Mesh
 from shardplan.planning.answers import Answers
-from shardplan.planning.candidates import bound_at, estimated, of_phases, shortest
+from shardplan.planning.candidates import estimated, of_phases, shortest
 from shardplan.planning.chain import AVERAGES
 from shardplan.planning.finer import CoarsePlans, Coarser, finer, least_s, lifted, with_fewer_axes
 from shardplan.planning.infeasible import no_coarser_plan
 from shardplan.planning.instance import MOST_WHOLE, Instance, instance_of, real_axes
 from shardplan.planning.judge import Known
+from shardplan.planning.one_sum import bound_at
 from shardplan.planning.reduction import Restrict, both
 from shardplan.planning.runtimes.arrangement import Arrangement
 from shardplan.planning.runtimes.table import FREE_ROLES, Roles, Runtime

@@ -22,7 +22,7 @@ from shardplan.model.types import Model
 from shardplan.plan.assemble import Outcome, Priced, Proof, assemble, in_best_buckets
 from shardplan.plan.types import Plan
 from shardplan.planning.answers import Answers
-from shardplan.planning.candidates import CLOSE, of_linear, shortest
+from shardplan.planning.candidates import CLOSE, shortest
 from shardplan.planning.chain import Answer
 from shardplan.planning.decided import Decided
 from shardplan.planning.finer import CoarsePlans, Coarser, by_pairs, deeper, finer, least_s, lifted, with_fewer_axes
@@ -30,6 +30,7 @@ from shardplan.planning.for_runtime import best_for_runtime
 from shardplan.planning.infeasible import no_coarser_plan, refusal
 from shardplan.planning.instance import MOST_WHOLE, CostGraphs, instance_of, real_axes
 from shardplan.planning.judge import Known
+from shardplan.planning.one_sum import of_linear
 from shardplan.planning.reduction import Restrict
 from shardplan.planning.runtimes import RUNTIMES
 from shardplan.planning.search import Found, NoPlanError, Questions, Search, T
