@@ -17,6 +17,7 @@ from shardplan.graph.near import Near
 from shardplan.graph.options import Effort, PlanOptions
 from shardplan.graph.problem import objective_of, to_problem
 from shardplan.graph.remat import Recompute
+from shardplan.interruption import Interruption
 from shardplan.planning.constraint_masks import ConstraintMasks
 from shardplan.planning.equal_layers import WORTH_FOLDING, EqualLayers
 from shardplan.planning.instance import CostGraphs, Instance
@@ -212,13 +213,13 @@ def _with_cuts(
         met = reduced.first(reduced.start.assignments)
         if met and on_first is not None:
             on_first(met)
-        if not left or time.monotonic() >= question.ends_s:
+        if not left:
             break
         if not reduced.start.assignments:
             solution = reduced.solved(question, options, on_progress)
-            met = reduced.first(solution.candidates if solution.outcome != "interrupted" else ())
+            met = reduced.first(solution.candidates)
         cuts = reduced.binding_cuts(met)
-        if not cuts:
+        if not cuts or Interruption.is_stopping() or time.monotonic() >= question.ends_s:
             break
         solution = None
         reduced = _reduced(graphs, question, asked, reduced.objective.with_cuts(cuts))
