@@ -9,21 +9,14 @@ pytest.importorskip("onnxscript")
 
 import onnx
 import torch
-from onnx.reference import ReferenceEvaluator
 from torch import distributions, nn
 from torch.nn import functional
 from torch.nn.utils import rnn
+from written_graphs import evaluated
 
 from shardplan.errors import ShardplanError
 from shardplan.torch.planning.onnx_program import onnx_bytes
 from shardplan.torch.planning.plan import read_module
-
-
-def evaluated(module, *args):
-    """What the exported graph gives."""
-    graph = onnx.load_from_string(onnx_bytes(module, args, {}))
-    names = [value.name for value in graph.graph.input]
-    return ReferenceEvaluator(graph).run(None, dict(zip(names, (arg.numpy() for arg in args), strict=True)))
 
 
 class Complex(nn.Module):

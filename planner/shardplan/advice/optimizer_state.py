@@ -16,7 +16,7 @@ from shardplan.units import NS_PER_S, PS_PER_S
 
 LEAST: Final = 0.02
 """Share of the step that advice must save, by its lower bound and by its search."""
-HOPE: Final = 0.85
+FAR_BELOW: Final = 0.85
 """A search with everything free takes longer than the others: it follows if the bound is below this share of what is
 wanted."""
 
@@ -39,6 +39,6 @@ def least_step_s(
     found_s = planner.plan(Decided.of_plan(plan).as_split, work=work).summary.step_ns / NS_PER_S
     step_s = min([*steps_s, found_s])
     wanted_s = (1 - LEAST) * plan.summary.step_ns / NS_PER_S
-    if step_s >= wanted_s and free.bound / PS_PER_S < HOPE * wanted_s:
+    if step_s >= wanted_s and free.bound / PS_PER_S < FAR_BELOW * wanted_s:
         step_s = min(step_s, planner.plan(work=work).summary.step_ns / NS_PER_S)
     return step_s

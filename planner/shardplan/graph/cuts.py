@@ -29,25 +29,26 @@ def binding_cuts(
     """By name of a phase, the sum around one operator that is most above all sums of that phase, if that is more than
     the share `least` of the step. `choices`: of all nodes, in graph order."""
     work = work_of(built, choices)
-    known = [max(_value(one, phase, objective, work) for one in phase.sums) for phase in objective.phases]
+    around = [_around(phase, objective, work) for phase in objective.phases]
+    known = [
+        max(_value(one, phase, objective, work, sums) for one in phase.sums)
+        for phase, sums in zip(objective.phases, around, strict=True)
+    ]
     least_ps = least * sum(phase.count * value for phase, value in zip(objective.phases, known, strict=True))
     found: dict[str, tuple[Sum, ...]] = {}
-    for phase, value in zip(objective.phases, known, strict=True):
-        for above, one in _highest(phase, objective, work):
-            if phase.count * (above - value) > least_ps:
-                found[phase.name] = (one,)
+    for phase, value, sums in zip(objective.phases, known, around, strict=True):
+        side_and_level = max(sums, key=lambda each: float(sums[each].max()), default=None)
+        if side_and_level is not None:
+            cut = int(np.argmax(sums[side_and_level]))
+            if phase.count * (sums[side_and_level][cut] - value) > least_ps:
+                found[phase.name] = (Sum(*side_and_level, cut),)
     return found
 
 
-def _highest(phase: PhaseSums, objective: Objective, work: Work) -> list[tuple[float, Sum]]:
-    """The highest of all sums around operators, of the kinds that a phase has already, with its picoseconds; nothing if
-    it has none."""
-    found: list[tuple[float, Sum]] = []
-    for side, level in dict.fromkeys((one.side, one.level) for one in phase.sums if one.cut >= 0):
-        values = sums_around(side, level, phase, objective, work)
-        cut = int(np.argmax(values))
-        found.append((float(values[cut]), Sum(side, level, cut)))
-    return sorted(found, key=lambda each: -each[0])[:1]
+def _around(phase: PhaseSums, objective: Objective, work: Work) -> Mapping[tuple[Side, str], Amounts]:
+    """The sums around all operators, of the kinds that a phase has already."""
+    kinds = dict.fromkeys((one.side, one.level) for one in phase.sums if one.cut >= 0)
+    return {(side, level): sums_around(side, level, phase, objective, work) for side, level in kinds}
 
 
 def work_of(built: CostGraph, choices: Sequence[int]) -> Work:
@@ -66,10 +67,12 @@ def work_of(built: CostGraph, choices: Sequence[int]) -> Work:
     return found
 
 
-def _value(one: Sum, phase: PhaseSums, objective: Objective, work: Work) -> float:
+def _value(
+    one: Sum, phase: PhaseSums, objective: Objective, work: Work, around: Mapping[tuple[Side, str], Amounts]
+) -> float:
     """The picoseconds of a sum."""
     if one.cut >= 0:
-        return float(sums_around(one.side, one.level, phase, objective, work)[one.cut])
+        return float(around[one.side, one.level][one.cut])
     own = ((term, each) for term, each in work.items() if term.segment in phase.segments)
     return sum(share_of(one, term, 0, objective) * float(each.sum()) for term, each in own)
 

@@ -144,10 +144,8 @@ def answer(
     equal layers alike, which is known long before the answer. Raises `ShardplanError` for constraints that leave an
     operator or a tensor without any choice."""
     instance, asked = graphs.instance, _graph(graphs, question)
-    reduced, solution = _with_cuts(graphs, question, asked, on_progress, on_first)
+    reduced, solution = _solved_with_cuts(graphs, question, asked, on_progress, on_first)
     objective, layouts, undo, alike = reduced.objective, reduced.layouts, reduced.undo, reduced.start.assignments
-    if solution is None:
-        solution = reduced.solved(question, instance.options, on_progress)
     if solution.choices is None:
         return Answer(question, objective, layouts, solution)
     candidates = []
@@ -196,15 +194,15 @@ class _Reduced:
         return {} if met is None else binding_cuts(self.layouts.built, met[1], self.objective, CUT_LEAST)
 
 
-def _with_cuts(
+def _solved_with_cuts(
     graphs: CostGraphs,
     question: Question,
     asked: tuple[CostGraph, Memory],
     on_progress: Callable[[Progress], None] | None,
     on_first: Callable[[Assigned], None] | None,
-) -> tuple[_Reduced, Solution | None]:
-    """The question after all reductions, with the sums that its first assignment shows to be missing: one with equal
-    layers, or else the solution, which is returned too."""
+) -> tuple[_Reduced, Solution]:
+    """The question after all reductions, with the sums that its first assignment shows to be missing (one with equal
+    layers, or else the solution), and its solution."""
     options = graphs.instance.options
     reduced = _reduced(graphs, question, asked, question.objective or objective_of(asked[0]))
     is_open = question.objective is None and question.linear is None and options.cost_model.is_ours
@@ -223,7 +221,7 @@ def _with_cuts(
             break
         solution = None
         reduced = _reduced(graphs, question, asked, reduced.objective.with_cuts(cuts))
-    return reduced, solution
+    return reduced, solution or reduced.solved(question, options, on_progress)
 
 
 def _reduced(graphs: CostGraphs, question: Question, asked: tuple[CostGraph, Memory], objective: Objective) -> _Reduced:

@@ -19,7 +19,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from shardplan.torch.plain_forms import is_by_sequences, masked_scatter, with_stacked_index
-from shardplan.torch.planning.example_values import ExampleValues
+from shardplan.torch.planning.example_values import ExampleValues, is_mask
 from shardplan.torch.planning.packed_sequences import PackedSequences, is_projected, projected
 
 _MOST = 256
@@ -200,7 +200,7 @@ def _set_item(tensor: Tensor, index: Any, value: Any) -> Any:
 def _mask_in(tensor: Tensor, index: Any) -> tuple[Tensor, int] | None:
     """The mask that is all of an index but for whole dims, and the dim at which it begins."""
     items: Sequence[Any] = index if isinstance(index, tuple) else (index,)
-    masks = [item for item in items if isinstance(item, Tensor) and item.dtype in (torch.bool, torch.uint8)]
+    masks = [item for item in items if is_mask(item)]
     others = [item for item in items if not isinstance(item, Tensor)]
     if len(masks) != 1 or len(masks) + len(others) != len(items):
         return None

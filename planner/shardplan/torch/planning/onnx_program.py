@@ -99,18 +99,17 @@ def _exported(model: nn.Module, args: Any, kwargs: Any, names: list[str], shapes
     """The export with the largest shapes. Where that fails, numbers and conditions are those of the example, or
     guesses; where that fails too, so is what masks pick."""
     try:
-        with kept_out_of_caches():
-            return _in_real_numbers(model, args, kwargs, names)
+        return _in_real_numbers(model, args, kwargs, names)
     except Exception as problem:
-        has_values, ways = _has_values(model, args, kwargs), list[Callable[[], Any]]()
+        has_values, ways = _has_values(model, args, kwargs), list[Callable[..., Any]]()
         if is_of_data(problem):
-            ways += [lambda: _as_in_example(model, args, kwargs, names, shapes, also_masks=False)] * has_values
-            ways += [lambda: _guessed(model, args, kwargs, names, shapes)]
+            numbers_as_in_example = functools.partial(_as_in_example, also_masks=False)
+            ways += [numbers_as_in_example, _guessed] if has_values else [_guessed]
         if (ways or shapes.enlarged) and has_values:
-            ways += [lambda: _as_in_example(model, args, kwargs, names, shapes)]
+            ways.append(_as_in_example)
         for way in ways:
-            with contextlib.suppress(Exception), kept_out_of_caches():  # the first problem says more of the program
-                return way()
+            with contextlib.suppress(Exception):  # the first problem says more of the program
+                return way(model, args, kwargs, names, shapes)
         raise
 
 
@@ -123,8 +122,7 @@ def _as_in_example(
         with torch.random.fork_rng(devices=[]), kept_out_of_caches(), _unchanged_buffers(model):
             model(*args, **kwargs)
         shapes.example.is_example = False
-        with kept_out_of_caches():
-            made = _in_real_numbers(model, args, kwargs, names)
+        made = _in_real_numbers(model, args, kwargs, names)
         shapes.told = True
         return made
     finally:
@@ -158,8 +156,10 @@ def _guessed(model: nn.Module, args: Any, kwargs: Any, names: list[str], shapes:
         shapes.held.add(last)  # a program that fails on the guess checks what it is given
 
 
+@kept_out_of_caches()
 def _in_real_numbers(model: nn.Module, args: Any, kwargs: Any, names: list[str]) -> Any:
-    """As `_traced`; what torch's exporter cannot write for complex numbers, once more with pairs of real ones."""
+    """As `_traced`; what torch's exporter cannot write for complex numbers, once more with pairs of real ones. Nothing
+    of it stays in caches of the program."""
     try:
         return _traced(model, args, kwargs, names)
     except Exception as problem:
