@@ -51,7 +51,8 @@ def test_variables_of_the_profile_are_set_and_decide_nothing_else(shardplan, fol
         encoding="utf-8",
     )
     Path("plain.yaml").write_text("name: mine\nextends: builtin:h100-dgx\n", encoding="utf-8")
-    solve = ("solve", "transformer:layers=1,hidden=64,heads=4,vocab=64,seq=16,batch=8", "--mesh", "2x2", "-q")
+    description = "transformer:layers=1,hidden=64,heads=4,vocab=64,seq=16,batch=8"
+    solve = ("solve", description, "--mesh", "2x2", "--effort", "quick", "-q")
     for name in ("mine", "plain"):
         assert shardplan(*solve, "-c", f"{name}.yaml", "-o", f"{name}.plan.json").code in (0, 3)
     mine, plain = (json.loads(Path(f"{name}.plan.json").read_text(encoding="utf-8")) for name in ("mine", "plain"))
@@ -109,7 +110,7 @@ def test_what_cannot_be_is_refused(options, said, shardplan, folder):
 
 def _plan(shardplan, mesh: str, name: str) -> None:
     description = "transformer:layers=1,hidden=64,heads=2,vocab=64,seq=32,batch=4"
-    assert shardplan("solve", description, "--mesh", mesh, "-o", name, "-q").code == 0
+    assert shardplan("solve", description, "--mesh", mesh, "--effort", "quick", "-o", name, "-q").code == 0
 
 
 def test_torchrun_starts_every_process_and_its_exit_code_is_ours(folder, shardplan):

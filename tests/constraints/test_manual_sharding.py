@@ -82,7 +82,7 @@ def plan_of(
     written = parse_constraints(constraints, "fixed.yaml") if isinstance(constraints, str) and constraints else ()
     written = written or tuple(constraints)
     options = {"mode": "inference", **options, "constraints": (*written, *map(parse_pin, pins))}
-    return plan_model(model, make_cluster(load_profile("h100-dgx"), mesh), PlanOptions(**options))
+    return plan_model(model, make_cluster(load_profile("h100-dgx"), mesh), PlanOptions(effort="quick", **options))
 
 
 def shapes(plan: Plan, *names: str) -> list[tuple[int, ...]]:

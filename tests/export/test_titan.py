@@ -276,7 +276,7 @@ def test_a_row_adds_its_bias_before_its_sums_are_reduced(tmp_path, run):
     """As torch's Linear does; the plan reduces and then adds. Other moves between a module's operators are refused."""
     tiny = tiny_gpt()
     constraints = parse_constraints(megatron(tiny), "megatron.yaml")
-    plan = plan_model(tiny.model(tmp_path), cluster_of("2x2"), PlanOptions(constraints=constraints))
+    plan = plan_model(tiny.model(tmp_path), cluster_of("2x2"), PlanOptions(effort="quick", constraints=constraints))
     exported = export_titan(plan)
     assert exported.refused == ()
     assert "data_parallel_replicate_degree=2, tensor_parallel_degree=2" in exported.text

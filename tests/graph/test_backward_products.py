@@ -33,7 +33,7 @@ def product(a: tuple[str, tuple[int, int]], b: tuple[str, tuple[int, int]]) -> M
 
 def seconds(model: Model, mode: str) -> tuple[float, float]:
     """Forward and backward of the only strategy on one device."""
-    (space,) = Planner(model, CLUSTER, PlanOptions(mode=mode)).built_at()[0].operators
+    (space,) = Planner(model, CLUSTER, PlanOptions(effort="quick", mode=mode)).built_at()[0].operators
     assert len(space) == 1
     return float(space.compute_s[0] - space.backward_s[0]), float(space.backward_s[0])
 

@@ -13,7 +13,7 @@ SIZES = {"layers": 2, "hidden": 512, "heads": 8, "kv_heads": 2, "vocab": 1024, "
 
 
 def activations(model, mesh, tokens):
-    options = PlanOptions(mode="inference", kv_cache_tokens=tokens)
+    options = PlanOptions(effort="quick", mode="inference", kv_cache_tokens=tokens)
     return plan_model(model, make_cluster(load_profile("h100-dgx"), mesh), options).summary.memory.activations
 
 
@@ -45,28 +45,28 @@ def test_a_cache_that_does_not_fit_is_infeasible_and_one_that_must_be_sharded_is
     model = transformer(**{**SIZES, "kv_heads": 8})
     cluster = make_cluster(load_profile("h100-dgx"), "1x8")
     tokens = 2 * cluster.device.usable_bytes // kv_cache_bytes(2, 8, 64, 1, "bfloat16")
-    plan = plan_model(model, cluster, PlanOptions(mode="inference", kv_cache_tokens=tokens))
+    plan = plan_model(model, cluster, PlanOptions(effort="quick", mode="inference", kv_cache_tokens=tokens))
     assert plan.summary.memory.total <= cluster.device.usable_bytes
     assert plan.model["kv_cache_tokens"] == tokens
     with pytest.raises(ShardplanError, match="infeasible"):
-        plan_model(model, cluster, PlanOptions(mode="inference", kv_cache_tokens=20 * tokens))
+        plan_model(model, cluster, PlanOptions(effort="quick", mode="inference", kv_cache_tokens=20 * tokens))
 
 
 def test_what_cannot_have_a_cache():
     cluster = make_cluster(load_profile("h100-dgx"), "1x2")
     with pytest.raises(ShardplanError) as caught:
-        plan_model(transformer(**SIZES), cluster, PlanOptions(kv_cache_tokens=1))
+        plan_model(transformer(**SIZES), cluster, PlanOptions(effort="quick", kv_cache_tokens=1))
     assert str(caught.value) == (
         "error[kv-cache]: a cache of keys and values is for serving, and this is training\nhint: add --mode inference"
     )
     decomposed = transformer(**SIZES, attention="decomposed")
     with pytest.raises(ShardplanError, match="has no attention operator whose keys and values could be cached"):
-        plan_model(decomposed, cluster, PlanOptions(mode="inference", kv_cache_tokens=1))
+        plan_model(decomposed, cluster, PlanOptions(effort="quick", mode="inference", kv_cache_tokens=1))
 
 
 def test_a_missing_peak_is_said_and_kept_in_the_plan():
     heard = []
     cluster = make_cluster(load_profile("v100-p3-16xl"), "1x2")
-    plan = plan_model(transformer(**SIZES), cluster, PlanOptions(), on_warning=heard.append)
+    plan = plan_model(transformer(**SIZES), cluster, PlanOptions(effort="quick"), on_warning=heard.append)
     assert [diagnostic.code for diagnostic in heard] == ["missing-peak"]
     assert any("has no bf16 peak; fp16 is used" in text for text in plan.warnings)

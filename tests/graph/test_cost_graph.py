@@ -55,7 +55,7 @@ def chosen(graph, plan):
 @pytest.mark.parametrize("shard_optimizer", [False, True])
 @pytest.mark.parametrize("mesh", ["1x4", "2x2"])
 def test_a_plan_costs_what_its_choices_and_their_edges_do(mlp, mesh, shard_optimizer):
-    plan = shardplan.make_plan("mlp.onnx", mesh, shard_optimizer=shard_optimizer, gap=0.0)
+    plan = shardplan.make_plan("mlp.onnx", mesh, shard_optimizer=shard_optimizer, gap=0.0, effort="quick")
     graph = shardplan.cost_graph("mlp.onnx", mesh, shard_optimizer=shard_optimizer)
     choice = chosen(graph, plan)
     nodes = sum(about["cost_s"][choice[node]] for node, about in graph.nodes(data=True))
@@ -131,7 +131,7 @@ def test_any_name_is_escaped():
 
 
 def test_a_plan_as_graphml(mlp):
-    plan = shardplan.make_plan("mlp.onnx", "2x2", pins=["up=[null, gpu]"])
+    plan = shardplan.make_plan("mlp.onnx", "2x2", pins=["up=[null, gpu]"], effort="quick")
     read = nx.read_graphml(io.BytesIO(plan_graphml(plan).encode()))
     assert read.graph["step_s"] == plan.summary.step_ns / 1e9
     assert set(read.nodes) <= set(shardplan.cost_graph("mlp.onnx", "2x2").nodes)
@@ -150,7 +150,7 @@ def test_the_command_writes_both(mlp, capsys):
     assert main(["inspect", "mlp.onnx", "--format", "graphml", "-o", "mlp.onnx"]) == 2
     assert "this file exists and is not a graph" in capsys.readouterr().err
     assert main(["inspect", "mlp.onnx", "-o", "x.graphml"]) == 2
-    shardplan.save(shardplan.make_plan("mlp.onnx", "2x2"), "mlp.plan.json")
+    shardplan.save(shardplan.make_plan("mlp.onnx", "2x2", effort="quick"), "mlp.plan.json")
     capsys.readouterr()
     assert main(["show", "mlp.plan.json", "--format", "graphml"]) == 0
     assert capsys.readouterr().out == plan_graphml(shardplan.load("mlp.plan.json"))

@@ -36,7 +36,7 @@ def layouts(built):
 
 @pytest.mark.parametrize("micro", [1, 2, 4, 8])
 def test_no_choice_has_more_parts_than_a_microbatch_has_rows(micro):
-    built = Planner(MODEL, CLUSTER, PlanOptions(microbatches=micro)).built_at()[0]
+    built = Planner(MODEL, CLUSTER, PlanOptions(effort="quick", microbatches=micro)).built_at()[0]
     by_rows = 0
     for name, layout in layouts(built):
         shape = in_microbatch(MODEL.tensor(name).shape, BATCHES.get(name), micro)
@@ -48,12 +48,12 @@ def test_no_choice_has_more_parts_than_a_microbatch_has_rows(micro):
 def test_a_plan_may_use_all_rows_that_there_are():
     data_parallel = Layout.of(S(0), S(0))
     for micro, possible in ((1, True), (2, False)):
-        kept = Planner(MODEL, CLUSTER, PlanOptions(microbatches=micro)).built_at()[0].kept["input_ids"]
+        kept = Planner(MODEL, CLUSTER, PlanOptions(effort="quick", microbatches=micro)).built_at()[0].kept["input_ids"]
         assert (data_parallel in [kept.layout(choice) for choice in range(len(kept))]) == possible
 
 
 def test_asking_for_more_parts_is_refused():
-    options = PlanOptions(microbatches=2, constraints=(parse_pin("input_ids=[[machine,gpu],null]"),))
+    options = PlanOptions(effort="quick", microbatches=2, constraints=(parse_pin("input_ids=[[machine,gpu],null]"),))
     with pytest.raises(ShardplanError) as caught:
         plan_model(MODEL, CLUSTER, options)
     assert str(caught.value) == (
@@ -88,4 +88,6 @@ def test_what_a_stage_is_fed_keeps_its_batch_where_it_is():
     part = part_of(chain_at(model, [2]), 1, 2, "part")
     assert part.fed == {"y": 1}
     assert batch_dims_of(part, model_rules(part)) == {"y": 1, "z": 1}
-    plan_model(part, CLUSTER, PlanOptions(microbatches=4))  # 4 does not divide the 6 of dim 0, and need not
+    plan_model(
+        part, CLUSTER, PlanOptions(effort="quick", microbatches=4)
+    )  # 4 does not divide the 6 of dim 0, and need not

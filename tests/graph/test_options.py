@@ -40,7 +40,7 @@ def plan(cluster):
     """`plan(mode="inference")`: two blocks of GPT-2 small as asked; what is asked again is not planned again."""
     model = described("transformer:style=gpt,layers=2,hidden=768,heads=12,vocab=50257,seq=1024,batch=8,dtype=float")
     planned = functools.cache(lambda options: plan_model(model, cluster, options))
-    return lambda **options: planned(PlanOptions(**options))
+    return lambda **options: planned(PlanOptions(effort="quick", **options))
 
 
 def test_inference_has_no_backward_and_no_optimizer(plan):
@@ -76,7 +76,7 @@ def test_microbatches_divide_the_batch(plan):
 def test_optimizers_differ_in_state(cluster, optimizer):
     """State by bytes of 16-bit weights: docs/cost-model.md."""
     model = described("transformer:gpt-1.7b,layers=1,batch=8")
-    memory = plan_model(model, cluster, PlanOptions(optimizer=optimizer)).summary.memory
+    memory = plan_model(model, cluster, PlanOptions(effort="quick", optimizer=optimizer)).summary.memory
     expected = {"adam-mixed": 6, "adam-fp32": 4, "sgd": 1, "none": 0}[optimizer]
     assert memory.optimizer == pytest.approx(expected * memory.parameters, rel=0.01)
 
@@ -88,9 +88,9 @@ def test_wide_weights_are_their_own_master_copy(plan):
 
 def test_a_tighter_limit_is_kept_and_costs_a_little_time(cluster):
     model = described("transformer:style=gpt,layers=2,hidden=256,heads=8,vocab=2048,seq=128,batch=8")
-    free = plan_model(model, cluster, PlanOptions()).summary
+    free = plan_model(model, cluster, PlanOptions(effort="quick")).summary
     limit = int(free.memory.total * 0.9)
-    tight = plan_model(model, cluster, PlanOptions(memory_limit_bytes=limit)).summary
+    tight = plan_model(model, cluster, PlanOptions(effort="quick", memory_limit_bytes=limit)).summary
     assert tight.memory.total <= limit
     assert 0.995 * free.step_ns <= tight.step_ns <= 1.1 * free.step_ns
     assert free.step_bound_ns <= tight.step_ns
@@ -122,7 +122,7 @@ def test_quantised_weights_cannot_be_trained(gpt2):
 def test_four_axes_come_with_a_warning():
     heard = []
     cluster = make_cluster(load_profile("generic"), "1x2x2x2")
-    Planner(read_model(MODELS / "lstm_lm.onnx"), cluster, PlanOptions(), on_warning=heard.append)
+    Planner(read_model(MODELS / "lstm_lm.onnx"), cluster, PlanOptions(effort="quick"), on_warning=heard.append)
     assert heard == []
     [warning] = many_axes(Mesh.of(a=2, b=2, c=2, d=2))
     assert warning.summary == (

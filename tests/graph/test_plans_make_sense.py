@@ -30,7 +30,7 @@ def committed(name):
 
 def planned(name, profile, mesh, dims=None, **options):
     model = read_model(MODELS / f"{name}.onnx", dims or {})
-    return plan_model(model, make_cluster(load_profile(profile), mesh), PlanOptions(**options))
+    return plan_model(model, make_cluster(load_profile(profile), mesh), PlanOptions(effort="quick", **options))
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +100,9 @@ def product(rows, inner, columns, count=4):
 )
 @pytest.mark.parametrize("mode", ["training", "inference"])
 def test_the_smaller_thing_moves(rows, width, moves_weights, mode):
-    plan = plan_model(product(rows, width, width), make_cluster(load_profile("h100-dgx"), "8"), PlanOptions(mode=mode))
+    plan = plan_model(
+        product(rows, width, width), make_cluster(load_profile("h100-dgx"), "8"), PlanOptions(effort="quick", mode=mode)
+    )
     moved = {"weight": 0, "activation": 0}
     for move in plan.moves:
         kind = "weight" if move.tensor.startswith("w") else "activation"
@@ -113,7 +115,9 @@ def test_no_hand_written_plan_is_better(name):
     """Layouts that experts write, with the best of the rest, are scheduled too: none of them is faster."""
     model = described(BLOCK) if name == "one block" else read_model(MODELS / f"{name}.onnx")
     cluster = make_cluster(load_profile("h100-dgx"), "4x4")
-    plan = committed("gpt2_small.4x4") if name == "gpt2_small" else plan_model(model, cluster, PlanOptions())
+    plan = (
+        committed("gpt2_small.4x4") if name == "gpt2_small" else plan_model(model, cluster, PlanOptions(effort="quick"))
+    )
     step_s = plan.summary.step_ns / 1e9
     graphs = CostGraphs(instance_of(model, cluster, PlanOptions(), print))
     limit, forced = graphs.instance.limit_bytes, {}

@@ -35,7 +35,7 @@ def cluster():
 
 
 def planned(model, cluster, recipe=None, **options):
-    return Planner(model, cluster, PlanOptions(**options)).plan(recipe)
+    return Planner(model, cluster, PlanOptions(effort="quick", **options)).plan(recipe)
 
 
 def test_zero_1_divides_the_state_and_nothing_else(model, cluster):
@@ -68,7 +68,7 @@ def test_without_the_option_state_follows_its_weight(model, cluster):
 def test_more_choices_are_never_dearer(model, cluster):
     """Of one linear function: the optimum over more choices."""
     fixed, free = (
-        Planner(model, cluster, PlanOptions(shard_optimizer=shard)).solve_at(()).solution.cost
+        Planner(model, cluster, PlanOptions(effort="quick", shard_optimizer=shard)).solve_at(()).solution.cost
         for shard in (False, True)
     )
     assert free < fixed
@@ -90,7 +90,7 @@ def test_the_plan_file_keeps_it(model, cluster):
 
 
 def test_compare_has_a_row_for_it(model, cluster):
-    names = [found.name for found in compare_recipes(model, cluster, PlanOptions(shard_optimizer=True))]
+    names = [found.name for found in compare_recipes(model, cluster, PlanOptions(effort="quick", shard_optimizer=True))]
     assert names[:2] == ["data parallel", "ZeRO-1"]
 
 
@@ -98,7 +98,7 @@ def test_it_is_a_remedy_where_state_does_not_fit(cluster):
     model = transformer(**GPT | {"batch": 4, "seq": 16})
     whole = parse_pin("*weight*=replicate")
     limit = planned(model, cluster, zero_1, shard_optimizer=True, constraints=(whole,)).summary.memory.total
-    asked = PlanOptions(memory_limit_bytes=limit, constraints=(whole,))
+    asked = PlanOptions(effort="quick", memory_limit_bytes=limit, constraints=(whole,))
     with pytest.raises(InfeasibleError):
         plan_model(model, cluster, asked)
     assert "--shard-optimizer" in [remedy.change for remedy in find_remedies(model, cluster, asked)]

@@ -16,9 +16,9 @@ BATCH = "transformer:layers=2,hidden=1024,heads=16,vocab=8192,seq=512,batch=15"
 
 
 def test_a_batch_that_no_axis_divides_is_held_as_the_next_that_all_do():
-    even = make_plan(BATCH, "4x4")
-    uneven = make_plan(BATCH, "4x4", uneven=True)
-    asked = make_plan(BATCH, "4x4", pads={"input_ids[0]": 16})
+    even = make_plan(BATCH, "4x4", effort="quick")
+    uneven = make_plan(BATCH, "4x4", uneven=True, effort="quick")
+    asked = make_plan(BATCH, "4x4", pads={"input_ids[0]": 16}, effort="quick")
     assert pads_of(uneven) == {"input_ids[0]": 16}
     assert uneven.summary.step_ns < 0.9 * even.summary.step_ns
     assert dumps(uneven) == dumps(asked), "the same plan as of the model that is asked for so"
@@ -26,7 +26,7 @@ def test_a_batch_that_no_axis_divides_is_held_as_the_next_that_all_do():
 
 def test_sizes_that_divide_stay_as_they_are():
     model = BATCH.replace("layers=2", "layers=1").replace("batch=15", "batch=16")
-    assert dumps(make_plan(model, "2x2", uneven=True)) == dumps(make_plan(model, "2x2"))
+    assert dumps(make_plan(model, "2x2", uneven=True, effort="quick")) == dumps(make_plan(model, "2x2", effort="quick"))
 
 
 def test_the_command_says_what_is_held(tmp_path, shardplan):
@@ -54,7 +54,7 @@ def test_the_command_says_what_is_held(tmp_path, shardplan):
 )
 def test_it_goes_with_one_mesh(others, message):
     with pytest.raises(ShardplanError) as caught:
-        make_plan(BATCH, uneven=True, **others)
+        make_plan(BATCH, uneven=True, **others, effort="quick")
     assert message in str(caught.value)
 
 

@@ -28,7 +28,7 @@ TIGHT = {"none": 0.8, "selective": 0.8, "full": 0.8, "auto": 0.2}
 
 def run_costs(model, mesh, remat):
     cluster = make_cluster(load_profile("h100-dgx"), mesh)
-    options = PlanOptions(microbatches=4, remat=remat, memory_limit_bytes=UNLIMITED_BYTES)
+    options = PlanOptions(effort="quick", microbatches=4, remat=remat, memory_limit_bytes=UNLIMITED_BYTES)
     built = Planner(model, cluster, options, reasons=False).built_at()[0]
     return RunCosts(built, chain_of(model, model_rules(model)))
 

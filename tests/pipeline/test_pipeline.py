@@ -93,7 +93,7 @@ def all_cuts(stager: PipelineSolver):
 
 @pytest.mark.parametrize(("microbatches", "limit"), [(2, None), (8, None), (8, 7 << 20), (8, 1 << 20)])
 def test_the_best_pipeline_is_that_of_enumeration(model, cluster, microbatches, limit):
-    options = PlanOptions(microbatches=microbatches, memory_limit_bytes=limit, gap=0.0)
+    options = PlanOptions(effort="quick", microbatches=microbatches, memory_limit_bytes=limit, gap=0.0)
     stager = PipelineSolver(model, cluster, options, SCHEDULE)
     best = math.inf
     fresh = PipelineSolver(model, cluster, options, SCHEDULE)
@@ -112,7 +112,7 @@ def test_the_best_pipeline_is_that_of_enumeration(model, cluster, microbatches, 
 
 def test_runs_cost_what_their_parts_cost_when_solved(model, cluster):
     chain = chain_of(model, model_rules(model))
-    roomy = PlanOptions(microbatches=2, memory_limit_bytes=1 << 50)
+    roomy = PlanOptions(effort="quick", microbatches=2, memory_limit_bytes=1 << 50)
     runs = RunCosts(Planner(model, cluster, roomy).built_at()[0], chain)
     for first, last in itertools.combinations(range(len(chain) + 1), 2):
         part = part_of(chain, first, last, "part")
@@ -122,7 +122,7 @@ def test_runs_cost_what_their_parts_cost_when_solved(model, cluster):
 
 
 def test_one_stage_is_the_plan_of_the_whole(model, cluster):
-    options = PlanOptions(microbatches=2)
+    options = PlanOptions(effort="quick", microbatches=2)
     plan = plan_stages(model, cluster, options, SCHEDULE, stages=1)
     whole = plan_model(model, cluster, options)
     assert plan.summary.step_ns == whole.summary.step_ns
@@ -132,7 +132,7 @@ def test_one_stage_is_the_plan_of_the_whole(model, cluster):
 
 @pytest.fixture(scope="module")
 def staged(model, cluster):
-    return plan_stages(model, cluster, PlanOptions(microbatches=4), SCHEDULE, stages=2)
+    return plan_stages(model, cluster, PlanOptions(effort="quick", microbatches=4), SCHEDULE, stages=2)
 
 
 def test_the_plan_of_a_pipeline(staged):
@@ -164,7 +164,7 @@ def test_the_file_of_a_pipeline(staged):
 
 def test_more_stages_than_units(model, cluster):
     with pytest.raises(ShardplanError) as problem:
-        plan_stages(model, cluster, PlanOptions(), SCHEDULE, stages=99)
+        plan_stages(model, cluster, PlanOptions(effort="quick"), SCHEDULE, stages=99)
     units = len(chain_of(model, model_rules(model)))
     assert str(problem.value) == (
         f"error[too-many-stages]: 'chain' has {units} units and cannot be cut into 99 stages\n"
@@ -227,7 +227,9 @@ def test_the_timeline_of_a_pipeline(staged):
 
 def test_what_differs_between_pipelines(model, cluster, staged):
     assert diff_plans(staged, staged).is_empty
-    other = diff_plans(staged, plan_stages(model, cluster, PlanOptions(microbatches=4), SCHEDULE, stages=3))
+    other = diff_plans(
+        staged, plan_stages(model, cluster, PlanOptions(effort="quick", microbatches=4), SCHEDULE, stages=3)
+    )
     assert {change.kind for change in other.changes} >= {"stage", "transfer"}
     assert "stages 2 → 3" in other.causes
 
@@ -294,7 +296,7 @@ def tied_model(folder):
 def tied(tmp_path_factory, cluster):
     """A model whose first and last operator share a weight, and its two stages."""
     model = tied_model(tmp_path_factory.mktemp("models"))
-    return model, plan_stages(model, cluster, PlanOptions(microbatches=4), SCHEDULE, stages=2)
+    return model, plan_stages(model, cluster, PlanOptions(effort="quick", microbatches=4), SCHEDULE, stages=2)
 
 
 def test_weights_that_two_stages_hold_are_kept_equal(tied, cluster):
@@ -306,7 +308,9 @@ def test_weights_that_two_stages_hold_are_kept_equal(tied, cluster):
     waited = (1 - handed.hidden) * handed.time_ns + shared.time_ns
     assert plan.summary.step_ns == pytest.approx(SCHEDULE.step(stages, 4) + waited, abs=2)
     assert verify_plan(model, plan).verified
-    served = plan_stages(model, cluster, PlanOptions(mode="inference", microbatches=4), SCHEDULE, stages=2)
+    served = plan_stages(
+        model, cluster, PlanOptions(effort="quick", mode="inference", microbatches=4), SCHEDULE, stages=2
+    )
     assert len(served.pipeline.transfers) == 1
     assert served.pipeline.transfers[0].backward == ()
 
@@ -337,7 +341,7 @@ def test_how_tied_weights_are_kept_is_chosen_with_the_cut(tmp_path):
     short = TIED.replace("  c = MatMul (b, w)\n  d = Relu (c)\n", "").replace("(d, shared)", "(b, shared)")
     onnx.save(proto_of(short.replace(", float[256,256] w", "")), tmp_path / "short.onnx")
     model = read_model(tmp_path / "short.onnx")
-    pair, options = make_cluster(load_profile("generic"), "1x4"), PlanOptions(microbatches=4, gap=0.0)
+    pair, options = make_cluster(load_profile("generic"), "1x4"), PlanOptions(effort="quick", microbatches=4, gap=0.0)
     fresh = PipelineSolver(model, pair, options, SCHEDULE, stages=2)
     best = math.inf
     for cuts in itertools.chain.from_iterable(
@@ -352,7 +356,9 @@ def test_how_tied_weights_are_kept_is_chosen_with_the_cut(tmp_path):
 
 def test_what_is_least_for_tied_weights_is_no_more_than_they_cost(tied, cluster):
     model, plan = tied
-    stage_costs = PipelineSolver(model, cluster, PlanOptions(microbatches=4), SCHEDULE, stages=2).stage_costs
+    stage_costs = PipelineSolver(
+        model, cluster, PlanOptions(effort="quick", microbatches=4), SCHEDULE, stages=2
+    ).stage_costs
     least_ns = least_tied_ns(
         stage_costs.transfers, stage_costs.chain, stage_costs.parts, [runs.built for runs in stage_costs.runs]
     )
@@ -362,7 +368,7 @@ def test_what_is_least_for_tied_weights_is_no_more_than_they_cost(tied, cluster)
 def test_a_stage_may_have_no_weights(tied, cluster):
     """It hands gradients on."""
     model, _ = tied
-    plan = plan_stages(model, cluster, PlanOptions(microbatches=4), SCHEDULE, stages=4)
+    plan = plan_stages(model, cluster, PlanOptions(effort="quick", microbatches=4), SCHEDULE, stages=4)
     assert any(all("Relu" in one.name for one in stage.plan.operators) for stage in plan.pipeline.stages)
     assert verify_plan(model, plan).verified
 
@@ -370,7 +376,7 @@ def test_a_stage_may_have_no_weights(tied, cluster):
 def test_one_stage_is_taken_where_tied_weights_make_two_dearer(tmp_path):
     onnx.save(proto_of(TIED), tmp_path / "tied.onnx")
     model, slow = read_model(tmp_path / "tied.onnx"), make_cluster(load_profile("v100-p3-16xl"), "2x1")
-    options = PlanOptions(microbatches=2)
+    options = PlanOptions(effort="quick", microbatches=2)
     found = plan_stages(model, slow, options, SCHEDULE)
     each = [plan_stages(model, slow, options, SCHEDULE, stages=count).summary.step_ns for count in (1, 2)]
     assert found.summary.step_ns == min(each)
@@ -386,7 +392,9 @@ def test_a_pipeline_is_verified_in_a_scaled_down_form(shardplan, folder: Path):
 
 def test_interleaved_stages_need_units_enough(model, cluster):
     with pytest.raises(ShardplanError) as problem:
-        plan_stages(model, cluster, PlanOptions(microbatches=4), parse_schedule("interleaved:2"), stages=2)
+        plan_stages(
+            model, cluster, PlanOptions(effort="quick", microbatches=4), parse_schedule("interleaved:2"), stages=2
+        )
     assert str(problem.value) == (
         "error[too-many-stages]: 'chain' has 3 units: too few for 'interleaved:2' on machine=2 x gpu=2\n"
         "hint: fewer pieces, or fewer --stages, all alike"
@@ -402,7 +410,7 @@ def test_interleaved_stages_run_several_pieces(tmp_path, cluster):
     onnx.save(proto_of(text), tmp_path / "deep.onnx")
     model = read_model(tmp_path / "deep.onnx")
     schedule = parse_schedule("interleaved:2")
-    plan = plan_stages(model, cluster, PlanOptions(microbatches=4), schedule, stages=2)
+    plan = plan_stages(model, cluster, PlanOptions(effort="quick", microbatches=4), schedule, stages=2)
     stages = plan.pipeline.stages
     assert [stage.name for stage in stages] == [
         "stage 0 piece 0",
@@ -434,7 +442,7 @@ def test_pieces_arebalanced():
 
 
 def test_constraints_hold_in_the_stage_that_has_what_they_name(model, cluster):
-    options = PlanOptions(microbatches=4, constraints=(parse_pin("u2=[null, gpu]"),))
+    options = PlanOptions(effort="quick", microbatches=4, constraints=(parse_pin("u2=[null, gpu]"),))
     plan = plan_stages(model, cluster, options, SCHEDULE, stages=2)
     _, second = plan.pipeline.stages
     (kept,) = [tensor for tensor in second.plan.tensors if tensor.name == "u2"]

@@ -18,7 +18,7 @@ GPT = {"style": "gpt", "layers": 2, "hidden": 256, "heads": 8, "vocab": 512, "se
 def planned(mesh, remat, limit=UNLIMITED_BYTES):
     model = transformer(**GPT, attention="decomposed")
     cluster = make_cluster(load_profile("h100-dgx"), mesh)
-    options = PlanOptions(microbatches=4, remat=remat, memory_limit_bytes=limit)
+    options = PlanOptions(effort="quick", microbatches=4, remat=remat, memory_limit_bytes=limit)
     return plan_stages(model, cluster, options, parse_schedule("1f1b"), 2)
 
 

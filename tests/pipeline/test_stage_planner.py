@@ -25,7 +25,9 @@ CLUSTER = make_cluster(load_profile("h100-dgx"), "2x2")
 
 
 def stager(remat="none", model=MODEL, **options):
-    return PipelineSolver(model, CLUSTER, PlanOptions(microbatches=4, remat=remat, **options), parse_schedule("1f1b"))
+    return PipelineSolver(
+        model, CLUSTER, PlanOptions(effort="quick", microbatches=4, remat=remat, **options), parse_schedule("1f1b")
+    )
 
 
 def cuts_of_two_layers(stager):

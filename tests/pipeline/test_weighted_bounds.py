@@ -18,7 +18,7 @@ from shardplan.rules import model_rules
 MODEL = described("transformer:layers=2,hidden=512,heads=4,vocab=256,seq=64,batch=16,dtype=float")
 """Few rows for large weights: gradients take longer than what they may hide behind."""
 CLUSTER = make_cluster(load_profile("generic"), "2x2")
-OPTIONS = PlanOptions(microbatches=2, memory_limit_bytes=UNLIMITED_BYTES)
+OPTIONS = PlanOptions(effort="quick", microbatches=2, memory_limit_bytes=UNLIMITED_BYTES)
 CHAIN = chain_of(MODEL, model_rules(MODEL))
 PICOSECONDS_PER_NS = 1000
 

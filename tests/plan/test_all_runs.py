@@ -34,7 +34,7 @@ OPTIONS = (
     PlanOptions(effort="quick", microbatches=4),
     PlanOptions(effort="quick", microbatches=2, shard_optimizer=True),
     PlanOptions(effort="quick", microbatches=2, remat="full"),
-    PlanOptions(mode="inference"),
+    PlanOptions(effort="quick", mode="inference"),
 )
 
 
@@ -72,7 +72,7 @@ def test_all_runs_where_layouts_are_pinned(pin, tmp_path):
     """A result that nobody reads has a gradient too, which moves where it is kept otherwise than it is made."""
     onnx.save(proto_of(CHAIN), tmp_path / "chain.onnx")
     model = read_model(tmp_path / "chain.onnx")
-    options = PlanOptions(microbatches=2, constraints=(parse_pin(pin),))
+    options = PlanOptions(effort="quick", microbatches=2, constraints=(parse_pin(pin),))
     same_as_listed(plan_model(model, make_cluster(load_profile("generic"), "2x2"), options))
 
 

@@ -28,7 +28,7 @@ FORMS = {
 
 
 def planned(recipe="data parallel", bucket_bytes=BUCKET, **options):
-    return forced_plan(MODEL, "2x4", PlanOptions(**options), recipe=recipe, bucket_bytes=bucket_bytes)
+    return forced_plan(MODEL, "2x4", PlanOptions(effort="quick", **options), recipe=recipe, bucket_bytes=bucket_bytes)
 
 
 @pytest.fixture(scope="module", params=FORMS)
@@ -125,7 +125,7 @@ def test_microbatches_do_not_change_what_goes_together():
 def test_it_is_evaluated_as_it_was_priced():
     model = transformer(layers=2, hidden=512, heads=8, vocab=1024, seq=512, batch=64)
     whole = parse_pin("*weight*=replicate")
-    cluster, options = cluster_of("2x4"), PlanOptions(shard_optimizer=True, constraints=(whole,))
+    cluster, options = cluster_of("2x4"), PlanOptions(effort="quick", shard_optimizer=True, constraints=(whole,))
     plan = plan_model(model, cluster, options)
     assert buckets_of(plan.moves)
     assert evaluate_plan(model, cluster, options, plan, "one.json").plan.moves == plan.moves
@@ -133,6 +133,6 @@ def test_it_is_evaluated_as_it_was_priced():
 
 def test_buckets_make_no_plan_slower():
     clusters = [cluster_of("2x4", bucket_bytes) for bucket_bytes in (0.0, 1e4, 1e6, 25e6, 1e9)]
-    steps = [plan_model(MODEL, cluster, PlanOptions()).summary.step_ns for cluster in clusters]
+    steps = [plan_model(MODEL, cluster, PlanOptions(effort="quick")).summary.step_ns for cluster in clusters]
     assert steps == sorted(steps, reverse=True)
     assert steps[-1] < 0.9 * steps[0]

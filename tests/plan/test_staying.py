@@ -110,10 +110,10 @@ def test_the_file_alone_says_which(planned):
 @pytest.mark.parametrize(
     "options",
     [
-        PlanOptions(in_flight=2),
-        PlanOptions(target="fsdp2"),
-        PlanOptions(in_time=False),
-        PlanOptions(mode="inference"),
+        PlanOptions(effort="quick", in_flight=2),
+        PlanOptions(effort="quick", target="fsdp2"),
+        PlanOptions(effort="quick", in_time=False),
+        PlanOptions(effort="quick", mode="inference"),
     ],
     ids=["pipeline", "another runtime", "price", "inference"],
 )

@@ -69,7 +69,7 @@ def test_weights_that_come_in_time_are_faster_than_one_block_ahead():
 def test_other_runtimes_gather_weights_again_and_one_block_ahead():
     sizes = {"layers": 2, "hidden": 1024, "heads": 8, "vocab": 65536, "seq": 128, "batch": 8}
     model, cluster = transformer(**sizes), make_cluster(load_profile("generic"), "1x4")
-    assert not PlanOptions(target="deepspeed").gathers_in_time
+    assert not PlanOptions(effort="quick", target="deepspeed").gathers_in_time
     plans = [
         Planner(model, cluster, PlanOptions(effort="quick", in_time=in_time)).plan(RECIPES["ZeRO-3"])
         for in_time in (False, True)
@@ -151,7 +151,9 @@ def test_what_moves_once_a_step_moves_in_the_last_backward(accumulated):
 
 def test_an_operator_waits_for_its_moves():
     cluster = replace(make_cluster(load_profile("h100-dgx"), "2x4"), coalesce=Coalesce())
-    plan = plan_model(transformer(**SIZES), cluster, PlanOptions())  # data parallel if gradients go together
+    plan = plan_model(
+        transformer(**SIZES), cluster, PlanOptions(effort="quick")
+    )  # data parallel if gradients go together
     scheduled = step_schedule(plan)
     number = {operator.name: index for index, operator in enumerate(plan.operators)}
     begins, checked = {}, 0
@@ -223,7 +225,7 @@ def test_what_reads_a_recomputed_value_waits_for_its_second_run(tight):
 
 
 def test_serving_has_no_backward():
-    options = PlanOptions(mode="inference")
+    options = PlanOptions(effort="quick", mode="inference")
     served = plan_model(transformer(**SIZES), make_cluster(load_profile("h100-dgx"), "1x4"), options)
     assert {phase.name for phase in step_schedule(served).phases} == {"forward"}
     assert not [task for task in timeline(served).tasks if "backward" in task.name]
@@ -246,7 +248,7 @@ def test_the_trace_says_what_is_sent_and_in_which_phase(accumulated):
 
 
 def test_arrows_lead_from_what_comes_before_to_what_waits_in_one_microbatch():
-    accumulated = forced_plan(transformer(**SIZES), "4", PlanOptions(microbatches=4), recipe="ZeRO-3")
+    accumulated = forced_plan(transformer(**SIZES), "4", PlanOptions(effort="quick", microbatches=4), recipe="ZeRO-3")
     assert any(move.kind == "prefetched" and move.issue_after for move in accumulated.moves)
     trace = chrome_trace(accumulated)["traceEvents"]
     spans = [event for event in trace if event["ph"] == "X"]

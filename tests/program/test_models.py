@@ -21,7 +21,7 @@ from shardplan.program.shrink.shrink import shrink
 
 MODELS = Path(__file__).parents[1] / "models"
 LIGHT = Path(onnx.__file__).parent / "backend/test/data/light"
-TRAINING, INFERENCE = PlanOptions(), PlanOptions(mode="inference")
+TRAINING, INFERENCE = PlanOptions(effort="quick"), PlanOptions(effort="quick", mode="inference")
 
 
 @cache

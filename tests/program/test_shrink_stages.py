@@ -38,7 +38,7 @@ def pipeline(name, schedule):
     """A model, and its plan of two stages with tensor parallelism inside; interleaved ones are cut by the solver."""
     model = read_model(MODELS / f"{name}.onnx")
     pins = tuple(parse_pin(pin) for pin in PINS[name])
-    options = PlanOptions(microbatches=4, constraints=pins, memory_limit_bytes=1 << 50)
+    options = PlanOptions(effort="quick", microbatches=4, constraints=pins, memory_limit_bytes=1 << 50)
     stages = f"stages: [{{runs: [{FIRST[name]}], mesh: 1x2}}, {{runs: ['*'], mesh: 1x2}}]"
     cut = 2 if "interleaved" in schedule else stages_in(stages, "stages.yaml")
     return model, plan_stages(model, cluster_of("2x2"), options, parse_schedule(schedule), cut)

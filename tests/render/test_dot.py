@@ -93,7 +93,7 @@ def test_arrows_say_what_is_sent():
 
 def test_stages_are_clusters():
     model = "transformer:layers=4,hidden=256,heads=4,vocab=512,seq=128,batch=8"
-    plan = make_plan(model, "2x2", stages="2", microbatches=4)
+    plan = make_plan(model, "2x2", stages="2", microbatches=4, effort="quick")
     text = dot_text(plan)
     assert {stage.name for stage in plan.pipeline.stages} <= set(CLUSTER.findall(text))
     boxes = [f"{kind} {name}" for kind, name, _ in BOX.findall(text)]

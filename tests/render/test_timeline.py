@@ -40,7 +40,7 @@ def test_it_is_as_wide_as_was_asked(cells):
 @pytest.mark.parametrize("microbatches", [1, 2, 4, 8])
 def test_microbatches_that_are_not_listed_count(microbatches):
     """The compute stream works for as long as the plan computes: a little longer where it runs beside communication."""
-    plan = make_plan(MODEL, "1x2", microbatches=microbatches)
+    plan = make_plan(MODEL, "1x2", microbatches=microbatches, effort="quick")
     made = timeline(plan)
     assert sum(part.times for part in made.unlisted) == 2 * max(0, microbatches - 2) - max(0, microbatches > 2)
     assert plan.summary.compute_ns <= made.busy(0) * 1e9 * (1 + 1e-9) <= 1.1 * plan.summary.compute_ns
@@ -52,7 +52,7 @@ def test_microbatches_that_are_not_listed_count(microbatches):
 
 
 def test_a_pipeline_says_its_bubble():
-    plan = make_plan(MODEL, "2x1", stages="2", microbatches=4)
+    plan = make_plan(MODEL, "2x1", stages="2", microbatches=4, effort="quick")
     found = breakdown(plan)
     assert found.compute_ns + found.exposed_ns + found.bubble_ns == plan.summary.step_ns
     assert found.bubble_ns > 0.1 * plan.summary.step_ns

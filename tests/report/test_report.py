@@ -57,7 +57,7 @@ def test_a_model_without_operators_has_a_report(tmp_path: Path) -> None:
     """It returns an input as it is: a value is held, and there is no moment at which."""
     path = tmp_path / "same.onnx"
     path.write_bytes(proto_of("g (float[4] x) => (float[4] x) {}").SerializeToString())
-    made = make_plan(path, "2x2", mode="inference")
+    made = make_plan(path, "2x2", mode="inference", effort="quick")
     assert made.operators == ()
     found = plan_report(made)["memory"]
     assert (found["points"], found["peak"], found["rest"]) == ([], 0, made.summary.memory.total)
@@ -65,7 +65,9 @@ def test_a_model_without_operators_has_a_report(tmp_path: Path) -> None:
 
 
 def test_what_is_rematerialised_is_said() -> None:
-    made = make_plan("transformer:layers=2,hidden=64,heads=4,vocab=64,seq=32,batch=4", "2", remat="full")
+    made = make_plan(
+        "transformer:layers=2,hidden=64,heads=4,vocab=64,seq=32,batch=4", "2", remat="full", effort="quick"
+    )
     found = plan_report(made)
     assert re.fullmatch(r"full: [\d.]+ us, [\d.]+ KiB not saved", dict(found["facts"])["rematerialisation"])
     names = found["names"]
@@ -216,19 +218,19 @@ def test_why_needs_a_model_and_then_says_what_else_there_was(shardplan: Callable
 def test_a_link_that_devices_share_says_what_each_gets():
     """V100 machines: 25 Gbit/s for eight devices."""
     model = "transformer:layers=1,hidden=256,heads=4,vocab=512,seq=128,batch=16"
-    axes = plan_report(make_plan(model, "2x8", cluster="v100-p3-16xl"))["mesh"]["axes"]
+    axes = plan_report(make_plan(model, "2x8", cluster="v100-p3-16xl", effort="quick"))["mesh"]["axes"]
     assert [axis["shared"] for axis in axes] == [(8, 25e9 / 8 / 8), None]
 
 
 def test_the_step_of_a_pipeline_is_split_as_its_slowest_stage_spends_it():
     model = "transformer:layers=2,hidden=256,heads=4,vocab=512,seq=128,batch=8"
-    plan = make_plan(model, "2x2", stages="2", microbatches=4)
+    plan = make_plan(model, "2x2", stages="2", microbatches=4, effort="quick")
     summary = plan_report(plan)["summary"]
     slowest = max((stage.plan.summary for stage in plan.pipeline.stages), key=lambda one: one.step_ns)
     parts = {name: ns for name, ns, _ in summary["parts"]}
     assert sum(parts.values()) == summary["step"]
     assert parts["compute"] == slowest.compute_ns
-    one = make_plan(model, "2x2")
+    one = make_plan(model, "2x2", effort="quick")
     told = {name: after for name, _, after in diff_report(one, plan, ("a", "b"), diff_plans(one, plan))["effects"]}
     assert told["compute"] == parts["compute"]
     assert told["compute"] + told["exposed communication"] + told["bubble"] == told["step"]

@@ -61,7 +61,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def planned(text: str, asked: dict[str, object]) -> Plan:
     onnx.save(proto_of(text), "m.onnx")
-    return make_plan("m.onnx", **{"mesh": "2x2", **asked})
+    return make_plan("m.onnx", **{"mesh": "2x2", **asked}, effort="quick")
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -34,7 +34,7 @@ def model(tmp_path_factory):
 def test_a_plan_is_itself(mesh, pins, mode, model):
     """Also one that is not the best, whose values are gathered for several readers at once."""
     cluster = make_cluster(load_profile("h100-dgx"), mesh)
-    options = PlanOptions(mode=mode, constraints=tuple(map(parse_pin, pins)))
+    options = PlanOptions(effort="quick", mode=mode, constraints=tuple(map(parse_pin, pins)))
     plan = plan_model(model, cluster, options)
     found = evaluate_plan(model, cluster, options, plan, "one.json").plan
     assert found.tensors == plan.tensors
@@ -48,17 +48,17 @@ def test_a_value_gathered_once_for_all_its_readers(model):
     """The case that the others are about: kept in pieces, served whole."""
     cluster = make_cluster(load_profile("h100-dgx"), "1x8")
     pins = ("x=[null, gpu]", *(f"layer.0.{name}={{gpu: n}}" for name in "qkv"))
-    options = PlanOptions(constraints=tuple(map(parse_pin, pins)))
+    options = PlanOptions(effort="quick", constraints=tuple(map(parse_pin, pins)))
     plan = plan_model(model, cluster, options)
     (gathered,) = (tensor for tensor in plan.tensors if tensor.served != tensor.layout)
     assert gathered.name == "x"
-    found = evaluate_plan(model, cluster, PlanOptions(), plan, "one.json").plan
+    found = evaluate_plan(model, cluster, PlanOptions(effort="quick"), plan, "one.json").plan
     assert found.tensors == plan.tensors
 
 
 def test_other_decisions_are_other_prices(model):
     """What is given decides, not what is best: a plan that is dearer stays so."""
-    cluster, options = make_cluster(load_profile("h100-dgx"), "1x8"), PlanOptions()
+    cluster, options = make_cluster(load_profile("h100-dgx"), "1x8"), PlanOptions(effort="quick")
     best = plan_model(model, cluster, options)
     pinned = replace(options, constraints=(parse_pin("layer.0.fc1={gpu: k}"), parse_pin("layer.0.fc2={gpu: n}")))
     worse = plan_model(model, cluster, pinned)
@@ -67,7 +67,7 @@ def test_other_decisions_are_other_prices(model):
 
 
 def test_a_decision_that_cannot_be_is_named(model):
-    cluster, options = make_cluster(load_profile("h100-dgx"), "1x8"), PlanOptions()
+    cluster, options = make_cluster(load_profile("h100-dgx"), "1x8"), PlanOptions(effort="quick")
     plan = plan_model(model, cluster, options)
     operators = tuple(
         replace(operator, split=("q", "q"), reads=operator.reads[::-1]) if operator.name == "layer.0.fc1" else operator

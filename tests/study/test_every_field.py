@@ -33,7 +33,7 @@ def locked(request, tmp_path_factory) -> tuple[dict, Model]:
     file = tmp_path_factory.mktemp("locked") / "m.onnx"
     text, asked = ASKED[request.param]
     onnx.save(proto_of(text), file)
-    plan = make_plan(file, "2x2", **asked)
+    plan = make_plan(file, "2x2", **asked, effort="quick")
     return json.loads(dumps(plan)), read_model(file)
 
 

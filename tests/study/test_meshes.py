@@ -26,6 +26,7 @@ from shardplan.study.meshes import best_of, logical_meshes, ordered_factorisatio
 from shardplan.study.said import limits_of
 from shardplan.study.solve import solve
 
+OPTIONS = PlanOptions(effort="quick")
 PROFILE = load_profile("generic")
 SCHEMA = json.loads((files("shardplan.render") / "documents.schema.json").read_text(encoding="utf-8"))
 
@@ -62,13 +63,13 @@ def model(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def trials(model):
-    return try_meshes(model, PROFILE, PlanOptions(), logical_meshes(PROFILE, "2x4"))
+    return try_meshes(model, PROFILE, OPTIONS, logical_meshes(PROFILE, "2x4"))
 
 
 def test_each_plan_is_that_of_a_solve_on_its_mesh(model, trials):
     assert len(trials) == 2
     for trial in trials:
-        assert trial.plan == plan_model(model, make_cluster(PROFILE, trial.text), PlanOptions())
+        assert trial.plan == plan_model(model, make_cluster(PROFILE, trial.text), OPTIONS)
         assert trial.plan.summary.step_bound_ns == trial.bound_ns <= trial.step_ns
     assert best_of(trials).step_ns == min(trial.step_ns for trial in trials)
 
@@ -76,16 +77,16 @@ def test_each_plan_is_that_of_a_solve_on_its_mesh(model, trials):
 def test_two_processes_find_the_same(model, trials):
     heard = []
     meshes = logical_meshes(PROFILE, "2x4")
-    assert try_meshes(model, PROFILE, PlanOptions(), meshes, processes=2, on_done=heard.append) == trials
+    assert try_meshes(model, PROFILE, OPTIONS, meshes, processes=2, on_done=heard.append) == trials
     assert sorted(trial.text for trial in heard) == sorted(meshes)
 
 
 def test_too_many_axes_are_bounded_not_solved(model, monkeypatch):
     monkeypatch.setattr("shardplan.study.meshes.MOST_AXES", 2)
-    *_, deep = try_meshes(model, PROFILE, PlanOptions(), logical_meshes(PROFILE, "2x4"))
+    *_, deep = try_meshes(model, PROFILE, OPTIONS, logical_meshes(PROFILE, "2x4"))
     assert (deep.text, deep.plan) == ("machine=2,gpu0=2,gpu1=2", None)
     assert deep.reason == "not solved: more than 2 axes"
-    assert 0 < deep.bound_ns <= plan_model(model, make_cluster(PROFILE, deep.text), PlanOptions()).summary.step_ns
+    assert 0 < deep.bound_ns <= plan_model(model, make_cluster(PROFILE, deep.text), OPTIONS).summary.step_ns
 
 
 def test_a_time_limit_is_that_of_all_meshes_together(model, monkeypatch):
@@ -96,13 +97,14 @@ def test_a_time_limit_is_that_of_all_meshes_together(model, monkeypatch):
         return plan_model(asked, cluster, options, **others)
 
     monkeypatch.setattr(meshes, "plan_model", noted)
-    assert len(try_meshes(model, PROFILE, PlanOptions(time_limit=8.0), logical_meshes(PROFILE, "2x4"))) == 2
+    limited = PlanOptions(effort="quick", time_limit=8.0)
+    assert len(try_meshes(model, PROFILE, limited, logical_meshes(PROFILE, "2x4"))) == 2
     assert given[0] <= 4.0
     assert given[1] <= 8.0
 
 
 def test_constraints_that_name_an_axis_leave_the_meshes_that_have_it(model):
-    options = PlanOptions(constraints=(parse_pin("w1=[gpu0, null]"),))
+    options = PlanOptions(effort="quick", constraints=(parse_pin("w1=[gpu0, null]"),))
     trials = try_meshes(model, PROFILE, options, logical_meshes(PROFILE, "2x4"))
     assert [trial.plan is None for trial in trials] == [True, False]
     assert "no axis" in trials[0].reason
@@ -133,7 +135,7 @@ def test_limits_of_a_runtime_are_told_of_the_mesh_that_was_chosen(monkeypatch):
     model = "transformer:llama3-8b,layers=1,batch=4,seq=512"
     asked = read(Request(model, "auto", devices="1x4", target="tp-plan", effort="quick"))
     found = solve(asked)
-    free = plan_model(asked.model, found.cluster, PlanOptions(effort="quick"))
+    free = plan_model(asked.model, found.cluster, OPTIONS)
     monkeypatch.setattr(meshes, "_try", lambda *_: pytest.fail("other meshes are planned"))
     limits = limits_of(asked, found)
     assert (limits.step_ns, limits.free_ns) == (found.plan.summary.step_ns, free.summary.step_ns)

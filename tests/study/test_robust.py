@@ -15,7 +15,7 @@ from shardplan.planning.decided import Decided
 from shardplan.study.robust import drawn, regret, robustness
 
 SIZES = {"layers": 1, "hidden": 1024, "heads": 16, "vocab": 4096, "seq": 512, "batch": 16}
-OPTIONS = PlanOptions()
+OPTIONS = PlanOptions(effort="quick")
 
 
 @pytest.fixture(scope="module")

@@ -53,7 +53,7 @@ def test_points_are_what_solve_gives(model, found):
             assert (point.outcome, point.step_us) == ("refused", None)
             assert point.reason == "mesh '2x' cannot be read"
             continue
-        options = PlanOptions(microbatches=request.microbatches, remat=request.remat)
+        options = PlanOptions(effort="quick", microbatches=request.microbatches, remat=request.remat)
         plan = plan_model(model, make_cluster(load_profile("generic"), request.mesh), options)
         assert point.step_us == plan.summary.step_ns / 1000
         assert point.memory_bytes == plan.summary.memory.total
@@ -71,8 +71,8 @@ def test_what_is_recomputed_is_chosen_point_by_point():
     sizes = {"layers": 2, "hidden": 256, "heads": 8, "vocab": 512, "seq": 256, "batch": 16}
     model = transformer(style="gpt", **sizes, attention="decomposed")
     cluster = make_cluster(load_profile("h100-dgx"), "1x4")
-    free = plan_model(model, cluster, PlanOptions())
-    options = PlanOptions(memory_limit_bytes=int(0.6 * free.summary.memory.total))
+    free = plan_model(model, cluster, PlanOptions(effort="quick"))
+    options = PlanOptions(effort="quick", memory_limit_bytes=int(0.6 * free.summary.memory.total))
     requests = all_combinations(["h100-dgx"], ["1x4"], [1], ["auto", "none"])
     asked = Request(model, memory_limit=options.memory_limit_bytes)
     auto, none = sweep(asked, requests, LocalEngine()).points

@@ -26,6 +26,7 @@ FORBIDDEN = "beta=1,gather=1e8"
 def plan_of(model: Model, mesh: str, settings: str, *pins: str, constraints: str = "", mode: str = "inference"):
     written = parse_constraints(constraints, "fixed.yaml") if constraints else ()
     options = PlanOptions(
+        effort="quick",
         mode=mode,
         optimizer="none",
         cost_model=parse_cost_model(f"alpa:{settings}"),

@@ -83,7 +83,7 @@ def test_a_budget_below_what_is_possible_names_the_least_that_is():
     """Hidet stops at an assertion. An eighth of the weights is the least that each of eight devices can hold."""
     tight = hidet(0.12)
     assert (tight.outcome, tight.shortfall_bytes) == ("infeasible", WEIGHTS // 8 - int(0.12 * WEIGHTS))
-    options = PlanOptions(mode="inference", memory_limit_bytes=int(0.12 * WEIGHTS))
+    options = PlanOptions(effort="quick", mode="inference", memory_limit_bytes=int(0.12 * WEIGHTS))
     with pytest.raises(InfeasibleError) as caught:
         plan_model(mlp(ROWS), make_cluster(load_profile("generic"), "8"), options)
     assert "no plan fits in memory: every device is at least" in str(caught.value)

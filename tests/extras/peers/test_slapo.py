@@ -75,7 +75,10 @@ def test_with_room_for_a_quarter_of_the_weights_both_are_split():
 def solve_bert(path: Path, layers: int, *pins: str):
     model = read_model(bert(path / "bert.onnx", layers))
     options = PlanOptions(
-        mode="inference", cost_model=parse_cost_model("slapo:split=1"), constraints=tuple(map(parse_pin, pins))
+        effort="quick",
+        mode="inference",
+        cost_model=parse_cost_model("slapo:split=1"),
+        constraints=tuple(map(parse_pin, pins)),
     )
     return plan_model(model, make_cluster(load_profile("h100-dgx"), "8"), options)
 

@@ -44,7 +44,9 @@ def with_biases() -> Model:
 
 
 def plan_of(model: Model, *pins: str, cost_model: str = "slapo", mesh: str = "8", mode: str = "inference"):
-    options = PlanOptions(mode=mode, cost_model=parse_cost_model(cost_model), constraints=tuple(map(parse_pin, pins)))
+    options = PlanOptions(
+        effort="quick", mode=mode, cost_model=parse_cost_model(cost_model), constraints=tuple(map(parse_pin, pins))
+    )
     return plan_model(model, make_cluster(load_profile("h100-dgx"), mesh), options)
 
 

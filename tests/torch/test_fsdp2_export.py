@@ -6,18 +6,10 @@ import functools
 import fsdp2_ranks
 import numpy as np
 import pytest
-from torch_ranks import Ranks
 
 from shardplan import make_plan
 from shardplan.export.fsdp2 import export_fsdp2
 from shardplan.torch.planning.plan import read_module
-
-
-@pytest.fixture(scope="module")
-def ranks(tmp_path_factory):
-    four = Ranks(4, tmp_path_factory.mktemp("ranks"), modules=("fsdp2_ranks",))
-    yield four
-    four.close()
 
 
 @functools.cache
@@ -48,15 +40,14 @@ ROWS = [*COLUMNS, "*.down={gpu: k}", "head={gpu: n}"]
     ],
     ids=["replicas", "tensor", "norms of heads", "pieces and tensor", "hybrid", "tied"],
 )
-def test_four_ranks_give_what_one_process_gives(ranks, mesh, asked):
+def test_four_ranks_give_what_one_process_gives(four, mesh, asked):
     form = {name: asked.get(name, False) for name in ("tied", "norms")}
     text = exported(mesh, **asked)
     logits, gradients = fsdp2_ranks.alone(**form)
-    found = ranks.run("fsdp2_ranks", "exported", text, form["tied"], form["norms"])
+    found = four.run("fsdp2_ranks", "exported", text, form["tied"], form["norms"])
     rows = {made[0].shape[0] for made in found}
     parts = len(logits) // rows.pop()
-    for rank, (own, grads, _, loaded) in enumerate(found):
-        assert loaded == []
+    for rank, (own, grads) in enumerate(found):
         part = rank * parts // len(found)
         np.testing.assert_allclose(
             own, np.split(logits, parts)[part], rtol=1e-6, atol=2e-6
