@@ -33,6 +33,7 @@ class Complex(nn.Module):
             mixed.abs(),
             mixed.angle(),
             (mixed.real - mixed.to(torch.complex128).imag),
+            torch.view_as_real(mixed.to(torch.complex128)).type_as(x),
         )
 
 

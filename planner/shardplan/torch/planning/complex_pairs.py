@@ -222,11 +222,14 @@ _SMALL = 4
 """Powers up to this one are products."""
 
 
+def _is_whole(item: Any) -> bool:
+    return isinstance(item, (Tensor, Pair))
+
+
 def _cast(given: Any, *args: Any, **kwargs: Any) -> Any:
     """`to` in its forms: a complex dtype is that of its parts."""
     wanted = [item for item in (*args, *kwargs.values()) if isinstance(item, torch.dtype)]
-    if not wanted and any(map(_is_pair, args)):
-        wanted = [torch.complex128 if args[0].real.dtype == torch.float64 else torch.complex64]
+    wanted += [item.real.dtype.to_complex() if _is_pair(item) else item.dtype for item in args if _is_whole(item)]
     if not wanted:
         return given
     real = wanted[0].to_real()

@@ -69,7 +69,13 @@ class LargestShapes(TorchFunctionMode):  # type: ignore[misc]
     def _told(self, func: Any, args: Any, kwargs: Any, name: str) -> Any:
         """What the example says."""
         del name
-        return NotImplemented if self.example is None else self.example.form(func, args, kwargs)
+        if self.example is None:
+            return NotImplemented
+        given = self.example.with_numbers(func, args, kwargs)
+        if given is None:
+            return self.example.form(func, args, kwargs)
+        with self:
+            return func(*given[0], **given[1])
 
     def _looked(self, func: Any, args: Any, kwargs: Any, name: str) -> Any:
         """What a program sees that looks at numbers, or asks for a condition."""

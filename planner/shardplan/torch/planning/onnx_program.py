@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._export import non_strict_utils
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils import stateless
@@ -24,6 +25,7 @@ from torch.utils._pytree import tree_leaves
 from shardplan.errors import ShardplanError, error
 from shardplan.torch.argument_paths import named_tensors, tensors_in
 from shardplan.torch.exported.program import with_fake_parameters, without_looking_into_masks
+from shardplan.torch.exported.untraceable import having
 from shardplan.torch.plain_forms import in_plain_forms
 from shardplan.torch.planning.below_autograd import below_autograd, ending_transforms
 from shardplan.torch.planning.complex_pairs import in_pairs
@@ -119,7 +121,7 @@ def _as_in_example(
     """The export with what the program reads from values of the example, with which it is run once."""
     shapes.example, shapes.guesses, shapes.guessed = ExampleValues(also_masks=also_masks), False, 0
     try:
-        with torch.random.fork_rng(devices=[]), kept_out_of_caches(), _unchanged_buffers(model):
+        with _as_if_exported(), torch.random.fork_rng(devices=[]), kept_out_of_caches(), _unchanged_buffers(model):
             model(*args, **kwargs)
         shapes.example.is_example = False
         made = _in_real_numbers(model, args, kwargs, names)
@@ -127,6 +129,15 @@ def _as_in_example(
         return made
     finally:
         shapes.example = None
+
+
+@contextlib.contextmanager
+def _as_if_exported() -> Iterator[None]:
+    """Context: a program that asks whether it is exported is told so, and Python's `max` and `min` of tensors are
+    tensors, as they are in an export."""
+    flags = having(torch.compiler, "_is_compiling_flag", True), having(torch.compiler, "_is_exporting_flag", True)
+    with flags[0], flags[1], non_strict_utils._override_builtin_ops():  # noqa: SLF001 - there is no public way
+        yield
 
 
 def _has_values(model: nn.Module, args: Any, kwargs: Any) -> bool:
