@@ -43,6 +43,21 @@ def test_complex_numbers_are_pairs():
         assert torch.allclose(torch.from_numpy(mine), theirs, atol=1e-4)
 
 
+class Volumes(nn.Module):
+    """What torch's exporter writes wrong: convolutions without a bias, ranges of whole numbers and others."""
+
+    def forward(self, x, first, second, bias):
+        made = functional.conv3d(functional.conv3d(x, first, stride=2), second, bias, padding=(0, 1, 1), groups=2)
+        return made * torch.arange(0.0, x.shape[-1], 2), torch.arange(1, 2.5, step=1)
+
+
+def test_what_torch_writes_wrong():
+    given = (torch.randn(shape) for shape in ((2, 2, 4, 4, 4), (4, 2, 2, 2, 2), (2, 2, 1, 3, 3), (2,)))
+    module, given = Volumes(), tuple(given)
+    for mine, theirs in zip(evaluated(module, *given), module(*given), strict=True):
+        assert torch.allclose(torch.from_numpy(mine), theirs, atol=1e-5)
+
+
 class Picked(nn.Module):
     def forward(self, x, labels):
         keep = labels != 0

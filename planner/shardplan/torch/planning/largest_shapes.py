@@ -261,6 +261,14 @@ def _clamped(input: Tensor, *given: Any, **named: Any) -> Tensor:  # noqa: A002 
     return torch.clamp(input, *own, **more)
 
 
+def _counted(*given: Any, **named: Any) -> Any:
+    """`arange`, whose numbers torch's exporter writes as they are given, whole ones beside others."""
+    if not any(isinstance(each, float) for each in (*given, *named.values())):
+        return NotImplemented
+    bounds = {key: float(each) if type(each) is int else each for key, each in named.items()}
+    return torch.arange(*(float(each) if type(each) is int else each for each in given), **bounds)
+
+
 def _first(func: Callable[..., Any]) -> Callable[..., Any]:
     """The first result of a function, without a look whether a matrix can be decomposed: a graph has no numbers."""
     return lambda *args, **kwargs: func(*args, **kwargs)[0]
@@ -276,6 +284,7 @@ _FORMS: Mapping[Any, Callable[..., Any]] = {
     Tensor.__setitem__: _set_item,
     Tensor.__rsub__: _subtracted,
     **dict.fromkeys((torch.bincount, Tensor.bincount), _counts),
+    torch.arange: _counted,
     **dict.fromkeys((torch.clamp, Tensor.clamp, torch.clip, Tensor.clip), _clamped),
     **dict.fromkeys((torch.masked_scatter, Tensor.masked_scatter), masked_scatter),
     torch.masked_select: _masked_select,

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch._export import non_strict_utils
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.export import ExportedProgram
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils import stateless
 from torch.utils._pytree import tree_leaves
@@ -28,7 +29,7 @@ from shardplan.torch.exported.program import with_fake_parameters, without_looki
 from shardplan.torch.exported.untraceable import having
 from shardplan.torch.plain_forms import in_plain_forms
 from shardplan.torch.planning.below_autograd import below_autograd, ending_transforms
-from shardplan.torch.planning.complex_pairs import in_pairs
+from shardplan.torch.planning.complex_pairs import has_complex_numbers, in_pairs
 from shardplan.torch.planning.example_values import ExampleValues
 from shardplan.torch.planning.largest_shapes import LargestShapes
 from shardplan.torch.planning.onnx_forms import onnx_forms
@@ -174,10 +175,20 @@ def _in_real_numbers(model: nn.Module, args: Any, kwargs: Any, names: list[str])
     try:
         return _traced(model, args, kwargs, names)
     except Exception as problem:
-        if not is_of_complex_numbers(problem):
+        program = None if is_of_data(problem) else _in_graph(model, args, kwargs)
+        if program is None or not has_complex_numbers(program):
             raise
-    program = torch.export.export(model, args, kwargs, strict=False)
-    return _by_torch(in_pairs(program), args, kwargs, names)
+        is_told = is_of_complex_numbers(problem)
+        with contextlib.nullcontext() if is_told else contextlib.suppress(Exception):  # the first says more of it
+            return _by_torch(in_pairs(program), args, kwargs, names)
+        raise
+
+
+def _in_graph(model: nn.Module, args: Any, kwargs: Any) -> ExportedProgram | None:
+    """The program as a graph of torch's; None where it cannot be one."""
+    with contextlib.suppress(Exception):
+        return torch.export.export(model, args, kwargs, strict=False)
+    return None
 
 
 def _traced(model: nn.Module, args: Any, kwargs: Any, names: list[str]) -> Any:
