@@ -94,8 +94,9 @@ def test_branches_that_depend_on_data_are_as_in_the_example_or_not_taken_and_it_
     with pytest.warns(UserWarning, match="planned as with these example inputs"):
         found = evaluated(Branching(), torch.ones(2, 2))
     assert (found[0] == 2).all()
-    with pytest.warns(UserWarning, match="branches that depend on data"):
+    with pytest.warns(UserWarning, match="branches that depend on data") as said:
         onnx_bytes(Branching(), (torch.ones(2, 2, device="meta"),), {})
+    assert [each.filename for each in said] == [__file__]
 
 
 class Checked(nn.Module):

@@ -23,7 +23,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils import stateless
 from torch.utils._pytree import tree_leaves
 
-from shardplan.errors import ShardplanError, error
+from shardplan.errors import ShardplanError, error, warn
 from shardplan.torch.argument_paths import named_tensors, tensors_in
 from shardplan.torch.exported.program import with_fake_parameters, without_looking_into_masks
 from shardplan.torch.exported.untraceable import having
@@ -90,7 +90,7 @@ def onnx_bytes(
     except Exception as problem:
         raise ShardplanError(refusal(problem)) from problem
     if shapes.told or shapes.guessed:
-        warnings.warn(_AS_IN_EXAMPLE if shapes.told else _GUESSED, stacklevel=2)
+        warn(_AS_IN_EXAMPLE if shapes.told else _GUESSED)
     return data
 
 
