@@ -112,6 +112,18 @@ def _has_number(item: Any) -> bool:
     return any(map(_has_number, item)) if isinstance(item, (tuple, list)) else _is_number(item)
 
 
+def numbers_in(item: Any) -> list[Tensor]:
+    """The tensors in what is given for sizes or slices."""
+    found: list[Tensor] = []
+
+    def noted(number: Tensor) -> int:
+        found.append(number)
+        return 0
+
+    _mapped(noted, item)
+    return found
+
+
 def _mapped(form: Callable[[Tensor], int], item: Any) -> Any:
     """What is given for a size, or a slice, with `form` of its tensors."""
     if isinstance(item, slice):
