@@ -77,9 +77,10 @@ class Solver(torch.nn.Module):
         times = torch.linspace(0, 1, 4)
         if self.given:
             times = times + x.mean()
+        weights = times.diff().mean() * x
         while times[0] < 0.9:
             x, times = x * 2, times[1:]
-        return x[: (times > 0).sum()]
+        return (x + 0 * weights)[: (times > 0).sum()]
 
 
 def test_branches_on_numbers_of_the_programs_own_are_taken_and_others_refused():

@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves
 from shardplan.torch.exported.untraceable import having
 from shardplan.torch.planning.example_values import ExampleValues, numbers_in
 from shardplan.torch.planning.program_caches import kept_out_of_caches
+from shardplan.torch.rules.function_names import in_place
 
 T = TypeVar("T")
 
@@ -75,7 +76,7 @@ class _Answers(TorchFunctionMode):  # type: ignore[misc]
             return made
         made = func(*args, **named)
         if self.example.is_example and (self._depends(tree_leaves((args, named))) or _draws(func)):
-            changed = [each for each in args[:1] if isinstance(each, Tensor)]  # in place
+            changed = args[:1] if in_place(func) or getattr(func, "__name__", "") == "__setitem__" else ()
             self._given |= {id(each): each for each in (*tree_leaves(made), *changed)}
         return made
 
