@@ -191,9 +191,9 @@ _PART = re.compile(r"(^|\.)parametrizations\.(\w+)\.original\d+$")
 
 
 def _joined(parts: list[Tensor], shape: torch.Size) -> Tensor:
-    """Parts one after the other along the dim in which they make up `shape`."""
+    """Parts one after the other along the dim in which they make up `shape`; a dim of one part may be two."""
     if len(parts) == 1:
-        return parts[0]
+        return parts[0].reshape(shape)
     joined = (torch.cat(parts, dim) for dim in range(len(shape)) if _fits(parts, dim))
     return next(whole for whole in joined if whole.shape == shape)
 

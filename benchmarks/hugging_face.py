@@ -143,14 +143,12 @@ def one(name: str, path: Path) -> str:
 
 def gradient(model: Any, name: str) -> Any:
     """The whole gradient of a weight, which may be kept in parts (see docs/torch.md, "Fused weights")."""
-    import torch
-
     path, _, attribute = name.rpartition(".")
     owner = model.get_submodule(path)
     if attribute in owner._parameters:  # noqa: SLF001 - a weight in parts is a property
         return owner.get_parameter(attribute).grad.full_tensor()
     held = owner.parametrizations[attribute]
-    return torch.cat([part.grad.full_tensor() for part in held.parameters()], held[0].parts.dim)
+    return held[0].parts.join([part.grad.full_tensor() for part in held.parameters()])
 
 
 def main() -> None:

@@ -78,6 +78,48 @@ def _picture(size: int = 32) -> Callable[[], Tensor]:
     return lambda: torch.randn(4, 3, size, size)
 
 
+def _grid_of_patches() -> Program:
+    """A model that is given the patches of pictures of any size, and how many there are in each direction."""
+    declare()
+    import transformers
+
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64}
+    turns = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}
+    held = transformers.Qwen2_5_VLConfig(
+        text_config={**_TEXT, **heads, "rope_parameters": turns},
+        vision_config={"depth": 2, "hidden_size": 32, "intermediate_size": 64, "num_heads": 4, "patch_size": 4,
+                       "spatial_merge_size": 2, "temporal_patch_size": 2, "window_size": 16, "out_hidden_size": 32,
+                       "fullatt_block_indexes": [1]},
+        image_token_id=3, video_token_id=4, vision_start_token_id=5, vision_end_token_id=6,
+    )  # fmt: skip
+    held._attn_implementation = "eager"  # noqa: SLF001 - as `attn_implementation=` of from_pretrained
+    ids = torch.randint(7, 64, (2, 14))
+    ids[:, 2:8] = torch.tensor([5, 3, 3, 3, 3, 6])
+    batch = {
+        "input_ids": ids, "pixel_values": torch.randn(32, 96), "image_grid_thw": torch.tensor([[1, 4, 4]] * 2),
+        "mm_token_type_ids": (ids == 3).long(), "labels": ids.clone(),
+    }  # fmt: skip
+    made = transformers.Qwen2_5_VLForConditionalGeneration(held)
+    return Called(made, tuple(batch), {}), tuple(batch.values())
+
+
+def _masked_words() -> Program:
+    """A diffusion model that reads from a mask how long each text is."""
+    declare()
+    from diffusers import Lumina2Transformer2DModel
+
+    made = Lumina2Transformer2DModel(
+        sample_size=8, in_channels=4, hidden_size=24, num_layers=1, num_refiner_layers=1, num_attention_heads=3,
+        num_kv_heads=1, multiple_of=2, axes_dim_rope=(4, 2, 2), axes_lens=(32, 32, 32), cap_feat_dim=16,
+    )  # fmt: skip
+    batch = {
+        "hidden_states": torch.randn(2, 4, 8, 8), "timestep": torch.rand(2),
+        "encoder_hidden_states": torch.randn(2, 6, 16),
+        "encoder_attention_mask": torch.arange(6) < torch.tensor([[6], [5]]),
+    }  # fmt: skip
+    return Called(made, tuple(batch), {"return_dict": False}), tuple(batch.values())
+
+
 _NONE: Mapping[str, Any] = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 _WIDE: Mapping[str, Any] = {
     "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64,
@@ -170,9 +212,23 @@ _ALL: dict[str, Callable[[], Program]] = {
          "max_position_embeddings": 64}, "num_query_tokens": 4, "image_token_index": 3},
         {"pixel_values": _picture(16), "input_ids": _words(12, 4), "labels": _words(12)},
     ),
+    "hf vilt": _of(
+        "ViltConfig", "ViltModel",
+        {**_TEXT, **_NONE, "image_size": 32, "patch_size": 8, "max_position_embeddings": 16},
+        {"input_ids": _words(8), "pixel_values": _picture(),
+         "pixel_mask": lambda: torch.ones(4, 32, 32, dtype=torch.long)},
+    ),
+    "hf vilt mlm": _of(
+        "ViltConfig", "ViltForMaskedLM",
+        {**_TEXT, **_NONE, "image_size": 32, "patch_size": 8, "max_position_embeddings": 16},
+        {"input_ids": _words(8), "pixel_values": _picture(), "labels": _words(8)},
+    ),
+    "hf qwen2.5 vl": _grid_of_patches,
     "hf yolos": _of(
         "YolosConfig", "YolosModel", {**_WIDE, **_NONE, "image_size": [32, 32], "patch_size": 8,
         "num_detection_tokens": 6}, {"pixel_values": _picture()},
     ),
 }  # fmt: skip
+if importlib.util.find_spec("diffusers"):
+    _ALL["lumina 2"] = _masked_words
 MULTIMODAL = _ALL if importlib.util.find_spec("transformers") else {}

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import functools
 import inspect
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec
 
-from shardplan.errors import Diagnostic, ShardplanError, error
+from shardplan.errors import Diagnostic, ShardplanError, error, warn
 from shardplan.plan.content import edited
 from shardplan.plan.file import read_signed, read_whole, write_plan
 from shardplan.plan.legality import faults as illegal
@@ -49,7 +48,7 @@ def _asking(_request: Callable[P, Request]) -> Callable[[Callable[[Request, OnWa
                 return function(request, heard.append)
             finally:
                 for diagnostic in heard:
-                    warnings.warn(str(diagnostic), stacklevel=2)
+                    warn(str(diagnostic))
 
         with_fields.__signature__ = signature.replace(return_annotation="Plan")  # type: ignore[attr-defined]
         return with_fields

@@ -5,7 +5,6 @@ It is the problem that the planner solves, before anything is chosen or left out
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +13,7 @@ import networkx as nx
 import numpy as np
 from numpy.typing import NDArray
 
-from shardplan.errors import Diagnostic
+from shardplan.errors import Diagnostic, warn
 from shardplan.graph.build import CostGraph, Node
 from shardplan.graph.memory import Holding, Memory
 from shardplan.graph.operators import OperatorSpace
@@ -89,7 +88,7 @@ def cost_graph(
 
 
 def _warn(diagnostic: Diagnostic) -> None:
-    warnings.warn(str(diagnostic), stacklevel=3)
+    warn(str(diagnostic))
 
 
 def as_networkx(built: CostGraph, memory: Memory) -> nx.MultiDiGraph:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import difflib
 import os
+import sys
+import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal, TypeVar
@@ -107,3 +109,16 @@ def did_you_mean(name: str, allowed: Iterable[str]) -> str:
 def checks_itself() -> bool:
     """Whether defects that an answer survives are raised, as in tests: `SHARDPLAN_CHECK_PRICES` is set."""
     return bool(os.environ.get("SHARDPLAN_CHECK_PRICES"))
+
+
+_BETWEEN = frozenset((__name__.partition(".")[0], "torch", "jax", "contextlib"))
+"""Packages that call one another between a program and what warns of it."""
+
+
+def warn(text: str) -> None:
+    """A warning of Python that names the line of the program: the innermost one outside of this package and of the
+    frameworks that call it."""
+    frame, level = sys._getframe(), 1  # noqa: SLF001 - `skip_file_prefixes` needs Python 3.12
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _BETWEEN:
+        frame, level = frame.f_back, level + 1
+    warnings.warn(text, stacklevel=level)

@@ -210,8 +210,11 @@ def _gradients(model: nn.Module, reference: nn.Module) -> Any:
             yield owner.get_parameter(attribute).grad, other.grad
         else:
             parts = list(owner.parametrizations.get_submodule(attribute).parameters())
-            dim = next(dim for dim, size in enumerate(other.shape) if size != parts[0].shape[dim])
-            wanted = other.grad.split([part.shape[dim] for part in parts], dim)
+            if len(parts) > 1:
+                dim = next(dim for dim, size in enumerate(other.shape) if size != parts[0].shape[dim])
+                wanted = other.grad.split([part.shape[dim] for part in parts], dim)
+            else:  # one of whose dims is two
+                wanted = [other.grad.view(parts[0].shape)]
             yield from zip((part.grad for part in parts), wanted, strict=True)
 
 

@@ -163,3 +163,103 @@ def changed(plan: Plan) -> tuple[float, bool, str]:
     with pytest.raises(ShardplanError) as said, shardplan.torch.whole(model, "w9"):
         pass
     return max(errors[:2]), errors[2] == 0, str(said.value)
+
+
+class Packed(nn.Module):
+    """A packed layer whose parts have equal sizes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        for name, shape in {"w": (16, 64), "b": (64,), "w1": (16, 16)}.items():
+            self.register_parameter(name, nn.Parameter(torch.randn(shape, generator=generator) / 4))
+
+    def forward(self, x: Any) -> Any:
+        """The sum of what the parts give."""
+        p, q, r, s = (x @ self.w + self.b).chunk(4, -1)
+        return (p * q + r * s) @ self.w1
+
+
+def packed(plan: Plan, mode: str, folder: str) -> tuple[list[float], dict[str, tuple[int, ...]]]:
+    """Three steps, the last one from the checkpoint of the others, with weights that are set by hand before it: errors
+    of losses and weights, and the shapes of what is stored. Graphs take two steps alone."""
+    x, reference = rows(), Packed()
+    model, errors = _parallel(Packed(), x, plan, mode), []
+    for step in range(2 if mode == "exported" else 3):
+        if step == 2:
+            _change(model, reference)
+            shardplan.torch.save_checkpoint(folder, model)
+            model = _parallel(Packed(), x, plan, mode)
+            shardplan.torch.load_checkpoint(folder, model)
+        errors += [_loss(model, x) - _loss(reference, x)]
+        stored = {name: tensor.full_tensor() for name, tensor in model.named_parameters()}
+        parts = [stored[f"parametrizations.b.original{number}"] for number in range(4)]
+        found = {"b": torch.cat(parts), "w": stored["parametrizations.w.original0"].flatten(1), "w1": stored["w1"]}
+        errors += [(found[name] - each).abs().max().item() for name, each in reference.named_parameters()]
+    return [*map(abs, errors)], {name: tuple(each.shape) for name, each in model.named_parameters()}
+
+
+def _change(model: nn.Module, reference: nn.Module) -> None:
+    """Weights between steps: one whole, one in a slice, and one as `whole` gives it."""
+    for each in (model, reference):
+        each.w.data = torch.sin(each.w.data)
+        with torch.no_grad():
+            each.w[3:5, 15:40] *= 0.5
+            each.b.copy_(torch.linspace(-0.1, 0.1, 64))
+    with torch.no_grad(), shardplan.torch.whole(model, "w") as weight:
+        weight[7] = reference.w[7] = 0.25
+
+
+def _loss(model: nn.Module, *given: Any) -> float:
+    """The loss of one step."""
+    loss = model(*given).square().mean()
+    loss.backward()
+    torch.optim.SGD(model.parameters(), 0.05).step()
+    model.zero_grad()
+    return float(loss)
+
+
+def _parallel(model: nn.Module, x: Any, plan: Plan, mode: str) -> nn.Module:
+    if mode == "eager":
+        return shardplan.torch.parallelize(model, plan, mesh_of(plan), strict=False)
+    return shardplan.torch.parallelize_exported(model, (x,), plan, mesh_of(plan), strict=False)
+
+
+class Shown(Packed):
+    """The same, and returns the layer's result, too."""
+
+    def forward(self, x: Any) -> Any:
+        """Both."""
+        return super().forward(x), x @ self.w + self.b
+
+
+def shown(plan: Plan, mode: str) -> float:
+    """How far a result is off whose layout is none of torch's."""
+    model = _parallel(Shown(), rows(), plan, mode)
+    return float((model(rows())[1].full_tensor() - Shown()(rows())[1]).abs().max())
+
+
+class Twice(nn.Module):
+    """A packed layer whose weight is also that of what reads its result."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        whole = Packed()
+        self.w, self.b, self.last = whole.w, whole.b, nn.Module()
+        self.last.weight = self.w
+
+    def forward(self, x: Any) -> Any:
+        """As of `Packed`."""
+        p, q, r, s = (x @ self.w + self.b).chunk(4, -1)
+        return (p * q + r * s) @ self.last.weight
+
+
+def tied(plan: Plan) -> tuple[list[float], list[str]]:
+    """Two steps of a model whose tied weight is kept in parts: errors of losses and of all weights, and their names."""
+    reference, x = Twice(), rows()
+    model = shardplan.torch.parallelize(Twice(), plan, mesh_of(plan), strict=False)
+    errors = [abs(_loss(model, x) - _loss(reference, x)) for _ in range(2)]
+    whole = shardplan.torch.full_state_dict(model)
+    assert whole["last.weight"] is whole["w"]
+    errors += [(whole[name] - each).abs().max().item() for name, each in reference.named_parameters()]
+    return errors, [name for name, _ in model.named_parameters()]

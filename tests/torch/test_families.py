@@ -38,10 +38,6 @@ rules of operators; Megatron's plans as graphs are those of GPTs in `test_traini
 @pytest.mark.parametrize(("recipe", "mode"), CASES)
 @pytest.mark.parametrize("name", NAMES)
 def test_trains_as_one_process(four, plan_of, name, recipe, mode):
-    if (name, recipe) == ("recurrent", "seed 2"):
-        recipe = "seed 4"  # torch has no placement for what 2 draws
-    if (name, recipe) == ("recurrent", "ZeRO-3"):
-        recipe = "data parallel"  # torch has no placement for gates that several axes split
     given = {"seed": int(recipe[5:])} if recipe.startswith("seed") else {"recipe": recipe}
     is_strict = (name, recipe) in STRICT and mode == "eager"
     check(four.run("torch_families", "train", name, plan_of(name, **given), is_strict, mode))

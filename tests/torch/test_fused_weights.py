@@ -1,17 +1,23 @@
 """Fused weights that torch has no placement for whole: parts of unequal sizes, or cut by several axes."""
 
+import itertools
+import math
+
+import numpy as np
 import onnx
 import pytest
 
 pytest.importorskip("torch")
 pytest.importorskip("safetensors")
 
-from forced_plans import cluster_of
+import torch
+from forced_plans import cluster_of, forced_plan
 from safetensors.numpy import save_file
 from small_models import proto_of
 
 from shardplan.constraints.parse import parse_constraints
 from shardplan.layout.layout import Layout
+from shardplan.layout.legal import tile
 from shardplan.layout.mesh import Mesh
 from shardplan.layout.placement import R, S
 from shardplan.model.read import read_model
@@ -114,7 +120,82 @@ def test_what_has_no_parts():
     mesh = Mesh.of(machine=2, gpu=2)
     whole = (16, 16, 16)
     assert parts_of(Layout.of(R, S(0, whole)), mesh) is None
-    assert parts_of(Layout.of(S(1), S(0, (32, 8, 8))), mesh) == Parts(0, (32, 8, 8), Layout.of(S(1), S(0)))
-    assert parts_of(Layout.of(S(0, whole), S(0, whole)), mesh) == Parts(0, whole, Layout.of(S(0), S(0)))
-    with pytest.raises(ValueError, match="several axes shard dim 0, which consists of segments"):
-        parts_of(Layout.of(S(0, (12,) * 4), S(0)), mesh)
+    assert parts_of(Layout.of(S(1), S(0, (32, 8, 8))), mesh) == Parts(((0, (32, 8, 8)),), (), Layout.of(S(1), S(0)))
+    assert parts_of(Layout.of(S(0, whole), S(0, whole)), mesh) == Parts(((0, whole),), (), Layout.of(S(0), S(0)))
+    assert parts_of(Layout.of(S(0, (12,) * 4), S(0)), mesh) == Parts((), ((0, 4, 2),), Layout.of(S(1), S(0)))
+    both = Layout.of(S(0, whole), S(2, (32, 8, 8)))
+    assert parts_of(both, mesh) == Parts(((2, (32, 8, 8)),), (), Layout.of(S(0, whole), S(2)))
+
+
+PACKED = """
+packed (float[8,16] x) => (float[8,16] y) <float[16,64] w, float[64] b, float[16,16] w1> {
+  g = MatMul (x, w)
+  h = Add (g, b)
+  p, q, r, s = Split <axis = 1, num_outputs = 4> (h)
+  t = Mul (p, q)
+  u = Mul (r, s)
+  v = Add (t, u)
+  y = MatMul (v, w1)
+}"""
+
+
+@pytest.mark.parametrize("mode", ["eager", "exported"])
+def test_parts_that_one_axis_distributes_and_another_cuts(four, tmp_path, mode):
+    """Refused once: no placement of torch is of them."""
+    onnx.save(proto_of(PACKED), tmp_path / "packed.onnx")
+    plan = forced_plan(read_model(tmp_path / "packed.onnx"), "2x2", seed=0)
+    layouts = {tensor.checkpoint: tensor.layout.forward for tensor in plan.tensors if tensor.role == "parameter"}
+    assert layouts["w"] == Layout.of(S(1, (16,) * 4), S(1))
+    for errors, shapes in four.run("torch_fused", "packed", plan, mode, str(tmp_path)):
+        assert max(errors) < 1e-5
+        assert shapes["parametrizations.w.original0"] == (16, 4, 16)
+
+
+@pytest.mark.parametrize("mode", ["eager", "exported"])
+def test_a_result_in_such_parts_is_gathered(four, tmp_path, mode):
+    onnx.save(proto_of(PACKED), tmp_path / "packed.onnx")
+    plan = forced_plan(read_model(tmp_path / "packed.onnx"), "2x2", seed=42)
+    assert Layout.of(S(1, (16,) * 4), S(1)) in {tensor.layout for tensor in plan.tensors if tensor.name == "h"}
+    assert max(four.run("torch_fused", "shown", plan, mode)) < 1e-5
+
+
+@pytest.mark.parametrize(("seed", "parts"), {0: 1, 14: 4}.items())
+def test_a_tied_weight_in_parts_stays_one(four, tmp_path, seed, parts):
+    onnx.save(
+        proto_of(PACKED.replace("MatMul (v, w1)", "MatMul (v, w)").replace("16] y", "64] y")), tmp_path / "x.onnx"
+    )
+    plan = forced_plan(read_model(tmp_path / "x.onnx"), "2x2", seed=seed)
+    for errors, names in four.run("torch_fused", "tied", plan):
+        assert max(errors) < 1e-5
+        assert [name[-9:] for name in sorted(names)] == ["b", *(f"original{number}" for number in range(parts))]
+
+
+LAID_OUT = [
+    ((8, 3), Layout.of(S(0, (2,) * 4), S(0))),
+    ((3, 16), Layout.of(S(1), S(1, (4,) * 4), S(1, (4,) * 4))),
+    ((8, 3, 16), Layout.of(S(0, (2,) * 4), S(0), S(2, (8, 4, 4)))),
+    ((12, 16), Layout.of(S(0, (4, 8)), S(1, (8, 4, 4)), S(1, (8, 4, 4)))),
+    ((16, 8), Layout.of(S(0, (2,) * 8), S(0), S(0), order=(0, 2, 1))),
+]
+
+
+@pytest.mark.parametrize(("shape", "layout"), LAID_OUT)
+def test_parts_are_what_a_process_holds_of_the_whole(shape, layout):
+    """By the definition of layouts alone; the parts are sharded as torch does it."""
+    mesh = Mesh.of(**dict(zip("abc", [2] * len(layout), strict=False)))
+    parts, whole = parts_of(layout, mesh), torch.arange(math.prod(shape)).view(shape)
+    assert parts.count == len(parts.split(whole))
+    assert torch.equal(parts.join(parts.split(whole)), whole)
+    for place in itertools.product(*map(range, mesh.shape)):
+        local = whole[np.ix_(*(indices(runs) for runs in tile(layout, mesh, shape, place)))]
+        assert torch.equal(parts.join(parts.split_local(local)), local)
+        for number, (piece, held) in enumerate(zip(parts.split(whole), parts.split_local(local), strict=True)):
+            ranges = tile(parts.layout, mesh, piece.shape, place)
+            assert torch.equal(piece[np.ix_(*(indices(runs) for runs in ranges))], held)
+            for offsets, block in parts.blocks(number, tuple(runs[0][0] for runs in ranges), held, piece.shape):
+                there = tuple(slice(at, at + size) for at, size in zip(offsets, block.shape, strict=True))
+                assert torch.equal(whole[there], block)
+
+
+def indices(runs):
+    return [index for start, stop in runs for index in range(start, stop)]

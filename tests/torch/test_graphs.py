@@ -66,6 +66,30 @@ def test_a_buffer_that_is_given_for_a_result_is_changed():
     assert set(changed_buffers(export_program(Filling(), (torch.ones(2, 4),), {}))) == {"total"}
 
 
+class Solver(torch.nn.Module):
+    """Takes as many steps as its own times say; `given`: a number that depends on what it is called with."""
+
+    def __init__(self, given):
+        super().__init__()
+        self.given = given
+
+    def forward(self, x):
+        times = torch.linspace(0, 1, 4)
+        if self.given:
+            times = times + x.mean()
+        weights = times.diff().mean() * x
+        while times[0] < 0.9:
+            x, times = x * 2, times[1:]
+        return (x + 0 * weights)[: (times > 0).sum()]
+
+
+def test_branches_on_numbers_of_the_programs_own_are_taken_and_others_refused():
+    program = export_program(Solver(False), (torch.ones(2, 4),), {})
+    assert torch.equal(program.module()(torch.full((2, 4), 3.0)), torch.full((1, 4), 24.0))
+    with pytest.raises(ShardplanError, match="depends on the values of tensors"):
+        export_program(Solver(True), (torch.zeros(2, 4),), {})
+
+
 class Drawing(torch.nn.Module):
     def forward(self, x):
         return x + torch.randn(x.shape, generator=torch.Generator())

@@ -33,6 +33,7 @@ class Complex(nn.Module):
             mixed.abs(),
             mixed.angle(),
             (mixed.real - mixed.to(torch.complex128).imag),
+            torch.view_as_real(mixed.to(torch.complex128)).type_as(x),
         )
 
 
@@ -40,6 +41,21 @@ def test_complex_numbers_are_pairs():
     x, y = torch.randn(3, 4, 2, generator=torch.Generator().manual_seed(1)), torch.linspace(-1, 1, 12).view(3, 4)
     for mine, theirs in zip(evaluated(Complex(), x, y), Complex()(x, y), strict=True):
         assert torch.allclose(torch.from_numpy(mine), theirs, atol=1e-4)
+
+
+class Volumes(nn.Module):
+    """What torch's exporter writes wrong: convolutions without a bias, ranges of whole numbers and others."""
+
+    def forward(self, x, first, second, bias):
+        made = functional.conv3d(functional.conv3d(x, first, stride=2), second, bias, padding=(0, 1, 1), groups=2)
+        return made * torch.arange(0.0, x.shape[-1], 2), torch.arange(1, 2.5, step=1)
+
+
+def test_what_torch_writes_wrong():
+    given = (torch.randn(shape) for shape in ((2, 2, 4, 4, 4), (4, 2, 2, 2, 2), (2, 2, 1, 3, 3), (2,)))
+    module, given = Volumes(), tuple(given)
+    for mine, theirs in zip(evaluated(module, *given), module(*given), strict=True):
+        assert torch.allclose(torch.from_numpy(mine), theirs, atol=1e-5)
 
 
 class Picked(nn.Module):
@@ -78,8 +94,9 @@ def test_branches_that_depend_on_data_are_as_in_the_example_or_not_taken_and_it_
     with pytest.warns(UserWarning, match="planned as with these example inputs"):
         found = evaluated(Branching(), torch.ones(2, 2))
     assert (found[0] == 2).all()
-    with pytest.warns(UserWarning, match="branches that depend on data"):
+    with pytest.warns(UserWarning, match="branches that depend on data") as said:
         onnx_bytes(Branching(), (torch.ones(2, 2, device="meta"),), {})
+    assert [each.filename for each in said] == [__file__]
 
 
 class Checked(nn.Module):

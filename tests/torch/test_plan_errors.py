@@ -78,21 +78,6 @@ def test_shards_that_do_not_divide(plan):
     )
 
 
-def test_shards_that_torch_cannot_name(plan):
-    assert named(changed(plan, "transformer.h.0.attn.q_proj.weight", layout=Layout.of(S(0, (8,) * 4), S(0)))) == (
-        "error[no-placement]: torch has no placement for 'transformer.h.0.attn.q_proj.weight': several axes shard "
-        "dim 1, which consists of segments\n"
-        "hint: forbid it with a constraint (parameters: ...), or keep the parts as parameters of their own"
-    )
-
-
-def test_a_tied_weight_that_torch_could_only_hold_in_parts(plan):
-    assert named(changed(plan, "transformer.wte.weight", layout=Layout.of(S(0, (48, 24, 24)), R))) == (
-        "error[no-placement]: torch has no placement for 'transformer.wte.weight' whole, and 'lm_head.weight' is the "
-        "same parameter\nhint: forbid it with a constraint (parameters: ...)"
-    )
-
-
 LAUNCHES = {
     (): "error[no-world]: there is no process group, and the environment names no WORLD_SIZE\n"
     "hint: start the program with torchrun --nproc-per-node N (in all 4 processes), or call init_process_group; "

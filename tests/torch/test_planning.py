@@ -176,8 +176,9 @@ def test_operators_without_an_onnx_form_are_elementwise_or_whole():
     assert (whole.domain, whole.op_type) == ("tests", "rows_added")
     assert [model.tensors[name].shape for name in whole.outputs] == [(8, 16), (16,)]
     assert set(model.inputs) >= {"x", "t"}
-    with pytest.warns(UserWarning, match="1 operator has no sharding rule and will be replicated"):
+    with pytest.warns(UserWarning, match="1 operator has no sharding rule and will be replicated") as said:
         shardplan.make_plan(model, "1x2")
+    assert {each.filename for each in said} == {__file__}
 
 
 def test_a_buffer_may_have_the_name_of_something_of_a_graph_module():

@@ -90,18 +90,18 @@ def _state(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> dict[st
 
 
 def _joined(stored: Any, mesh: Mesh) -> Any:
-    """A tensor, or the parts of a fused weight with the dim along which they lie, as blocks."""
+    """A tensor, or the tensors in which a fused weight is, with its parts, as blocks."""
     if not isinstance(stored, tuple):
         return _blocks(stored, mesh)
-    *parts, dim = stored
-    views, start = {}, 0
-    for part in parts:
-        for offsets, view in _blocks(part, mesh).views.items():
-            views[(*offsets[:dim], offsets[dim] + start, *offsets[dim + 1 :])] = view
-        start += part.shape[dim]
-    shape = list(parts[0].shape)
-    shape[dim] = start
-    return Blocks.of(torch.Size(shape), views, stored, parts[0])
+    *tensors, parts = stored
+    views = {
+        whole: piece
+        for number, tensor in enumerate(tensors)
+        for offsets, view in _blocks(tensor, mesh).views.items()
+        for whole, piece in parts.blocks(number, offsets, view, tensor.shape)
+    }
+    shape = parts.join([torch.empty(tensor.shape, device="meta") for tensor in tensors]).shape
+    return Blocks.of(shape, views, stored, tensors[0])
 
 
 def _blocks(tensor: Any, mesh: Mesh) -> Any:

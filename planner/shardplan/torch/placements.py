@@ -32,6 +32,25 @@ def to_placements(layout: Layout, mesh: Mesh) -> tuple[Placement, ...]:
     return tuple(found)
 
 
+def nameless_dims(layout: Layout, mesh: Mesh) -> frozenset[int]:
+    """The dims that `layout` shards as no placements of torch do."""
+    found = set()
+    for dim in {placement.dim for placement in layout.placements if placement.segments}:
+        alone = [R if placement.is_shard and placement.dim != dim else placement for placement in layout.placements]
+        try:
+            to_placements(Layout.of(*alone, order=layout.order), mesh)
+        except ValueError:
+            found.add(dim)
+    return frozenset(found)
+
+
+def nameable(layout: Layout, mesh: Mesh) -> Layout:
+    """`layout`, or where torch has no placements for it another one, in which more is replicated."""
+    dims = nameless_dims(layout, mesh)
+    placements = [R if placement.segments and placement.dim in dims else placement for placement in layout.placements]
+    return Layout.of(*placements, order=layout.order)
+
+
 def _pieces(layout: Layout, mesh: Mesh, dim: int, segments: tuple[int, ...]) -> int:
     """How many segments one device has of a dim, if they are sharded in a way that torch can express."""
     if not segments:

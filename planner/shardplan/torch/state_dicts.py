@@ -53,7 +53,7 @@ def save(model: nn.Module, path: str | Path) -> None:
 
 
 def stored_by_name(model: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Names of the module without a plan -> what is stored: a tensor, or the parts of a fused weight and their dim."""
+    """Names of the module without a plan -> what is stored: a tensor, or those of a fused weight, and its `Parts`."""
     state = model.state_dict(keep_vars=True)
     fused: dict[str, tuple[Any, ...]] = {}
     for path, module in model.named_modules(remove_duplicate=False):
@@ -63,13 +63,14 @@ def stored_by_name(model: nn.Module) -> Iterator[tuple[str, Any]]:
             if isinstance(parts[0], FusedWeight):
                 inner = f"{path}.{_PARTS}.{attribute}.".lstrip(".")
                 tensors = [state.pop(f"{inner}original{number}") for number in range(parts.ntensors)]
-                fused[f"{path}.{attribute}".lstrip(".")] = (*tensors, parts[0].parts.dim)
+                fused[f"{path}.{attribute}".lstrip(".")] = (*tensors, parts[0].parts)
     yield from state.items()
     yield from fused.items()
 
 
 def _joined(stored: Any) -> Tensor:
     if isinstance(stored, tuple):
-        *parts, dim = stored
-        return torch.cat([_joined(part) for part in parts], dim)
+        *tensors, parts = stored
+        joined: Tensor = parts.join([_joined(tensor) for tensor in tensors])
+        return joined
     return stored.full_tensor() if isinstance(stored, DTensor) else stored

@@ -38,7 +38,7 @@ def whole(model: nn.Module, name: str) -> Iterator[Tensor]:
     fused, stored = fused_weight(owner, attribute), stored_tensors(owner, attribute)
     with torch.no_grad():
         gathered = [_whole(part) for part in stored]
-        given = gathered[0] if fused is None else torch.cat(gathered, fused.parts.dim)
+        given = gathered[0] if fused is None else fused.parts.join(gathered)
         yield given
         pieces = [given] if fused is None else fused.parts.split(given)
         layout = named.layout if fused is None else fused.parts.layout

@@ -7,7 +7,6 @@ loop.
 from __future__ import annotations
 
 import functools
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -19,7 +18,7 @@ from jax._src.interpreters import partial_eval
 from jax.extend.core import ClosedJaxpr, Literal
 from onnx import ValueInfoProto, helper
 
-from shardplan.errors import Diagnostic, ShardplanError, error
+from shardplan.errors import Diagnostic, ShardplanError, error, warn
 from shardplan.jax.planning.complex_numbers import (
     all_parts,
     has_complex,
@@ -236,7 +235,7 @@ _ONE_TURN = "how often a while loop turns depends on data: one turn of it is pla
 
 def _one_turn(graph: Graph, equation: Any, inputs: list[str], step: Step) -> list[str]:
     """The values that a loop carries after its first iteration; the number of iterations is not known."""
-    warnings.warn(_ONE_TURN, stacklevel=2)
+    warn(_ONE_TURN)
     inner, of_condition = equation.params["body_jaxpr"], equation.params["cond_nconsts"]
     outer, graph.steps = graph.steps, step.inner
     made = write(graph, inner.jaxpr, [graph.constant(const) for const in inner.consts], inputs[of_condition:])

@@ -44,7 +44,7 @@ def parallelize(
 
     The model returns DTensors in the layouts of the plan's outputs.
 
-    Raises `ShardplanError` as `match_names` and `ProcessGroups`, and `no-placement`, `not-tied`, `already-parallel`.
+    Raises `ShardplanError` as `match_names` and `ProcessGroups`, and `not-tied`, `already-parallel`.
     """
     applied = prepare(model, plan, mesh, rename=rename, ignore=ignore, strict=strict)
     attach(model, applied)
@@ -166,7 +166,7 @@ def _planned_input(applied: AppliedPlan, decision: TensorDecision, tensor: Tenso
 def _output(applied: AppliedPlan, output: Any) -> Any:
     """What the model returns, with DTensors in place of planned tensors."""
     if isinstance(output, Planned):
-        value = applied.engine.kept(value_of(output))
+        value = applied.engine.as_output(value_of(output))
         return output_tensor(applied.engine, value.local, value.layout, value.shape, grad=value.grad)
     if isinstance(output, dict):
         made = {key: _output(applied, item) for key, item in output.items()}

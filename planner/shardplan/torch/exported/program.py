@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 from collections.abc import Container, Iterator
 from typing import Any
@@ -26,7 +27,8 @@ from shardplan.torch.exported.own_functions import marking_own_functions, rememb
 from shardplan.torch.exported.reentrant import refuse_pieces_of_hooked_weights
 from shardplan.torch.exported.untraceable import having, refusing_untraceable, untraceable
 from shardplan.torch.plain_forms import in_plain_forms
-from shardplan.torch.planning.refusals import cause_of
+from shardplan.torch.planning.example_runs import has_values, with_own_numbers
+from shardplan.torch.planning.refusals import cause_of, is_of_data
 from shardplan.torch.rules.dispatch import has_rule
 from shardplan.torch.rules.function_names import in_place
 from shardplan.torch.rules.views import is_view
@@ -43,7 +45,7 @@ def export_program(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
             in_plain_forms(),
             with_fake_parameters(model, args, kwargs) as given,
         ):
-            program = torch.export.export(model, *given, strict=False)
+            program = _exported(model, *given)
     except ShardplanError:
         raise
     except Exception as problem:
@@ -66,6 +68,19 @@ def export_program(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
     numbers_as_tensors(program)
     remember_calls(program.graph_module, calls)
     return program
+
+
+def _exported(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportedProgram:
+    """By `torch.export`; branches on numbers that are the program's own are taken as in a run of it."""
+    export = functools.partial(torch.export.export, model, args, kwargs, strict=False)
+    try:
+        return export()
+    except Exception as problem:
+        if not is_of_data(problem) or not has_values(model, args, kwargs):
+            raise
+        with contextlib.suppress(Exception):  # the first problem says more of the program
+            return with_own_numbers(export, model, args, kwargs)
+        raise
 
 
 def _refusal(problem: Exception) -> Diagnostic:

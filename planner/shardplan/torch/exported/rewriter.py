@@ -202,7 +202,7 @@ class GraphRewriter:
         parts = parts_of(named.layout, self.applied.groups.mesh)
         if parts is None:
             return self._local(name)
-        joined: Traced = parts.join([self._local(part_name(name, number)) for number in range(len(parts.sizes))])
+        joined: Traced = parts.join([self._local(part_name(name, number)) for number in range(parts.count)])
         return joined
 
     def _local(self, name: str) -> Traced:
@@ -291,7 +291,7 @@ class GraphRewriter:
             return value.node
         if not isinstance(value, Value):
             return value
-        value = self.engine.kept(value)
+        value = self.engine.as_output(value)
         module = OutputTensor(self.applied, value.layout, value.shape, grad=value.grad)
         name = f"output_{len([m for m in self.writer.root._modules if m.startswith('output_')])}"  # noqa: SLF001
         return self.writer.module(name, module, value.local, value.local.meta).node

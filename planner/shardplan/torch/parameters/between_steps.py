@@ -139,7 +139,8 @@ def _assign(stored: DTensor, given: Any) -> None:
     _forget(given)
     if hasattr(stored, _JOINED):
         tensors, parts = getattr(stored, _JOINED)
-        for part, piece in zip(tensors, torch.split(Tensor.detach(given), parts.sizes, parts.dim), strict=True):
+        whole = given.full_tensor() if isinstance(given, DTensor) else Tensor.detach(given)
+        for part, piece in zip(tensors, parts.split(whole), strict=True):
             _assign(part, piece)
         return
     made = like(stored, _local(stored, Tensor.detach(given)).contiguous())
@@ -176,6 +177,9 @@ def _copy(stored: DTensor, given: Any, *args: Any, **kwargs: Any) -> DTensor:
     is_plain = isinstance(given, Tensor) and not isinstance(given, DTensor)
     if is_plain and is_planned(stored) and not (torch.is_grad_enabled() and given.requires_grad):
         whole = given.detach().to(stored.device).expand(stored.shape)
+        if hasattr(stored, _JOINED):
+            stored.data = whole
+            return stored
         given = like(stored, _local(stored, whole.contiguous()))
     copied: DTensor = Tensor.copy_(stored, given, *args, **kwargs)
     return copied

@@ -6,9 +6,8 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate
 from torch.nn.utils import parametrize
 
 from shardplan.errors import ShardplanError, error
@@ -35,6 +34,7 @@ def distribute(model: nn.Module, named: Mapping[str, Named], groups: ProcessGrou
     names."""
     made: dict[int, nn.Parameter] = {}
     buffers: dict[int, Tensor] = {}
+    in_parts: dict[int, nn.Module] = {}
     done: set[tuple[nn.Module, str]] = set()
     for name, entry in named.items():
         owner, attribute = owner_of(model, name)
@@ -47,6 +47,7 @@ def distribute(model: nn.Module, named: Mapping[str, Named], groups: ProcessGrou
         if parts is not None:
             made_of_parts = FusedWeight(parts, groups, is_buffer=attribute in owner._buffers)  # noqa: SLF001 - as below
             parametrize.register_parametrization(owner, attribute, made_of_parts, unsafe=True)
+            _tie(owner.parametrizations[attribute], in_parts.setdefault(id(tensor), owner.parametrizations[attribute]))
             continue
         if id(tensor) not in made:
             made[id(tensor)] = distributed(tensor, entry.layout, groups)
@@ -55,6 +56,12 @@ def distribute(model: nn.Module, named: Mapping[str, Named], groups: ProcessGrou
             owner._parameters[attribute] = made[id(tensor)]  # noqa: SLF001
         else:
             owner._buffers[attribute] = buffers.setdefault(id(tensor), made[id(tensor)].data)  # noqa: SLF001
+
+
+def _tie(stored: nn.Module, first: nn.Module) -> None:
+    """A weight in parts has the tensors of `first`, which is the same parameter."""
+    for own, others in ((stored._parameters, first._parameters), (stored._buffers, first._buffers)):  # noqa: SLF001
+        own.update(others)
 
 
 def place_constants(model: nn.Module, groups: ProcessGroups) -> None:
@@ -100,7 +107,16 @@ class FusedWeight(nn.Module):  # type: ignore[misc]
 
     def forward(self, *parts: Tensor) -> Any:
         """The weight."""
-        return self.running[-1] if self.running else joined(torch.cat(parts, self.parts.dim), parts, self.parts)
+        if self.running:
+            return self.running[-1]
+        return joined(self.parts.join([*map(_gathered, parts)]), parts, self.parts)
+
+
+def _gathered(part: Tensor) -> Tensor:
+    """A part, whole on every process."""
+    if not isinstance(part, DTensor):
+        return part
+    return part.redistribute(placements=[Replicate()] * part.device_mesh.ndim)
 
 
 def fused_weight(module: nn.Module, attribute: str) -> FusedWeight | None:

@@ -16,7 +16,6 @@ from shardplan.patterns import matches
 from shardplan.plan.orientation import checkpoint_shape
 from shardplan.plan.types import Plan, TensorDecision
 from shardplan.runtime.names import Named, Rename, match_names, parameters_by_name
-from shardplan.torch.parameters.fused import parts_of
 from shardplan.torch.parameters.orientation import in_module_dims, stored_layout
 from shardplan.torch.with_loss import WithLoss, planned_name
 
@@ -26,8 +25,7 @@ def name_parameters(
 ) -> dict[str, Named]:
     """The parameters that model and plan both have, under all their names in the model.
 
-    Raises `ShardplanError` as `match_names`, and `no-placement`, `indivisible`, `not-tied`, `folded-weight`,
-    `tied-apart`.
+    Raises `ShardplanError` as `match_names`, and `indivisible`, `not-tied`, `folded-weight`, `tied-apart`.
     """
     rename = _with_planned_names(model, rename)
     names = _tied_names(model.named_parameters(remove_duplicate=False), plan, rename)
@@ -40,7 +38,7 @@ def name_parameters(
     ignore = (*ignore, *_left_alone(model, plan, found, known, rename))
     matched = match_names(plan, known, rename=rename, ignore=ignore, strict=strict)
     matched = {name: _stored(named) for name, named in matched.items()}
-    _check_representable(matched.values(), names, plan.mesh)
+    _check_divisible(matched.values(), plan.mesh)
     _check_tied(matched.values())
     return {name: replace(named, name=name) for first, named in matched.items() for name in names.get(first, (first,))}
 
@@ -166,25 +164,13 @@ def _called(names: Iterable[str], rename: Rename | None) -> list[str]:
     return [name if isinstance(name, str) else name[0] for name in found if name]
 
 
-def _check_representable(matched: Iterable[Named], names: Mapping[str, tuple[str, ...]], mesh: Mesh) -> None:
+def _check_divisible(matched: Iterable[Named], mesh: Mesh) -> None:
     faults: list[Diagnostic] = []
     for named in matched:
         uneven = check(named.layout.forward, mesh, named.shape)
         if uneven:
             summary = f"'{named.name}' cannot be sharded as the plan says: {uneven[0]}"
             faults.append(error("indivisible", summary, hint="was the plan file changed by hand? solve again"))
-            continue
-        try:
-            parts = parts_of(named.layout, mesh)
-        except ValueError as problem:
-            summary = f"torch has no placement for '{named.name}': {problem}"
-            hint = "forbid it with a constraint (parameters: ...), or keep the parts as parameters of their own"
-            faults.append(error("no-placement", summary, hint=hint))
-            continue
-        several = names.get(named.name, ())
-        if parts is not None and len(several) > 1:
-            summary = f"torch has no placement for '{named.name}' whole, and '{several[1]}' is the same parameter"
-            faults.append(error("no-placement", summary, hint="forbid it with a constraint (parameters: ...)"))
     if faults:
         raise ShardplanError(*faults)
 

@@ -180,9 +180,10 @@ class _StageRewriting(GraphRewriter):
         if not isinstance(value, Value):
             self.stage.outputs.append(None)
             return super().output(argument)
-        value = self.engine.kept(value)
         if self.stage.nodes.sent is not None and self.ends[1] is not None:
-            value = self.engine.convert(value, self.ends[1], inner=True)
+            value = self.engine.convert(self.engine.kept(value), self.ends[1], inner=True)
+        else:
+            value = self.engine.as_output(value)
         self.stage.outputs.append(StageOutput(value.layout, value.shape, value.grad))
         self.stage.results = (*self.stage.results, value.local.meta)
         return value.local.node

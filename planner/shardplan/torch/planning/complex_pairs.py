@@ -31,10 +31,10 @@ class Pair(NamedTuple):
 
 def in_pairs(program: ExportedProgram) -> nn.Module:
     """A module that computes what `program` does, called as it is, its parameters under their names."""
-    transforms = {
-        func: form for func, form in torch.export.default_decompositions().items() if name_of(func).startswith("fft_")
-    }
-    graph = program.run_decompositions(transforms).module(check_guards=False)
+    known = torch.export.default_decompositions()
+    asked = {node.target for node in program.graph.nodes if _is_complex(node) and name_of(node.target) not in _KNOWN}
+    apart = {func: form for func, form in known.items() if name_of(func).startswith("fft_") or func in asked}
+    graph = program.run_decompositions(apart).module(check_guards=False)
     made = parameter_tree(graph)
     interpreter = _OnPairs(graph, made)
 
@@ -43,6 +43,17 @@ def in_pairs(program: ExportedProgram) -> nn.Module:
 
     made.forward = forward
     return made
+
+
+def has_complex_numbers(program: ExportedProgram) -> bool:
+    """Whether a program computes with complex numbers."""
+    return any(map(_is_complex, program.graph.nodes))
+
+
+def _is_complex(node: fx.Node) -> bool:
+    """Whether an operator is given complex numbers, or makes some."""
+    held = pytree.tree_leaves([each.meta.get("val") for each in (node, *node.all_input_nodes)])
+    return node.op == "call_function" and any(isinstance(each, Tensor) and each.is_complex() for each in held)
 
 
 def _is_nothing(argument: Any) -> bool:
@@ -222,11 +233,14 @@ _SMALL = 4
 """Powers up to this one are products."""
 
 
+def _is_whole(item: Any) -> bool:
+    return isinstance(item, (Tensor, Pair))
+
+
 def _cast(given: Any, *args: Any, **kwargs: Any) -> Any:
     """`to` in its forms: a complex dtype is that of its parts."""
     wanted = [item for item in (*args, *kwargs.values()) if isinstance(item, torch.dtype)]
-    if not wanted and any(map(_is_pair, args)):
-        wanted = [torch.complex128 if args[0].real.dtype == torch.float64 else torch.complex64]
+    wanted += [item.real.dtype.to_complex() if _is_pair(item) else item.dtype for item in args if _is_whole(item)]
     if not wanted:
         return given
     real = wanted[0].to_real()
@@ -355,3 +369,5 @@ _FORMS: Mapping[str, Callable[..., Any]] = {
     "ones_like": _ones_like,
     "_assert_tensor_metadata": lambda *_, **__: None,
 }
+_KNOWN = frozenset((*_FORMS, *_MADE, *_NEW, *_EACH))
+"""All that has a form here; what torch takes apart need not have one."""

@@ -6,9 +6,12 @@ tensor, or through a branch, it is run once with the example, and every answer i
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -37,19 +40,97 @@ class ExampleValues:
         """The result of a call that looks at values; `NotImplemented` where it does not. Raises `LookupError` where the
         export goes another way than the example."""
         name = getattr(func, "__name__", "")
+        if name == "tolist":
+            return self._listed(*args)
         asked = _asked(func, name, args, kwargs)
         if asked is None or not (self._also_masks or name in _NUMBERS):
             return NotImplemented
+        answer = self._told(name, lambda: asked(*args, **kwargs))
+        return _USES[name](func, answer, *args, **kwargs) if name in _USES else answer
+
+    def with_numbers(
+        self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[Sequence[Any], Mapping[str, Any]] | None:
+        """The arguments of a call with numbers for tensors that are sizes in it, or ends of slices; None where there
+        are no such tensors. Raises as `form`."""
+        name = getattr(func, "__name__", "")
+        told = functools.partial(_mapped, lambda number: self._told("size", number.item))
+        if name in ("__getitem__", "__setitem__"):
+            items = args[1] if isinstance(args[1], tuple) else (args[1],)
+            if not any(_has_number(each) for each in items if isinstance(each, slice)):
+                return None
+            items = tuple(told(each) if isinstance(each, slice) else each for each in items)
+            return (args[0], items if isinstance(args[1], tuple) else items[0], *args[2:]), kwargs
+        first = 0 if name in _MAKERS else 1
+        if name not in _SIZED or not _has_number((args[first:], *kwargs.values())):
+            return None
+        return (*args[:first], *told(args[first:])), {key: told(value) for key, value in kwargs.items()}
+
+    def _listed(self, tensor: Tensor) -> Any:
+        """`tensor.tolist()`, which is one `item` after the other in an export."""
+        each = iter(tensor.detach().flatten()) if self.is_example else itertools.repeat(tensor)
+        found = [self._told("item", one.item) for one, _ in zip(each, range(tensor.numel()), strict=False)]
+        return np.array(found, dtype=object).reshape(tensor.shape).tolist()
+
+    def _told(self, name: str, asked: Callable[[], Any]) -> Any:
+        """The next answer: what `asked` computes of the example, or has computed."""
         if self.is_example:
-            answer = asked(*args, **kwargs)
+            answer = asked()
             self._answers.append((name, tree_map_only(Tensor, lambda each: each.detach().clone(), answer)))
         else:
             called, answer = self._answers[self._at]
             if called != name:
                 raise LookupError(f"{called} in the example is {name} in the export")
         self._at += 1
-        answer = tree_map_only(Tensor, lambda each: torch.tensor(each.tolist(), dtype=each.dtype), answer)
-        return _USES[name](func, answer, *args, **kwargs) if name in _USES else answer
+        return tree_map_only(Tensor, _constant, answer)
+
+
+def _constant(answer: Tensor) -> Tensor:
+    """A tensor that an export takes for one of the program's own."""
+    return torch.tensor(answer.tolist(), dtype=answer.dtype).reshape(answer.shape)
+
+
+_MAKERS = frozenset(
+    ("zeros", "ones", "empty", "full", "rand", "randn", "arange", "linspace", "eye", "tensor"),
+)  # fmt: skip
+_SIZED = _MAKERS | {
+    "view", "reshape", "expand", "broadcast_to", "repeat", "tile", "unflatten", "split", "chunk", "tensor_split",
+    "narrow", "unfold", "roll", "as_strided", "interpolate", "pad", "adaptive_avg_pool1d", "adaptive_avg_pool2d",
+    "adaptive_avg_pool3d", "adaptive_max_pool1d", "adaptive_max_pool2d", "adaptive_max_pool3d", "new_zeros", "new_ones",
+    "new_empty", "new_full", "topk", "multinomial",
+}  # fmt: skip
+"""Functions whose first argument is no tensor to work on, and all that take sizes."""
+
+
+def _is_number(item: Any) -> bool:
+    return isinstance(item, Tensor) and not item.dim() and not item.is_floating_point() and not item.is_complex()
+
+
+def _has_number(item: Any) -> bool:
+    if isinstance(item, slice):
+        return any(map(_is_number, (item.start, item.stop, item.step)))
+    return any(map(_has_number, item)) if isinstance(item, (tuple, list)) else _is_number(item)
+
+
+def numbers_in(item: Any) -> list[Tensor]:
+    """The tensors in what is given for sizes or slices."""
+    found: list[Tensor] = []
+
+    def noted(number: Tensor) -> int:
+        found.append(number)
+        return 0
+
+    _mapped(noted, item)
+    return found
+
+
+def _mapped(form: Callable[[Tensor], int], item: Any) -> Any:
+    """What is given for a size, or a slice, with `form` of its tensors."""
+    if isinstance(item, slice):
+        return slice(*(_mapped(form, each) for each in (item.start, item.stop, item.step)))
+    if isinstance(item, (tuple, list)):
+        return type(item)(_mapped(form, each) for each in item)
+    return form(item) if _is_number(item) else item
 
 
 def is_mask(item: Any) -> bool:

@@ -69,7 +69,13 @@ class LargestShapes(TorchFunctionMode):  # type: ignore[misc]
     def _told(self, func: Any, args: Any, kwargs: Any, name: str) -> Any:
         """What the example says."""
         del name
-        return NotImplemented if self.example is None else self.example.form(func, args, kwargs)
+        if self.example is None:
+            return NotImplemented
+        given = self.example.with_numbers(func, args, kwargs)
+        if given is None:
+            return self.example.form(func, args, kwargs)
+        with self:
+            return func(*given[0], **given[1])
 
     def _looked(self, func: Any, args: Any, kwargs: Any, name: str) -> Any:
         """What a program sees that looks at numbers, or asks for a condition."""
@@ -255,6 +261,14 @@ def _clamped(input: Tensor, *given: Any, **named: Any) -> Tensor:  # noqa: A002 
     return torch.clamp(input, *own, **more)
 
 
+def _counted(*given: Any, **named: Any) -> Any:
+    """`arange`, whose numbers torch's exporter writes as they are given, whole ones beside others."""
+    if not any(isinstance(each, float) for each in (*given, *named.values())):
+        return NotImplemented
+    bounds = {key: float(each) if type(each) is int else each for key, each in named.items()}
+    return torch.arange(*(float(each) if type(each) is int else each for each in given), **bounds)
+
+
 def _first(func: Callable[..., Any]) -> Callable[..., Any]:
     """The first result of a function, without a look whether a matrix can be decomposed: a graph has no numbers."""
     return lambda *args, **kwargs: func(*args, **kwargs)[0]
@@ -270,6 +284,7 @@ _FORMS: Mapping[Any, Callable[..., Any]] = {
     Tensor.__setitem__: _set_item,
     Tensor.__rsub__: _subtracted,
     **dict.fromkeys((torch.bincount, Tensor.bincount), _counts),
+    torch.arange: _counted,
     **dict.fromkeys((torch.clamp, Tensor.clamp, torch.clip, Tensor.clip), _clamped),
     **dict.fromkeys((torch.masked_scatter, Tensor.masked_scatter), masked_scatter),
     torch.masked_select: _masked_select,

@@ -1,4 +1,4 @@
-"""ONNX forms of torch operators that its exporter lacks: cumulative values, medians, assignment to diagonals."""
+"""ONNX forms of torch operators that its exporter lacks, or has wrong: cumulative values, medians, convolutions."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ def onnx_forms() -> dict[Callable[..., Any], Callable[..., Any]]:
         **dict.fromkeys(_shifts(aten), functools.partial(_shifted_right, op)),
         aten.amax.default: functools.partial(_extreme, op, op.ReduceMax),
         aten.amin.default: functools.partial(_extreme, op, op.ReduceMin),
+        aten.conv3d.default: functools.partial(_convolved, op),
         aten.cummax.default: _running_best(op, op.Max, op.GreaterOrEqual),
         aten.cummin.default: _running_best(op, op.Min, op.LessOrEqual),
         aten.cumprod.default: _running(op, op.Mul),
@@ -47,6 +48,22 @@ def onnx_forms() -> dict[Callable[..., Any], Callable[..., Any]]:
         **dict.fromkeys((aten.index_put.default, aten._unsafe_index_put.default), functools.partial(_with_items, op)),  # noqa: SLF001
         aten.logcumsumexp.default: _running(op, lambda one, other: _log_of_sum(op, one, other)),
     }
+
+
+def _convolved(
+    op: Any,
+    value: Any,
+    weight: Any,
+    bias: Any = None,
+    stride: Any = (1,) * 3,
+    padding: Any = (0,) * 3,
+    dilation: Any = (1,) * 3,
+    groups: int = 1,
+) -> Any:
+    """A convolution in three dims: torch's exporter gives one without a bias a bias of two dims."""
+    strides, pads, dilations = ([*each] * (3 // len(each)) for each in (stride, padding, dilation))
+    given = (value, weight) if bias is None else (value, weight, bias)
+    return op.Conv(*given, strides=strides, pads=pads * 2, dilations=dilations, group=groups)  # fmt: skip
 
 
 def _extreme(op: Any, reduce: Callable[..., Any], value: Any, dim: Any = (), keepdim: bool = False) -> Any:

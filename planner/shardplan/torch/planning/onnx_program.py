@@ -16,17 +16,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
+from torch.export import ExportedProgram
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.utils import stateless
-from torch.utils._pytree import tree_leaves
 
-from shardplan.errors import ShardplanError, error
+from shardplan.errors import ShardplanError, error, warn
 from shardplan.torch.argument_paths import named_tensors, tensors_in
 from shardplan.torch.exported.program import with_fake_parameters, without_looking_into_masks
 from shardplan.torch.plain_forms import in_plain_forms
 from shardplan.torch.planning.below_autograd import below_autograd, ending_transforms
-from shardplan.torch.planning.complex_pairs import in_pairs
+from shardplan.torch.planning.complex_pairs import has_complex_numbers, in_pairs
+from shardplan.torch.planning.example_runs import has_values, run_example
 from shardplan.torch.planning.example_values import ExampleValues
 from shardplan.torch.planning.largest_shapes import LargestShapes
 from shardplan.torch.planning.onnx_forms import onnx_forms
@@ -87,7 +86,7 @@ def onnx_bytes(
     except Exception as problem:
         raise ShardplanError(refusal(problem)) from problem
     if shapes.told or shapes.guessed:
-        warnings.warn(_AS_IN_EXAMPLE if shapes.told else _GUESSED, stacklevel=2)
+        warn(_AS_IN_EXAMPLE if shapes.told else _GUESSED)
     return data
 
 
@@ -101,11 +100,11 @@ def _exported(model: nn.Module, args: Any, kwargs: Any, names: list[str], shapes
     try:
         return _in_real_numbers(model, args, kwargs, names)
     except Exception as problem:
-        has_values, ways = _has_values(model, args, kwargs), list[Callable[..., Any]]()
+        is_real, ways = has_values(model, args, kwargs), list[Callable[..., Any]]()
         if is_of_data(problem):
             numbers_as_in_example = functools.partial(_as_in_example, also_masks=False)
-            ways += [numbers_as_in_example, _guessed] if has_values else [_guessed]
-        if (ways or shapes.enlarged) and has_values:
+            ways += [numbers_as_in_example, _guessed] if is_real else [_guessed]
+        if (ways or shapes.enlarged) and is_real:
             ways.append(_as_in_example)
         for way in ways:
             with contextlib.suppress(Exception):  # the first problem says more of the program
@@ -119,27 +118,13 @@ def _as_in_example(
     """The export with what the program reads from values of the example, with which it is run once."""
     shapes.example, shapes.guesses, shapes.guessed = ExampleValues(also_masks=also_masks), False, 0
     try:
-        with torch.random.fork_rng(devices=[]), kept_out_of_caches(), _unchanged_buffers(model):
-            model(*args, **kwargs)
+        run_example(model, args, kwargs)
         shapes.example.is_example = False
         made = _in_real_numbers(model, args, kwargs, names)
         shapes.told = True
         return made
     finally:
         shapes.example = None
-
-
-def _has_values(model: nn.Module, args: Any, kwargs: Any) -> bool:
-    tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-    return not any(each.is_meta or isinstance(each, FakeTensor) for each in (*tensors, *_owned(model).values()))
-
-
-@contextlib.contextmanager
-def _unchanged_buffers(model: nn.Module) -> Iterator[None]:
-    """Context: the module computes with copies of its buffers."""
-    copies = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    with stateless._reparametrize_module(model, copies):  # noqa: SLF001 - `functional_call`, without its checks
-        yield
 
 
 def _guessed(model: nn.Module, args: Any, kwargs: Any, names: list[str], shapes: LargestShapes) -> Any:
@@ -163,10 +148,20 @@ def _in_real_numbers(model: nn.Module, args: Any, kwargs: Any, names: list[str])
     try:
         return _traced(model, args, kwargs, names)
     except Exception as problem:
-        if not is_of_complex_numbers(problem):
+        program = None if is_of_data(problem) else _in_graph(model, args, kwargs)
+        if program is None or not has_complex_numbers(program):
             raise
-    program = torch.export.export(model, args, kwargs, strict=False)
-    return _by_torch(in_pairs(program), args, kwargs, names)
+        is_told = is_of_complex_numbers(problem)
+        with contextlib.nullcontext() if is_told else contextlib.suppress(Exception):  # the first says more of it
+            return _by_torch(in_pairs(program), args, kwargs, names)
+        raise
+
+
+def _in_graph(model: nn.Module, args: Any, kwargs: Any) -> ExportedProgram | None:
+    """The program as a graph of torch's; None where it cannot be one."""
+    with contextlib.suppress(Exception):
+        return torch.export.export(model, args, kwargs, strict=False)
+    return None
 
 
 def _traced(model: nn.Module, args: Any, kwargs: Any, names: list[str]) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import nn
@@ -11,11 +11,8 @@ from shardplan.api import make_plan
 from shardplan.errors import ShardplanError
 from shardplan.model.read import read_model_bytes
 from shardplan.model.types import Model
-from shardplan.plan.orientation import checkpoint_layout
 from shardplan.plan.types import Plan
 from shardplan.torch.applied_plan import refuse_parallel
-from shardplan.torch.parameters.fused import parts_of
-from shardplan.torch.parameters.orientation import stored_layout
 from shardplan.torch.planning.onnx_program import onnx_bytes, weights_of
 from shardplan.torch.planning.refusals import SHAPES_OF_DATA
 from shardplan.torch.with_loss import WithLoss, with_loss
@@ -43,37 +40,7 @@ def plan(
 
     Raises `ShardplanError` as `make_plan`, and `cannot-export`, `missing-package`, `loss-parameters`.
     """
-    read = read_module(model, example_inputs, loss=loss)
-    return _placeable(make_plan(read, mesh, **asked), read, mesh, asked)
-
-
-def _placeable(found: Plan, read: Model, mesh: str | None, asked: Mapping[str, Any]) -> Plan:
-    """`found`, or the fastest plan in which weights that torch cannot place as in `found` are sharded over
-    fewer axes."""
-    pins = list(dict.fromkeys(_fewer_axes(found)))
-    if not pins:
-        return found
-    try:
-        other = make_plan(read, mesh, **{**asked, "pins": [*asked.get("pins", ()), *pins]})
-    except ShardplanError:  # what was asked for allows no other: `parallelize` says what is wrong with it
-        return found
-    return found if any(True for _ in _fewer_axes(other)) else other
-
-
-def _fewer_axes(plan: Plan) -> Iterator[str]:
-    """Constraints on weights that torch has no placement for: the same dim over one axis."""
-    for piece in [stage.plan for stage in plan.pipeline.stages] if plan.pipeline else [plan]:
-        for tensor in piece.tensors:
-            if tensor.role != "parameter":
-                continue
-            layout = checkpoint_layout(stored_layout(tensor), tensor.perm)
-            try:
-                parts_of(layout, piece.mesh)
-            except ValueError:
-                dims = ["null"] * len(tensor.shape)
-                (dim, _), axes = next(each for each in layout.forward.dims().items() if each[0][1])
-                dims[dim] = piece.mesh.names[axes[0]]
-                yield f"{tensor.checkpoint}=[{', '.join(dims)}]"
+    return make_plan(read_module(model, example_inputs, loss=loss), mesh, **asked)
 
 
 def read_module(

@@ -58,6 +58,11 @@ _CAUSES: tuple[tuple[str, str, str], ...] = (
         "read and change tensors themselves, under torch.no_grad() where gradients are to leave them out",
     ),
     (
+        r"no attribute 'constant'",
+        "it makes tensors inside of torch.vmap or another transform of torch.func, which no graph keeps",
+        "make them before, or write it without the transform: torch.einsum, a batched product",
+    ),
+    (
         r"meta tensor|from data|data is not allocated",
         "it reads values of tensors while it runs",
         "keep what it reads as numbers",

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 
-from shardplan.errors import Diagnostic, ShardplanError, error
+from shardplan.errors import Diagnostic, ShardplanError, error, warn
 from shardplan.layout.text import to_text
 from shardplan.torch.propagation.engine import Engine
 
@@ -26,7 +25,7 @@ def warn_of_differences(engine: Engine) -> None:
     right but not computed as planned."""
     said = "; ".join(fault.summary for fault in _faults(engine))
     if said and engine.groups.rank == 0:
-        warnings.warn(f"the model does not run as planned, it sends and computes more: {said}", stacklevel=2)
+        warn(f"the model does not run as planned, it sends and computes more: {said}")
 
 
 def warn_of_gathered(engine: Engine, warned: set[str]) -> None:
@@ -38,7 +37,7 @@ def warn_of_gathered(engine: Engine, warned: set[str]) -> None:
             said = (
                 f"{name} has no rule for what it was given: its operands were gathered, and every process computed all"
             )
-            warnings.warn(f"{said} of it, beside the plan; write it with other operations", stacklevel=2)
+            warn(f"{said} of it, beside the plan; write it with other operations")
 
 
 def _faults(engine: Engine) -> Iterator[Diagnostic]:

@@ -24,6 +24,7 @@ from shardplan.layout.text import to_text
 from shardplan.plan.types import Plan, TensorDecision
 from shardplan.torch.collectives.order import Label, digest_of
 from shardplan.torch.collectives.routes import Route, Router
+from shardplan.torch.placements import nameable
 from shardplan.torch.process_groups import ProcessGroups
 from shardplan.torch.propagation.anchors import anchors_of
 from shardplan.torch.propagation.lineage import Lineage, lineage_of, values_in
@@ -239,6 +240,11 @@ class Engine:
             with self.lasting():
                 value.forms["kept"] = self._to_end(value, end)
         return value.forms["kept"]
+
+    def as_output(self, value: Value) -> Value:
+        """A value as the program returns it: kept, in a layout that is one of torch's."""
+        value = self.kept(value)
+        return self.convert(value, nameable(value.layout, self.groups.mesh))
 
     def _to_end(self, value: Value, end: Key) -> Value:
         """Through the moves of the links of a chain that the program does not have."""
