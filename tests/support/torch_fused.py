@@ -182,32 +182,32 @@ class Packed(nn.Module):
 
 def packed(plan: Plan, mode: str, folder: str) -> tuple[list[float], dict[str, tuple[int, ...]]]:
     """Three steps, the last one from the checkpoint of the others, with weights that are set by hand before it: errors
-    of losses and weights, and the shapes of what is stored. Graphs take two steps alone."""
+    of losses and weights, and the shapes of what is stored."""
     x, reference = rows(), Packed()
     model, errors = _parallel(Packed(), x, plan, mode), []
-    for step in range(2 if mode == "exported" else 3):
+    for step in range(3):
         if step == 2:
-            _change(model, reference)
+            _change(model, reference, mode)
             shardplan.torch.save_checkpoint(folder, model)
             model = _parallel(Packed(), x, plan, mode)
             shardplan.torch.load_checkpoint(folder, model)
         errors += [_loss(model, x) - _loss(reference, x)]
-        stored = {name: tensor.full_tensor() for name, tensor in model.named_parameters()}
-        parts = [stored[f"parametrizations.b.original{number}"] for number in range(4)]
-        found = {"b": torch.cat(parts), "w": stored["parametrizations.w.original0"].flatten(1), "w1": stored["w1"]}
+        found = shardplan.torch.full_state_dict(model)
+        assert found.keys() == reference.state_dict().keys()
         errors += [(found[name] - each).abs().max().item() for name, each in reference.named_parameters()]
     return [*map(abs, errors)], {name: tuple(each.shape) for name, each in model.named_parameters()}
 
 
-def _change(model: nn.Module, reference: nn.Module) -> None:
-    """Weights between steps: one whole, one in a slice, and one as `whole` gives it."""
-    for each in (model, reference):
+def _change(model: nn.Module, reference: nn.Module, mode: str) -> None:
+    """Weights between steps: one whole, one in a slice, and two as `whole` gives them, which a graph has alone."""
+    for each in (model, reference) if mode == "eager" else ():
         each.w.data = torch.sin(each.w.data)
         with torch.no_grad():
             each.w[3:5, 15:40] *= 0.5
             each.b.copy_(torch.linspace(-0.1, 0.1, 64))
-    with torch.no_grad(), shardplan.torch.whole(model, "w") as weight:
-        weight[7] = reference.w[7] = 0.25
+    for name in ("w", "b"):
+        with torch.no_grad(), shardplan.torch.whole(model, name) as weight:
+            weight[7] = getattr(reference, name)[7] = 0.25
 
 
 def _loss(model: nn.Module, *given: Any) -> float:

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import parametrize
 
+from shardplan.torch.applied_plan import applied_to, is_parallel
 from shardplan.torch.parameters.distribution import FusedWeight
-
-_PARTS = "parametrizations"
+from shardplan.torch.parameters.fused import Parts, part_name, parts_of
 
 
 @torch.no_grad()  # type: ignore[untyped-decorator]
@@ -55,17 +55,29 @@ def save(model: nn.Module, path: str | Path) -> None:
 def stored_by_name(model: nn.Module) -> Iterator[tuple[str, Any]]:
     """Names of the module without a plan -> what is stored: a tensor, or those of a fused weight, and its `Parts`."""
     state = model.state_dict(keep_vars=True)
-    fused: dict[str, tuple[Any, ...]] = {}
-    for path, module in model.named_modules(remove_duplicate=False):
-        if not parametrize.is_parametrized(module):
-            continue
-        for attribute, parts in module.parametrizations.items():
-            if isinstance(parts[0], FusedWeight):
-                inner = f"{path}.{_PARTS}.{attribute}.".lstrip(".")
-                tensors = [state.pop(f"{inner}original{number}") for number in range(parts.ntensors)]
-                fused[f"{path}.{attribute}".lstrip(".")] = (*tensors, parts[0].parts)
+    fused = {
+        name: (*(state.pop(part_name(name, number)) for number in range(parts.count)), parts)
+        for name, parts in _parts_by_name(model).items()
+        if part_name(name, 0) in state
+    }
     yield from state.items()
     yield from fused.items()
+
+
+def _parts_by_name(model: nn.Module) -> dict[str, Parts]:
+    """The parts of fused weights: those of the plan that a model holds (a graph has no parametrizations), and those of
+    modules, which another library may have taken out of such a model."""
+    found: dict[str, Parts] = {}
+    for path, module in model.named_modules(remove_duplicate=False):
+        inside: dict[str, Parts | None] = {}
+        if is_parallel(module):
+            applied = applied_to(module)
+            inside = {name: parts_of(named.layout, applied.groups.mesh) for name, named in applied.named.items()}
+        if parametrize.is_parametrized(module):
+            made = {attribute: parts[0] for attribute, parts in module.parametrizations.items()}
+            inside |= {name: one.parts for name, one in made.items() if isinstance(one, FusedWeight)}
+        found |= {f"{path}.{name}".lstrip("."): parts for name, parts in inside.items() if parts is not None}
+    return found
 
 
 def _joined(stored: Any) -> Tensor:

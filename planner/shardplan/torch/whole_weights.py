@@ -12,7 +12,8 @@ from torch.distributed.tensor import DTensor
 from shardplan.errors import ShardplanError, did_you_mean, error
 from shardplan.torch.applied_plan import applied_to
 from shardplan.torch.collectives.steps import shard_of_whole
-from shardplan.torch.parameters.distribution import fused_weight, owner_of, stored_tensors
+from shardplan.torch.parameters.distribution import owner_of
+from shardplan.torch.parameters.fused import part_name, parts_of
 
 
 @contextlib.contextmanager
@@ -30,18 +31,23 @@ def whole(model: nn.Module, name: str) -> Iterator[Tensor]:
     """
     applied = applied_to(model)
     named = applied.named.get(name)
-    owner, attribute = owner_of(model, name) if named is not None else (model, "")
-    if named is None or not hasattr(owner, attribute):
+    parts = None if named is None else parts_of(named.layout, applied.groups.mesh)
+    names = [name] if parts is None else [part_name(name, number) for number in range(parts.count)]
+    try:
+        stored = [getattr(*owner_of(model, each)) for each in names]
+    except AttributeError:
+        named = None
+    if named is None:
         summary = f"the plan of this model has no parameter '{name}'"
-        hint = did_you_mean(name, applied.named) or "parameters outside of the plan are plain tensors: change them"
+        others = [each for each in applied.named if each != name]
+        hint = did_you_mean(name, others) or "parameters outside of the plan are plain tensors: change them"
         raise ShardplanError(error("unknown-parameter", summary, hint=hint))
-    fused, stored = fused_weight(owner, attribute), stored_tensors(owner, attribute)
     with torch.no_grad():
         gathered = [_whole(part) for part in stored]
-        given = gathered[0] if fused is None else fused.parts.join(gathered)
+        given = gathered[0] if parts is None else parts.join(gathered)
         yield given
-        pieces = [given] if fused is None else fused.parts.split(given)
-        layout = named.layout if fused is None else fused.parts.layout
+        pieces = [given] if parts is None else parts.split(given)
+        layout = named.layout if parts is None else parts.layout
         for part, piece in zip(stored, pieces, strict=True):
             part.to_local().copy_(shard_of_whole(piece, layout.forward, applied.groups))
 

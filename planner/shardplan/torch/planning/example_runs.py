@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch._export import non_strict_utils
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.utils import stateless
 from torch.overrides import TorchFunctionMode
@@ -26,11 +25,13 @@ T = TypeVar("T")
 def run_example(model: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> None:
     """Runs a program with its example; nothing of it is changed. A program that asks whether it is exported is told so,
     and Python's `max` and `min` of tensors are tensors, as they are in an export."""
+    from torch._export.non_strict_utils import _override_builtin_ops  # there is no public way
+
     copies = {name: buffer.clone() for name, buffer in model.named_buffers()}
     with (
         having(torch.compiler, "_is_compiling_flag", True),
         having(torch.compiler, "_is_exporting_flag", True),
-        non_strict_utils._override_builtin_ops(),  # noqa: SLF001 - there is no public way
+        _override_builtin_ops(),
         torch.random.fork_rng(devices=[]),
         kept_out_of_caches(),
         stateless._reparametrize_module(model, copies),  # noqa: SLF001 - `functional_call`, without its checks
