@@ -5,8 +5,8 @@
 A row is one run: model, machine, configuration, milliseconds of a step. Rows come from the files of a folder (each
 source has its own columns, see `SOURCES`); a source that is absent is skipped. The step compared is the one that users
 are shown. `--before`: beside it the same configuration priced on the profile without its `training` constants.
-`--rows`: of every source at most so many, evenly spread; 0 for all. Without it as many as `SOURCES` says, in all under
-three minutes of CPU.
+`--rows`: of every source at most so many, evenly spread; 0 for all. Without it as many as `SOURCES` says, in all some
+five minutes of CPU.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ SOURCES: dict[str, tuple[str, Reader, int]] = {
     "fsdp": ("fsdp_runs.csv", fsdp, 4),
     "llm-foundry": ("llm_foundry.csv", lambda row: fsdp(row, "llm-foundry"), 4),
     "bridge-bf16": ("megatron_bridge.csv", _of(precision=False), 2),
-    "bridge-fp8": ("megatron_bridge.csv", _of(precision=True), 4),
+    "bridge-fp8": ("megatron_bridge.csv", _of(precision=True), 2),
     **{name: ("training_runs.csv", published(name), most) for name, most in SPLITS.items()},
 }
 """Source -> its file, how one of its rows is read, and how many are taken where nobody says (0: all)."""
