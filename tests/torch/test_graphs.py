@@ -67,16 +67,14 @@ def test_a_buffer_that_is_given_for_a_result_is_changed():
 
 
 class Solver(torch.nn.Module):
-    """Takes as many steps as its own times say; `given`: a number that depends on what it is called with."""
+    """Takes as many steps as its own times say; `change`: makes them other times."""
 
-    def __init__(self, given):
+    def __init__(self, change):
         super().__init__()
-        self.given = given
+        self.change = change
 
     def forward(self, x):
-        times = torch.linspace(0, 1, 4)
-        if self.given:
-            times = times + x.mean()
+        times = self.change(torch.linspace(0, 1, 4), x)
         weights = times.diff().mean() * x
         while times[0] < 0.9:
             x, times = x * 2, times[1:]
@@ -84,10 +82,16 @@ class Solver(torch.nn.Module):
 
 
 def test_branches_on_numbers_of_the_programs_own_are_taken_and_others_refused():
-    program = export_program(Solver(False), (torch.ones(2, 4),), {})
+    program = export_program(Solver(lambda times, _: times), (torch.ones(2, 4),), {})
     assert torch.equal(program.module()(torch.full((2, 4), 3.0)), torch.full((1, 4), 24.0))
-    with pytest.raises(ShardplanError, match="depends on the values of tensors"):
-        export_program(Solver(True), (torch.zeros(2, 4),), {})
+    for change in (
+        lambda times, x: times + x.mean(),
+        lambda times, _: times + torch.rand(4),
+        lambda times, _: times + 0 * torch.empty(4).exponential_(),
+        lambda times, _: torch.nn.functional.dropout(times, 0.1),
+    ):
+        with pytest.raises(ShardplanError, match="depends on the values of tensors"):
+            export_program(Solver(change), (torch.zeros(2, 4),), {})
 
 
 class Drawing(torch.nn.Module):

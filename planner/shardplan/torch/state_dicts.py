@@ -14,7 +14,7 @@ from torch.nn.utils import parametrize
 
 from shardplan.torch.applied_plan import applied_to, is_parallel
 from shardplan.torch.parameters.distribution import FusedWeight
-from shardplan.torch.parameters.fused import Parts, part_name, parts_of
+from shardplan.torch.parameters.fused import Parts, part_name, part_names, parts_of
 
 
 @torch.no_grad()  # type: ignore[untyped-decorator]
@@ -56,7 +56,7 @@ def stored_by_name(model: nn.Module) -> Iterator[tuple[str, Any]]:
     """Names of the module without a plan -> what is stored: a tensor, or those of a fused weight, and its `Parts`."""
     state = model.state_dict(keep_vars=True)
     fused = {
-        name: (*(state.pop(part_name(name, number)) for number in range(parts.count)), parts)
+        name: (*map(state.pop, part_names(name, parts)), parts)
         for name, parts in _parts_by_name(model).items()
         if part_name(name, 0) in state
     }

@@ -13,7 +13,7 @@ from shardplan.errors import ShardplanError, did_you_mean, error
 from shardplan.torch.applied_plan import applied_to
 from shardplan.torch.collectives.steps import shard_of_whole
 from shardplan.torch.parameters.distribution import owner_of
-from shardplan.torch.parameters.fused import part_name, parts_of
+from shardplan.torch.parameters.fused import part_names, parts_of
 
 
 @contextlib.contextmanager
@@ -32,7 +32,7 @@ def whole(model: nn.Module, name: str) -> Iterator[Tensor]:
     applied = applied_to(model)
     named = applied.named.get(name)
     parts = None if named is None else parts_of(named.layout, applied.groups.mesh)
-    names = [name] if parts is None else [part_name(name, number) for number in range(parts.count)]
+    names = [name] if parts is None else part_names(name, parts)
     try:
         stored = [getattr(*owner_of(model, each)) for each in names]
     except AttributeError:

@@ -26,7 +26,7 @@ from shardplan.torch.exported.program import argument_names, changed_buffers, in
 from shardplan.torch.exported.writer import Traced, Writer
 from shardplan.torch.gradients.bucketing import BucketedWeights
 from shardplan.torch.parameters.distribution import local_shard, parameter_value
-from shardplan.torch.parameters.fused import part_name, parts_of
+from shardplan.torch.parameters.fused import part_names, parts_of
 from shardplan.torch.propagation.engine import Engine
 from shardplan.torch.propagation.values import Value
 from shardplan.torch.rules.dispatch import apply
@@ -146,8 +146,7 @@ class GraphRewriter:
         parts = parts_of(named.layout, self.applied.groups.mesh)
         if parts is None:
             return [(stored, local)]
-        pieces = enumerate(parts.split_local(local))
-        return [(self._local(part_name(name, number)), piece) for number, piece in pieces]
+        return list(zip(map(self._local, part_names(name, parts)), parts.split_local(local), strict=True))
 
     def wants(self, node: fx.Node) -> bool:
         """Whether a node is to be written."""
@@ -202,7 +201,7 @@ class GraphRewriter:
         parts = parts_of(named.layout, self.applied.groups.mesh)
         if parts is None:
             return self._local(name)
-        joined: Traced = parts.join([self._local(part_name(name, number)) for number in range(parts.count)])
+        joined: Traced = parts.join([*map(self._local, part_names(name, parts))])
         return joined
 
     def _local(self, name: str) -> Traced:

@@ -123,3 +123,8 @@ def part_name(name: str, number: int) -> str:
     """The name of one part of the weight `name` in a model."""
     path, _, attribute = name.rpartition(".")
     return f"{path}{'.' * bool(path)}parametrizations.{attribute}.original{number}"
+
+
+def part_names(name: str, parts: Parts) -> list[str]:
+    """The names of all parts of the weight `name` in a model, in their order."""
+    return [part_name(name, number) for number in range(parts.count)]

@@ -24,7 +24,7 @@ from shardplan.runtime.shards import runs_of
 from shardplan.torch.applied_plan import AppliedPlan, applied_to, is_parallel
 from shardplan.torch.collectives.steps import run_steps
 from shardplan.torch.eager.parallelize import parallelize
-from shardplan.torch.parameters.fused import part_name, parts_of
+from shardplan.torch.parameters.fused import part_name, part_names, parts_of
 from shardplan.torch.parameters.orientation import in_module_dims, stored_layout
 from shardplan.torch.pipelines.run import Pipeline
 from shardplan.torch.placements import like
@@ -140,8 +140,8 @@ def _put(model: nn.Module, named: Named, name: str, part: Tensor, groups: Proces
     if parts is None:
         _put_one(model, name, part, groups)
         return
-    for number, piece in enumerate(parts.split_local(part)):
-        _put_one(model, part_name(name, number), piece, groups)
+    for each, piece in zip(part_names(name, parts), parts.split_local(part), strict=True):
+        _put_one(model, each, piece, groups)
 
 
 def _put_one(model: nn.Module, name: str, part: Tensor, groups: ProcessGroups) -> None:

@@ -75,8 +75,11 @@ class _Answers(TorchFunctionMode):  # type: ignore[misc]
         if made is not NotImplemented:
             self._check(tree_leaves((args, named)))
             return made
+        if not self.example.is_example:
+            return func(*args, **named)
+        leaves, before = tree_leaves((args, named)), _generators()
         made = func(*args, **named)
-        if self.example.is_example and (self._depends(tree_leaves((args, named))) or _draws(func)):
+        if self._depends(leaves) or _have_drawn(before, leaves):
             changed = args[:1] if in_place(func) or getattr(func, "__name__", "") == "__setitem__" else ()
             self._given |= {id(each): each for each in (*tree_leaves(made), *changed)}
         return made
@@ -89,9 +92,15 @@ class _Answers(TorchFunctionMode):  # type: ignore[misc]
             raise LookupError("a number depends on what the program is given")
 
 
-def _draws(func: Any) -> bool:
-    name = getattr(func, "__name__", "")
-    return "rand" in name or name.rstrip("_") in ("normal", "uniform", "bernoulli", "multinomial", "poisson")
+def _generators() -> list[Tensor]:
+    """The states of torch's own generators of random numbers."""
+    return [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else ())]
+
+
+def _have_drawn(before: Sequence[Tensor], given: Iterable[Any]) -> bool:
+    """Whether a call, which was `given` this, has drawn since the generators were as `before`, whatever its name."""
+    moved = not all(map(torch.equal, before, _generators()))
+    return moved or any(isinstance(each, torch.Generator) for each in given)
 
 
 @contextlib.contextmanager
