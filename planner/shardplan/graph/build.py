@@ -219,6 +219,20 @@ def regathering(built: CostGraph) -> CostGraph:
     return other
 
 
+def in_buckets(built: CostGraph, bucket_bytes: float) -> CostGraph:
+    """The same choices with the prices as if gradients and new weights were sent in buckets of another size."""
+    prices, made = built.prices.in_buckets(bucket_bytes), dict[int, TensorSpace]()
+
+    def repriced(named: Mapping[str, TensorSpace]) -> dict[str, TensorSpace]:
+        return {name: made.setdefault(id(space), space.priced_by(prices)) for name, space in named.items()}
+
+    kept, served, updated = map(repriced, (built.kept, built.served, built.updated))
+    other = replace(built, graph=nx.MultiGraph(), prices=prices, kept=kept, served=served, updated=updated)
+    _add_nodes(other)
+    _add_edges(other)
+    return other
+
+
 class _Spaces:
     """The choices of every kind of tensor, made once."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -81,6 +82,12 @@ class TensorSpace:
         tiles = self.space.tiles.prod(axis=1)
         self.state_bytes: Index = -(-kind.size_bytes // tiles)
         self.ties = self._tie_picoseconds(tiles[self.forward])
+
+    def priced_by(self, prices: MovePrices) -> TensorSpace:
+        """The same choices at other prices for what is sent in buckets."""
+        other = copy(self)
+        other.__dict__.update(_prices=prices, _shares_s={})
+        return other
 
     def __len__(self) -> int:
         return len(self.forward)
@@ -231,6 +238,12 @@ class MovePrices:
             levels_of(()),
         )
         self._stacks: dict[tuple[object, ...], Seconds] = {}
+
+    def in_buckets(self, bucket_bytes: float) -> MovePrices:
+        """The same prices with buckets of another size; both share the matrices of moves by themselves."""
+        other = copy(self)
+        other.bucket_bytes = bucket_bytes
+        return other
 
     def of(
         self,

@@ -15,9 +15,11 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from shardplan.graph.remat import Recompute
-from shardplan.planning.chain import AVERAGES, Answer, Question, most_solved
+from shardplan.planning.asking import ROUGH_WORK, about, asked, best_among, better_of
+from shardplan.planning.chain import AVERAGES, Answer, Question
 from shardplan.planning.judge import Candidate
 from shardplan.planning.outside_blocks import outside_blocks
+from shardplan.planning.real_buckets import at_real_buckets
 from shardplan.planning.recipes import RECIPES, without_axis
 from shardplan.planning.reduction import Restrict
 from shardplan.planning.rematerialisation import FLAGS, flags
@@ -27,8 +29,6 @@ from shardplan.solve import Plane
 from shardplan.solve.search.mixing import mixed_with
 from shardplan.units import PS_PER_S
 
-ROUGH = 0.02
-"""Relative gap left open in questions that only give further candidates, for which nothing has to be proven."""
 UNPROVEN = 0.03
 """Relative gap left open if the search chooses what is recomputed: its integer programs are large."""
 PLAIN_SHARES = ((0.5, 0.75, False), (0.25, 0.5, False), (0.5, 0.5, True))
@@ -58,8 +58,6 @@ UNSURE = 0.03
 """Gap below which they are not searched: they take a third of the time of a search."""
 FIRST_WORK = 0.6
 """Share of the remaining work for the question that proves the bound."""
-ROUGH_WORK = 2e3
-"""Work of a question that only gives further candidates."""
 LESS_WORK = 2e2
 """Work of the question for plans that need less memory than the best one: one plan is enough to start from."""
 PARENTS = 2
@@ -179,6 +177,7 @@ def _improvements(search: Search) -> dict[Improvement, int]:
     axes, restricted = len(instance.cluster.mesh), 1 + AVERAGES["quick"]
     improvements: dict[Improvement, int] = {with_plain_sums: 1 if instance.is_quick else len(PLAIN_SHARES)}
     if not (instance.is_quick or search.restricted):
+        improvements = {at_real_buckets: 1, **improvements}
         improvements |= {
             with_recipes: restricted * len(RECIPES),
             on_coarser_meshes: restricted * axes if axes > 1 else 0,
@@ -286,17 +285,6 @@ def of_phases(
     return Found(best, bound_s, answer.objective, multipliers, limit_bytes, *proof, answer.whole)
 
 
-def asked(search: Search, question: Question, work: float) -> Questions[Answer]:
-    """Asks one question with a work limit and adds the work of its answer to what the search has spent."""
-    most = most_solved(question, search.instance.options)
-    search.spent.left = max(search.spent.left, most)
-    answer = yield replace(question, work=work, regather=question.regather or search.regather)
-    search.spent.work += answer.solution.work
-    search.spent.solved += most
-    search.spent.left -= most
-    return answer
-
-
 def _by_phase(objective: Objective, multipliers: Weights) -> Weights:
     """Multipliers of the maxima of a problem, phase by phase: a phase of one sum has none."""
     given = iter(multipliers)
@@ -316,10 +304,9 @@ def with_plain_sums(search: Search, found: Found) -> Questions[Found]:
     traffic."""
     sums = _plain_sums(found.objective)
     questions = [
-        replace(_question(found, linear), equal_layers=True)
-        for linear in (sums[:1] if search.instance.is_quick else sums)
+        replace(about(found, linear), equal_layers=True) for linear in (sums[:1] if search.instance.is_quick else sums)
     ]
-    return _among(search, found, questions, proves=False)
+    return best_among(search, found, questions, proves=False)
 
 
 def _plain_sums(objective: Objective) -> list[Linear]:
@@ -348,11 +335,11 @@ def _restricted(
 ) -> Questions[Found]:
     """Plans of a restriction at the best multipliers known; also at its own multipliers if its bound is below the best
     step by more than the share `hope` of the gap."""
-    question = replace(_question(found, found.linear, restriction=restriction), equal_layers=equal_layers)
-    found, bound_s = yield from _with(search, found, question)
+    question = replace(about(found, found.linear, restriction=restriction), equal_layers=equal_layers)
+    found, bound_s = yield from better_of(search, found, question)
     if bound_s < found.candidate.step_s * (1.0 - hope * found.gap):
         near = replace(question, linear=None, averages=AVERAGES["quick"])
-        found, _ = yield from _with(search, found, near, proves=False)
+        found, _ = yield from better_of(search, found, near, proves=False)
     else:
         search.spent.left -= AVERAGES["quick"]
     return found
@@ -363,8 +350,8 @@ def regathering(search: Search, found: Found) -> Questions[Found]:
     limit anyway: that must not lead to a better plan."""
     if search.regather or not found.candidate.layouts.built.recompute.held:
         return found
-    question = replace(_question(found, None), equal_layers=True, regather=True, averages=AVERAGES["quick"])
-    found, _ = yield from _with(search, found, question, proves=False)
+    question = replace(about(found, None), equal_layers=True, regather=True, averages=AVERAGES["quick"])
+    found, _ = yield from better_of(search, found, question, proves=False)
     return found
 
 
@@ -374,10 +361,10 @@ def needing_less_memory(search: Search, found: Found) -> Questions[Found]:
     if found.gap <= UNSURE:
         return found
     less = int(LESS * found.candidate.holds_bytes)
-    question = replace(_question(found, None), equal_layers=True, limit_bytes=less, stay=True)
+    question = replace(about(found, None), equal_layers=True, limit_bytes=less, stay=True)
     met = search.met
     question = replace(question, averages=AVERAGES["quick"])
-    found, _ = yield from _with(search, found, question, proves=False, work=LESS_WORK)
+    found, _ = yield from better_of(search, found, question, proves=False, work=LESS_WORK)
     if search.met > met:
         found = yield from crossed(search, found)
     return found
@@ -388,11 +375,11 @@ def under_less_memory(search: Search, found: Found) -> Questions[Found]:
     too, and is a starting point in another part of the search space."""
     if not found.candidate.is_tight(search.limit_bytes, TIGHTER):
         return found
-    question = replace(_question(found, found.linear), equal_layers=True)
+    question = replace(about(found, found.linear), equal_layers=True)
     for share in (TIGHTER, LESS_TIGHT):
         tighter = int(share * search.limit_bytes)
         before_s = found.candidate.step_s
-        found, _ = yield from _with(search, found, replace(question, limit_bytes=tighter))
+        found, _ = yield from better_of(search, found, replace(question, limit_bytes=tighter))
         if found.candidate.step_s < before_s:
             break
     return found
@@ -412,36 +399,3 @@ def crossed(search: Search, found: Found) -> Questions[Found]:
     choices = list(dict.fromkeys((*(tuple(one.priced.choice.values()) for one in ranked), *others)))
     assignments = mixed_with(whole.functions, PARENTS, choices, CROSSED, below)
     return found.better(search.judged([(candidate.layouts, one) for one in assignments]), search.limit_bytes)
-
-
-def _question(found: Found, linear: Linear | None, *, restriction: Restrict | None = None) -> Question:
-    """The question for the best assignment of a linear function, or of the step, that recomputes what the best plan
-    recomputes."""
-    remat = found.candidate.layouts.built.recompute
-    return Question(found.limit_bytes, found.objective, linear, remat, restriction=restriction, prices=found.prices)
-
-
-def _among(search: Search, found: Found, questions: Sequence[Question], *, proves: bool = True) -> Questions[Found]:
-    """The best of the known plan and of the plans that answer `questions`."""
-    for question in questions:
-        found, _ = yield from _with(search, found, question, proves=proves)
-    return found
-
-
-def _with(
-    search: Search, found: Found, question: Question, *, proves: bool = True, work: float = ROUGH_WORK
-) -> Questions[tuple[Found, float]]:
-    """The best of the known plan and of the plans that answer one question, with the bound of that answer in seconds.
-    With `proves`, these plans are not scheduled if their bound is no better than the known plan."""
-    if search.is_over or found.outcome == "interrupted":
-        return found, math.inf
-    below_s = found.candidate.step_s if proves else math.inf
-    question = replace(question, ends_s=search.share(2), unproven=ROUGH, below_s=below_s, shortfall=False)
-    answer = yield from asked(search, question, min(work, search.work_left))
-    solution = answer.solution
-    if solution.outcome == "interrupted":
-        found = replace(found, outcome="interrupted")
-    bound_s = solution.bound / PS_PER_S
-    if solution.choices is None or (proves and bound_s >= found.candidate.step_s):
-        return found, math.inf
-    return search.best_of(found, answer.candidates), bound_s

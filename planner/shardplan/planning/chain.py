@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeAlias
 
 from shardplan.constraints.types import Constraint
-from shardplan.graph.build import CostGraph
+from shardplan.graph.build import CostGraph, in_buckets
 from shardplan.graph.cuts import binding_cuts
 from shardplan.graph.memory import Memory
 from shardplan.graph.near import Near
@@ -52,7 +52,8 @@ class Question:
     Objective: `objective` (default: that of the step), or `linear`, one linear function of the terms in its place.
     Choices: `remat` fixes what is recomputed (default: the options), with `chooses_remat` the solver chooses it;
     `equal_layers` gives all copies of a block the same layouts; `near` offers only layouts near these plans; `regather`
-    asks for prices as if all weights were gathered again for backward, `stay` as if all stayed and took no memory;
+    asks for prices as if all weights were gathered again for backward, `stay` as if all stayed and took no memory,
+    `bucket_bytes` as if gradients were sent in buckets of another size (not with `chooses_remat`);
     `restriction` is what is allowed; `without` are constraints that are dropped; `limit_bytes` is the memory limit, if
     any. Where the search starts: `start` are multipliers, `planes` cutting planes of questions that allow less,
     `prices` the multipliers of memory (picoseconds per byte at each moment). Where it ends: `ends_s` is a time
@@ -71,6 +72,7 @@ class Question:
     near: Near | None = None
     regather: bool = False
     stay: bool = False
+    bucket_bytes: float | None = None
     restriction: Restrict | None = None
     without: Sequence[Constraint] = ()
     start: Weights = ()
@@ -258,10 +260,12 @@ def _posed(graphs: CostGraphs, question: Question, asked: tuple[CostGraph, Memor
     if question.chooses_remat:
         return Posed(posed(asked), posed(graphs.recomputing(everything(asked[0]))))
     is_open = question.limit_bytes is not None and not question.stay
+    size_bytes = question.bucket_bytes
+    priced = asked if size_bytes is None else (in_buckets(asked[0], size_bytes), asked[1])
     if not asked[0].recompute.held or not (question.regather or is_open):
-        return Posed(posed(asked))
-    regathered = posed(graphs.regathering(asked))
-    return Posed(regathered) if question.regather else Posed(posed(asked), regathered=regathered)
+        return Posed(posed(priced))
+    regathered = posed(graphs.regathering(priced))
+    return Posed(regathered) if question.regather else Posed(posed(priced), regathered=regathered)
 
 
 def _applied(reductions: Sequence[Reduction[Any]], posed: Posed) -> tuple[Posed, list[tuple[Reduction[Any], Any]]]:

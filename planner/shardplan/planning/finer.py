@@ -22,7 +22,8 @@ from shardplan.graph.options import PlanOptions
 from shardplan.graph.remat import Recompute
 from shardplan.layout.mesh import Axis, Mesh
 from shardplan.model.types import Model
-from shardplan.planning.candidates import ROUGH, asked, of_phases
+from shardplan.planning.asking import ROUGH, asked
+from shardplan.planning.candidates import of_phases
 from shardplan.planning.chain import AVERAGES, Question
 from shardplan.planning.decided import Decided
 from shardplan.planning.instance import MOST_WHOLE, CostGraphs, Instance, instance_of, real_axes

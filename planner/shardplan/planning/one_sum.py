@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from shardplan.planning.candidates import asked
+from shardplan.planning.asking import asked
 from shardplan.planning.chain import Answer, Question
 from shardplan.planning.search import Questions, Search
 from shardplan.schedule.objective import Linear

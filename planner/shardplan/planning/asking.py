@@ -1,0 +1,62 @@
+"""Questions about what may be better than a known plan, and what their answers leave as the best plan."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from shardplan.planning.chain import Answer, Question, most_solved
+from shardplan.planning.reduction import Restrict
+from shardplan.planning.search import Found, Questions, Search
+from shardplan.schedule.objective import Linear
+from shardplan.units import PS_PER_S
+
+ROUGH = 0.02
+"""Relative gap left open in questions that only give further candidates, for which nothing has to be proven."""
+ROUGH_WORK = 2e3
+"""Work of a question that only gives further candidates."""
+
+
+def asked(search: Search, question: Question, work: float) -> Questions[Answer]:
+    """Asks one question with a work limit and adds the work of its answer to what the search has spent."""
+    most = most_solved(question, search.instance.options)
+    search.spent.left = max(search.spent.left, most)
+    answer = yield replace(question, work=work, regather=question.regather or search.regather)
+    search.spent.work += answer.solution.work
+    search.spent.solved += most
+    search.spent.left -= most
+    return answer
+
+
+def about(found: Found, linear: Linear | None, *, restriction: Restrict | None = None) -> Question:
+    """The question for the best assignment of a linear function, or of the step, that recomputes what the best plan
+    recomputes."""
+    remat = found.candidate.layouts.built.recompute
+    return Question(found.limit_bytes, found.objective, linear, remat, restriction=restriction, prices=found.prices)
+
+
+def best_among(search: Search, found: Found, questions: Sequence[Question], *, proves: bool = True) -> Questions[Found]:
+    """The best of the known plan and of the plans that answer `questions`."""
+    for question in questions:
+        found, _ = yield from better_of(search, found, question, proves=proves)
+    return found
+
+
+def better_of(
+    search: Search, found: Found, question: Question, *, proves: bool = True, work: float = ROUGH_WORK
+) -> Questions[tuple[Found, float]]:
+    """The best of the known plan and of the plans that answer one question, with the bound of that answer in seconds.
+    With `proves`, these plans are not scheduled if their bound is no better than the known plan."""
+    if search.is_over or found.outcome == "interrupted":
+        return found, math.inf
+    below_s = found.candidate.step_s if proves else math.inf
+    question = replace(question, ends_s=search.share(2), unproven=ROUGH, below_s=below_s, shortfall=False)
+    answer = yield from asked(search, question, min(work, search.work_left))
+    solution = answer.solution
+    if solution.outcome == "interrupted":
+        found = replace(found, outcome="interrupted")
+    bound_s = solution.bound / PS_PER_S
+    if solution.choices is None or (proves and bound_s >= found.candidate.step_s):
+        return found, math.inf
+    return search.best_of(found, answer.candidates), bound_s
