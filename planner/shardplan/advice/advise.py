@@ -213,7 +213,7 @@ class Asked:
             rough = cluster if self.options.constraints else merged(cluster)[0]  # constraints may name its axes
             planner = self._planner(model, rough)
             multipliers = planner.usual_multipliers if usual else self.plan.summary.multipliers
-            solution = planner.solve_at(multipliers, work=BOUND_WORK).solution
+            solution = planner.solve_at(multipliers, work=BOUND_WORK, enough_s=self._promising_s).solution
         except ShardplanError:
             return math.inf
         if solution.outcome == "interrupted":

@@ -30,7 +30,7 @@ def least_step_s(
     lower bound of `below_s` is possible. `work`, `bound_work`: of a search, and of the bound. Raises `ShardplanError`
     for a request that cannot be planned."""
     planner = Planner(model, cluster, replace(options, shard_optimizer=True), reasons=False, decided=plan)
-    free = planner.solve_at(planner.usual_multipliers, work=bound_work).solution
+    free = planner.solve_at(planner.usual_multipliers, work=bound_work, enough_s=below_s).solution
     if free.outcome == "interrupted":
         raise KeyboardInterrupt
     if free.choices is None or free.bound / PS_PER_S >= below_s:

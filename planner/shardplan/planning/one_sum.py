@@ -18,10 +18,13 @@ def bound_at(search: Search, linear: Linear) -> Questions[float]:
     return 0.0 if answer.solution.outcome == "infeasible" else max(0.0, answer.solution.bound / PS_PER_S)
 
 
-def of_linear(search: Search, linear: Linear, work: float = math.inf) -> Questions[Answer]:
+def of_linear(search: Search, linear: Linear, work: float = math.inf, enough_s: float = math.inf) -> Questions[Answer]:
     """The best assignment of one linear function of the terms, or the proof that there is none. It is solved without a
-    memory limit first, which is fast, and exact if the result fits; else under the limit, with `work` at most."""
+    memory limit first, which is fast, and exact if the result fits; else under the limit, with `work` at most. A bound
+    of `enough_s` seconds or more ends it: what fits is not asked then."""
     unlimited = yield Question(None, linear.objective, linear)
+    if unlimited.solution.bound >= enough_s * PS_PER_S:
+        return unlimited
     if unlimited.solution.outcome == "optimal":
         limit = search.instance.limit_bytes
         plans = search.judged(unlimited.candidates)

@@ -203,12 +203,19 @@ class Planner:
         """Multipliers of the objective's sums with which searches begin."""
         return objective_of(self._graphs.asked()[0]).usual_multipliers
 
-    def solve_at(self, multipliers: Weights, restriction: Restrict | None = None, work: float = math.inf) -> Answer:
+    def solve_at(
+        self,
+        multipliers: Weights,
+        restriction: Restrict | None = None,
+        work: float = math.inf,
+        enough_s: float = math.inf,
+    ) -> Answer:
         """The best assignment at given multipliers of the objective's sums, or the proof that there is none. `work`: of
-        the search, if the best one without a memory limit does not fit."""
+        the search, if the best one without a memory limit does not fit; if the bound is `enough_s` seconds or more, it
+        is not asked what fits, and the plan of the answer is not scheduled."""
         linear = at_multipliers(objective_of(self._graphs.asked()[0]), multipliers)
         search = Search(self.instance, float("inf"), Interruption(), only_best=False, known=self.known)
-        return self._answered(of_linear(search, linear, work), search, restriction)
+        return self._answered(of_linear(search, linear, work, enough_s), search, restriction)
 
     def built_at(self, multipliers: Weights = ()) -> tuple[CostGraph, Memory]:
         """The cost graph and its memory rows, with costs and tables at given multipliers of the objective's sums
