@@ -203,9 +203,7 @@ def build_cost_graph(
         nx.MultiGraph(), model, cluster, options, rules, flow, fusion, remat, prices, pricer, operators, kept, served,
         updated, traffic.trainable, is_near=near is not None,
     )  # fmt: skip
-    _add_nodes(built)
-    _add_edges(built)
-    return built
+    return _with_prices(built)
 
 
 def regathering(built: CostGraph) -> CostGraph:
@@ -213,10 +211,7 @@ def regathering(built: CostGraph) -> CostGraph:
     recompute = recomputed(
         built.model, built.rules, built.flow, built.recompute.until, built.recompute.saved, holds=False
     )
-    other = replace(built, graph=nx.MultiGraph(), recompute=recompute)
-    _add_nodes(other)
-    _add_edges(other)
-    return other
+    return _with_prices(replace(built, graph=nx.MultiGraph(), recompute=recompute))
 
 
 def in_buckets(built: CostGraph, bucket_bytes: float) -> CostGraph:
@@ -227,10 +222,14 @@ def in_buckets(built: CostGraph, bucket_bytes: float) -> CostGraph:
         return {name: made.setdefault(id(space), space.priced_by(prices)) for name, space in named.items()}
 
     kept, served, updated = map(repriced, (built.kept, built.served, built.updated))
-    other = replace(built, graph=nx.MultiGraph(), prices=prices, kept=kept, served=served, updated=updated)
-    _add_nodes(other)
-    _add_edges(other)
-    return other
+    return _with_prices(replace(built, graph=nx.MultiGraph(), prices=prices, kept=kept, served=served, updated=updated))
+
+
+def _with_prices(built: CostGraph) -> CostGraph:
+    """A cost graph whose nodes and edges are still to be added, with them."""
+    _add_nodes(built)
+    _add_edges(built)
+    return built
 
 
 class _Spaces:
