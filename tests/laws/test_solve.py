@@ -115,7 +115,7 @@ def problems_of_two_sums(draw, memory: bool = False):
         return table + np.array(entries).reshape(table.shape) * draw(st.sampled_from((0.0, 1.0)))
 
     two = replace(
-        one, costs=tuple(map(other, one.costs)), edges=tuple(replace(e, table=other(e.table)) for e in one.edges)
+        one, costs=tuple(map(other, one.costs)), edges=tuple(e._replace(table=other(e.table)) for e in one.edges)
     )
     return one, two
 
@@ -340,7 +340,7 @@ def two_dense_sums(seed: int) -> tuple[Problem, Problem]:
     ends += [tuple(sorted(random.choice(len(sizes), 2, replace=False).tolist())) for _ in range(2)]
     costs = tuple(numbers(-9, size) for size in sizes)
     edges = tuple(Edge(u, v, numbers(-9, sizes[u], sizes[v])) for u, v in ends)
-    other = tuple(replace(edge, table=edge.table + numbers(-60, *edge.table.shape)) for edge in edges)
+    other = tuple(edge._replace(table=edge.table + numbers(-60, *edge.table.shape)) for edge in edges)
     return Problem(costs, edges), Problem(tuple(row + numbers(-60, len(row)) for row in costs), other)
 
 

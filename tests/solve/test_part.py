@@ -15,10 +15,9 @@ from shardplan.solve.part import Part
 
 def at(problem: Problem, choices: tuple[int, ...], multipliers: tuple[tuple[float, ...], ...]) -> float:
     """The cost of an assignment if every maximum is replaced by its sums times multipliers."""
-    functions, one = Functions.of(problem), np.array([choices])
+    base, *sums = (float(total[0]) for total in Functions.of(problem).totals(np.array([choices])))
     weights = [weight for group in multipliers for weight in group]
-    sums = [float(functions.total(each, one)[0]) for each in functions.sums]
-    return float(functions.total(functions.base, one)[0]) + float(np.dot(weights, sums))
+    return base + float(np.dot(weights, sums))
 
 
 @pytest.mark.parametrize("seed", range(30))

@@ -125,7 +125,8 @@ class CostGraph:
 
         def work(priced: Priced) -> Table:
             if id(priced) not in known:
-                known[id(priced)] = priced.at(lambda term: micro if term.segment in ("forward", "backward") else 1)
+                counts = [micro if term.segment in ("forward", "backward") else 1 for term in priced.terms]
+                known[id(priced)] = priced.at(counts)
             return known[id(priced)]
 
         nodes = tuple(work(data["priced"]) for _, data in self.node_data)

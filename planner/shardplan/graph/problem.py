@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 
 from shardplan.graph.build import CostGraph, Node
 from shardplan.graph.memory import Memory
@@ -30,6 +29,8 @@ _AXES_WITH_INNER = 2
 edge, and with more axes these are large."""
 Arrays = tuple[tuple[Table, ...], tuple[Table, ...]]
 """Costs of nodes and tables of edges, in picoseconds per step."""
+Made = dict[tuple[int, tuple[float, ...]], Table]
+"""By the identity of the terms and their coefficients."""
 
 
 def node_order(built: CostGraph) -> tuple[Node, ...]:
@@ -94,20 +95,27 @@ def _readers_of_weights(built: CostGraph) -> list[int]:
 
 def to_problem(built: CostGraph, memory: Memory, limit_bytes: int | None, linear: Linear) -> Problem:
     """Arrays for the solver, of one linear function of the terms; equal tables stay the same objects."""
-    costs, tables = arrays(built, linear)
-    return Problem(
-        costs=costs,
-        edges=tuple(Edge(u, v, table) for (u, v), table in zip(built.ends, tables, strict=True)),
-        usages=memory.usages,
-        limit=limit_bytes,
-    )
+    return to_problems(built, memory, limit_bytes, (linear,))[0]
+
+
+def to_problems(
+    built: CostGraph, memory: Memory, limit_bytes: int | None, linears: Sequence[Linear]
+) -> tuple[Problem, ...]:
+    """The problem of each of several linear functions; what is equal in several is the same object in each."""
+    made: Made = {}
+    found = []
+    for linear in linears:
+        costs, tables = arrays(built, linear, made)
+        edges = tuple(Edge(u, v, table) for (u, v), table in zip(built.ends, tables, strict=True))
+        found.append(Problem(costs, edges, memory.usages, limit_bytes))
+    return tuple(found)
 
 
 def at(built: CostGraph, linear: Linear) -> CostGraph:
     """The same cost graph, whose nodes carry `cost` (picoseconds per step and choice) and whose edges carry `table`
     (per pair of choices), of one linear function of the terms."""
     graph = built.graph.copy()
-    costs, tables = arrays(built, linear)
+    costs, tables = arrays(built, linear, {})
     for (_, data), cost in zip(graph.nodes(data=True), costs, strict=True):
         data["cost"] = cost
     for (_, _, data), table in zip(graph.edges(data=True), tables, strict=True):
@@ -115,13 +123,14 @@ def at(built: CostGraph, linear: Linear) -> CostGraph:
     return replace(built, graph=graph)
 
 
-def arrays(built: CostGraph, linear: Linear) -> Arrays:
-    """Costs and tables of one linear function of the terms, in graph order; equal ones are the same object."""
+def arrays(built: CostGraph, linear: Linear, made: Made) -> Arrays:
+    """Costs and tables of one linear function of the terms, in graph order; equal ones are the same object. `made`:
+    those of other functions, which this adds to."""
     known: dict[tuple[int, tuple[bool, ...]], Table] = {}
     factors: dict[tuple[Term, tuple[bool, ...]], float] = {}
     intervals: dict[int, tuple[bool, ...]] = {}
 
-    def coefficient(position: int, interval: tuple[bool, ...], term: Term) -> float:
+    def coefficient(term: Term, position: int, interval: tuple[bool, ...]) -> float:
         if (term, interval) not in factors:
             factors[term, interval] = linear.coefficient(term, position)
         return factors[term, interval]
@@ -132,7 +141,11 @@ def arrays(built: CostGraph, linear: Linear) -> Arrays:
         interval = intervals[position]
         key = (id(priced), interval)
         if key not in known:
-            known[key] = priced.at(partial(coefficient, position, interval))
+            coefficients = tuple([coefficient(term, position, interval) for term in priced.terms])
+            same = (id(priced), coefficients)
+            if same not in made:
+                made[same] = priced.at(coefficients)
+            known[key] = made[same]
         return known[key]
 
     nodes = tuple(table(data["priced"], data.get("position", 0)) for _, data in built.node_data)

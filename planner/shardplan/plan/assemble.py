@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal, cast
 
 from shardplan.cluster.mesh import cluster_digest
@@ -54,13 +55,16 @@ class Proof:
 
 @dataclass(frozen=True)
 class Priced:
-    """An assignment with its moves and its schedule. `penalty_s`: seconds charged for broken soft constraints.
-    `mismatch`: the plan's price and the cost graph's, if they differ."""
+    """An assignment with its moves and its schedule. `penalty_s`: seconds charged for broken soft constraints."""
 
     lowered: Lowered
     fitted: Fitted
     penalty_s: float = 0.0
-    mismatch: str = ""
+
+    @cached_property
+    def mismatch(self) -> str:
+        """The plan's price and the cost graph's, if they differ."""
+        return _mismatch(self.built, self.choice, self.lowered.parts())
 
     @property
     def built(self) -> CostGraph:
@@ -114,15 +118,19 @@ def price(
 
     Weights stay gathered and are gathered as early, and gradients reduced as late, as the memory limit allows; a plan
     that exceeds the limit under every schedule gets the schedule that needs the least memory.
+
+    Raises `PriceMismatchError` if the plan's price is not the cost graph's and `SHARDPLAN_CHECK_PRICES` is set.
     """
     choice = dict(zip(node_order(built), choices, strict=True))
     operators = tuple(_decision(built, choice, index) for index in range(len(built.operators)))
     optimizer_ns = round(_optimizer_seconds(built, choice) * NS_PER_S)
     lowered = Lowered(built, choice, operators, optimizer_ns, memory)
     penalty_s = sum(float(cost[choice[node]]) for node, cost in (penalties or {}).items()) / PS_PER_S
-    mismatch = _mismatch(built, choice, lowered.parts())
     fitted = lowered.first_fit(limit_bytes) if first_fit else lowered.fitted(limit_bytes, below_s - penalty_s)
-    return Priced(lowered, fitted, penalty_s, mismatch)
+    priced = Priced(lowered, fitted, penalty_s)
+    if checks_itself() and priced.mismatch:
+        raise PriceMismatchError(priced.mismatch)
+    return priced
 
 
 def in_best_buckets(priced: Priced, limit_bytes: int) -> Priced:
@@ -134,20 +142,14 @@ def in_best_buckets(priced: Priced, limit_bytes: int) -> Priced:
 
 
 def _mismatch(built: CostGraph, choice: Mapping[Node, int], parts: StepParts) -> str:
-    """The totals of compute and communication by the plan and by the cost graph, if they differ.
-
-    Raises `PriceMismatchError` for a difference if `SHARDPLAN_CHECK_PRICES` is set.
-    """
+    """The totals of compute and communication by the plan and by the cost graph, if they differ."""
     done_ns = parts.optimizer_ns + sum(one.compute_ns + one.inner_ns for one in parts.operators)
     ours_s = (done_ns + sum(move.time_ns for move in parts.moves)) / NS_PER_S
     theirs_s = charged_seconds(built, choice) - built.tie_picoseconds(choice) / PS_PER_S
     roundings_s = 2e-9 * sum(move.count * len(move.steps) for move in parts.moves) + 1e-6
     if abs(ours_s - theirs_s) <= _TOLERANCE * theirs_s + roundings_s or (built.is_near and ours_s <= theirs_s):
         return ""
-    message = f"the lowered plan takes {ours_s:.9f} s in all but the cost graph says {theirs_s:.9f} s"
-    if checks_itself():
-        raise PriceMismatchError(message)
-    return message
+    return f"the lowered plan takes {ours_s:.9f} s in all but the cost graph says {theirs_s:.9f} s"
 
 
 def charged_seconds(built: CostGraph, choice: Mapping[Node, int]) -> float:

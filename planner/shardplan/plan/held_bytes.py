@@ -19,13 +19,15 @@ TEMPORARIES: Final = CATEGORIES.index("temporaries")
 
 def held_bytes(holdings: Sequence[Holding], moments: int, choice: Mapping[Node, int]) -> NDArray[np.int64]:
     """Bytes of every category (in the order of `Memory`) at every moment, shape (5, moments)."""
-    change = np.zeros((len(CATEGORIES), moments + 1), dtype=np.int64)
+    width = moments + 1
+    first = {category: row * width for row, category in enumerate(CATEGORIES)}
+    change = [0] * (len(CATEGORIES) * width)
     for holding in holdings:
-        amount = int(holding.amount[choice[holding.node]])
-        row = CATEGORIES.index(holding.category)
-        change[row, holding.start] += amount
-        change[row, holding.end] -= amount
-    return change.cumsum(axis=1)[:, :-1]
+        amount, row = holding.amount.item(choice[holding.node]), first[holding.category]
+        change[row + holding.start] += amount
+        change[row + holding.end] -= amount
+    rows = np.array(change, dtype=np.int64).reshape(len(CATEGORIES), width)
+    return rows.cumsum(axis=1)[:, :-1]
 
 
 def moved_bytes(built: CostGraph, move: Move, *, gradient: bool = False) -> int:

@@ -7,7 +7,7 @@ gradient while it is made. This module adds what a schedule holds for longer, mo
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -76,7 +76,7 @@ def _flights(phase: Phase, ran: Simulation) -> Iterator[tuple[int, int, int]]:
     for number, (operator, moves, index) in issued.items():
         until = waited.get(number, -1)
         if until < 0 and computed:
-            place = int(np.searchsorted(times, ends.get(index, 0.0)))
+            place = bisect_left(times, ends.get(index, 0.0))
             until = computed[min(place, len(computed) - 1)][1]
         if operator >= 0 and until >= 0 and last >= 0:
             for move in moves:

@@ -15,7 +15,7 @@ from shardplan.graph.cuts import binding_cuts
 from shardplan.graph.memory import Memory
 from shardplan.graph.near import Near
 from shardplan.graph.options import Effort, PlanOptions
-from shardplan.graph.problem import objective_of, to_problem
+from shardplan.graph.problem import objective_of, to_problem, to_problems
 from shardplan.graph.remat import Recompute
 from shardplan.interruption import Interruption
 from shardplan.planning.constraint_masks import ConstraintMasks
@@ -254,7 +254,7 @@ def _posed(graphs: CostGraphs, question: Question, asked: tuple[CostGraph, Memor
     """The problem of layouts for every sum of the objective."""
 
     def posed(priced: tuple[CostGraph, Memory]) -> tuple[Layouts, ...]:
-        problems = (to_problem(*priced, question.limit_bytes, linear) for linear in linears)
+        problems = to_problems(*priced, question.limit_bytes, linears)
         return tuple(Layouts(*(priced if question.chooses_remat else asked), problem, {}) for problem in problems)
 
     if question.chooses_remat:

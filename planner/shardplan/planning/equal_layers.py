@@ -106,7 +106,7 @@ def folded(problem: Problem, places: Places) -> Problem:
         problem,
         costs=fold.costs(problem.costs, tables),
         edges=tuple(Edge(*ends, table) for ends, table in zip(fold.between, fold.tables(tables), strict=True)),
-        usages=tuple(replace(usage, node=places[usage.node]) for usage in problem.usages),
+        usages=tuple(usage._replace(node=places[usage.node]) for usage in problem.usages),
         maxima=tuple(Maximum(tuple(map(fold.sum, maximum.sums))) for maximum in problem.maxima),
     )
 

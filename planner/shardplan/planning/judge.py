@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from shardplan.graph.options import UNLIMITED_BYTES
 from shardplan.plan.assemble import Priced, price
 from shardplan.plan.held_bytes import held_bytes, peak_of
 from shardplan.planning.chain import Assigned
@@ -64,7 +65,8 @@ def judged(
     `is_over`, only one is. With `only_best`, a plan that cannot become the best is not scheduled fully. `heard` is
     called with every plan."""
     known = {} if known is None else known
-    fitting = [one for one in assignments if _holds_bytes(*one) <= limit_bytes]
+    is_roomy = limit_bytes >= UNLIMITED_BYTES
+    fitting = [one for one in assignments if is_roomy or _holds_bytes(*one) <= limit_bytes]
     found: list[Candidate] = []
     best_s = math.inf
     if only_best:

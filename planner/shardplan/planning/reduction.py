@@ -118,7 +118,7 @@ def restrict(problem: Problem, built: CostGraph, allowed: Allowed) -> Problem:
         key = id(edge.table), id(mask)
         if key not in tables:
             tables[key] = np.where(mask, edge.table, np.inf)
-        return replace(edge, table=tables[key])
+        return edge._replace(table=tables[key])
 
     edges = tuple(limited(edge, join) for edge, join in zip(problem.edges, built.joins, strict=True))
     return replace(problem, costs=tuple(costs), edges=edges)

@@ -9,6 +9,7 @@ fates.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -47,7 +48,7 @@ class RematNumbering:
         states: list[State] = []
         local: list[int] = []
         for choice, starts, of_node in zip(choices, self.starts, self.states, strict=True):
-            number = int(np.searchsorted(starts, choice, side="right")) - 1
+            number = bisect_right(starts, choice) - 1
             states.append(of_node[number])
             local.append(choice - starts[number])
         return self._recompute(states), tuple(local)

@@ -107,7 +107,7 @@ class _Combination:
             stay,
             costs=tuple(self._repeated(cost, v) for v, cost in enumerate(stay.costs)),
             edges=tuple(Edge(one.u, one.v, self._table(one, other, by)) for one, other, by in pairs),
-            usages=(*(replace(use, amount=self._repeated(use.amount, use.node)) for use in stay.usages), *self._held()),
+            usages=(*(use._replace(amount=self._repeated(use.amount, use.node)) for use in stay.usages), *self._held()),
         )
 
     def _decides(self, join: Join) -> int | None:

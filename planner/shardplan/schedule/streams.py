@@ -21,7 +21,7 @@ from bisect import insort
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 from shardplan.schedule.links import WHOLE, Levels, LinkLevels
 
@@ -31,8 +31,7 @@ MOST_PASSING: Final = 0.5
 the collective with precedence by more than it overlaps."""
 
 
-@dataclass(frozen=True, slots=True)
-class Item:
+class Item(NamedTuple):
     """One item of a device's program. `compute`: `seconds` of compute; `blocking`: `seconds` of communication on
     `levels`; `issue`: starts the asynchronous collective `number`, of `seconds` on `levels`, once the collectives in
     `after` have ended; a `deferred` one has the lowest precedence; `wait`: for that number."""
@@ -46,8 +45,7 @@ class Item:
     deferred: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(NamedTuple):
     """Something that ran from `start` to `end` (seconds from the start of the phase). `item`: index in the program; for
     an asynchronous collective, of its issue. `exposed`: seconds in which the device only waited for it."""
 

@@ -6,7 +6,7 @@ as its segment says. An objective is a linear function of terms (`shardplan.sche
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
@@ -44,9 +44,11 @@ class Priced:
     shape: tuple[int, ...]
     closed: Mask | None = None
 
-    def at(self, coefficient: Callable[[Term], float]) -> Table:
-        """The linear function of the terms, rounded to whole picoseconds; `inf` where closed."""
-        factors = [(factor, table) for term, table in self.terms.items() if (factor := coefficient(term))]
+    def at(self, coefficients: Sequence[float]) -> Table:
+        """The linear function of the terms with these coefficients, in their order, rounded to whole picoseconds; `inf`
+        where closed."""
+        pairs = zip(coefficients, self.terms.values(), strict=True)
+        factors = [(factor, table) for factor, table in pairs if factor]
         if not factors:
             result = np.zeros(self.shape)
         else:

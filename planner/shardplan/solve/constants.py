@@ -22,6 +22,8 @@ BOUND_SAFETY = 1e-13
 """Relative floating-point error of the sum of multipliers times room; it is deducted from bounds."""
 REPORTED_FAULTS = 20
 """Maximum number of faults that are reported for a malformed problem."""
+CHECKED_TOGETHER = 1_000_000
+"""Numbers of a problem that are checked in one copy of all: more would take too much memory."""
 
 # Limits on work where the caller gives none: more is slower and closes more of the gap
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cached_property
 
 from shardplan.solve.bound.averages import averaged
 from shardplan.solve.constants import MULTIPLIER_DIGITS
-from shardplan.solve.linear_functions import Choices
+from shardplan.solve.linear_functions import Choices, Functions
 from shardplan.solve.problem import Costs, LinearSum, Maximum, Multipliers, Problem
 from shardplan.solve.solver import solve
 
@@ -42,16 +43,21 @@ class Part:
 
         problem = Problem(
             costs=added(whole.costs, [edge.table for edge in whole.edges]),
-            edges=tuple(replace(whole.edges[e], u=place[whole.edges[e].u], v=place[whole.edges[e].v]) for e in inside),
+            edges=tuple(whole.edges[e]._replace(u=place[whole.edges[e].u], v=place[whole.edges[e].v]) for e in inside),
             maxima=tuple(Maximum(tuple(map(part, maximum.sums))) for maximum in whole.maxima),
         )
         return cls(problem, tuple(nodes), choices)
+
+    @cached_property
+    def functions(self) -> Functions:
+        """The costs and sums of `problem`."""
+        return Functions.of(self.problem)
 
     def best_at(self, multipliers: Multipliers) -> Choices | None:
         """The assignment of the whole problem whose free nodes cost least if every maximum is replaced by its sums
         times `multipliers`; `None` if none is allowed."""
         weights = [int(weight * 2**MULTIPLIER_DIGITS) for group in multipliers for weight in group]
-        found = solve(averaged(self.problem, weights, MULTIPLIER_DIGITS)).choices
+        found = solve(averaged(self.problem, self.functions, weights, MULTIPLIER_DIGITS)).choices
         if found is None:
             return None
         own = dict(zip(self.nodes, found, strict=True))

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,8 +26,7 @@ Multipliers = tuple[tuple[float, ...], ...]
 Outcome = Literal["optimal", "feasible", "infeasible", "interrupted", "limit"]
 
 
-@dataclass(frozen=True, slots=True)
-class Edge:
+class Edge(NamedTuple):
     """`table[i, j]`: the cost if node `u` takes choice i and node `v` choice j. `u != v`; several edges may join the
     same nodes."""
 
@@ -36,8 +35,7 @@ class Edge:
     table: Costs
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+class Usage(NamedTuple):
     """While start <= t < end, node `node` with choice i uses `amount[i]` bytes."""
 
     node: int
@@ -141,8 +139,13 @@ def rise(first: Problem, second: Problem) -> LinearSum:
     """The linear sum of the differences in cost between two problems that differ only in their finite costs; zero where
     a choice is not allowed. Equal tables stay the same objects."""
     made: dict[tuple[int, int], Costs] = {}
+    none: dict[tuple[int, ...], Costs] = {}
 
     def above(low: Costs, high: Costs) -> Costs:
+        if low is high:
+            if low.shape not in none:
+                none[low.shape] = np.zeros(low.shape)
+            return none[low.shape]
         key = id(low), id(high)
         if key not in made:
             closed = np.isinf(low)

@@ -56,7 +56,7 @@ def _without_costs(problem: Problem) -> Problem:
     def clear(table: Costs) -> Costs:
         return cleared.setdefault(id(table), np.where(np.isinf(table), np.inf, 0.0))
 
-    edges = tuple(replace(edge, table=clear(edge.table)) for edge in problem.edges)
+    edges = tuple(edge._replace(table=clear(edge.table)) for edge in problem.edges)
     return Problem(tuple(map(clear, problem.costs)), edges, problem.usages, problem.limit)
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
 from shardplan.errors import Diagnostic, ShardplanError, error
-from shardplan.solve.constants import REPORTED_FAULTS
+from shardplan.solve.constants import CHECKED_TOGETHER, REPORTED_FAULTS
 from shardplan.solve.problem import Costs, LinearSum, Problem
 
 
@@ -19,15 +19,12 @@ def validate(problem: Problem) -> None:
 
 
 def _faults(problem: Problem) -> Iterator[Diagnostic]:
-    checked: dict[int, str] = {}
+    sound = _all_sound([*problem.costs, *(edge.table for edge in problem.edges)], _bad_numbers)
 
     def costs(where: str, table: Costs) -> Iterator[Diagnostic]:
-        if id(table) not in checked:
-            checked[id(table)] = _bad_numbers(table)
-        if checked[id(table)]:
-            yield error(
-                "bad-problem", f"{where}: {checked[id(table)]}", hint="costs are integers, or inf where not allowed"
-            )
+        bad = "" if sound else _bad_numbers(table)
+        if bad:
+            yield error("bad-problem", f"{where}: {bad}", hint="costs are integers, or inf where not allowed")
 
     sizes = [len(vector) for vector in problem.costs]
     for node, vector in enumerate(problem.costs):
@@ -58,11 +55,24 @@ def _bad_maxima(problem: Problem) -> Iterator[Diagnostic]:
 
 def _bad_sum(problem: Problem, one: LinearSum, where: str) -> Iterator[Diagnostic]:
     wanted = [*(costs.shape for costs in problem.costs), *(edge.table.shape for edge in problem.edges)]
-    tables = list({id(table): table for table in (*one.costs, *one.tables)}.values())
-    if [table.shape for table in (*one.costs, *one.tables)] != wanted:
+    tables = (*one.costs, *one.tables)
+    if [table.shape for table in tables] != wanted:
         yield error("bad-problem", f"{where}: has not one number for every choice and pair of choices")
-    elif any((table != np.rint(table)).any() or np.isinf(table).any() for table in tables):
+    elif not _all_sound(tables, _bad_number_of_sum):
         yield error("bad-problem", f"{where}: a number is not a finite integer")
+
+
+def _all_sound(tables: Sequence[Costs], bad: Callable[[Costs], str]) -> bool:
+    """Whether nothing is bad about the numbers of any table. Equal tables are looked at once, and small problems'
+    tables together: one by one, calls of numpy would take most of the time."""
+    distinct = {id(table): table for table in tables}.values()
+    if sum(table.size for table in distinct) > CHECKED_TOGETHER:
+        return not any(map(bad, distinct))
+    return not bad(np.concatenate([np.zeros(0), *(table.ravel() for table in distinct)]))
+
+
+def _bad_number_of_sum(table: Costs) -> str:
+    return "a number is not a finite integer" if ((table != np.rint(table)) | np.isinf(table)).any() else ""
 
 
 def _bad_numbers(table: Costs) -> str:
@@ -77,6 +87,8 @@ def _bad_numbers(table: Costs) -> str:
 
 
 def _bad_usages(problem: Problem, sizes: list[int]) -> Iterator[Diagnostic]:
+    amounts = {id(usage.amount): usage.amount for usage in problem.usages}
+    least = {key: int(amount.min(initial=0)) for key, amount in amounts.items()}
     for number, usage in enumerate(problem.usages):
         where = f"usage {number} (node {usage.node})"
         if not 0 <= usage.node < len(sizes):
@@ -85,5 +97,5 @@ def _bad_usages(problem: Problem, sizes: list[int]) -> Iterator[Diagnostic]:
             yield error("bad-problem", f"{where}: {usage.amount.shape} amounts for {sizes[usage.node]} choices")
         elif usage.start < 0 or usage.end < usage.start:
             yield error("bad-problem", f"{where}: interval [{usage.start}, {usage.end}) is not one")
-        elif (usage.amount < 0).any():
+        elif least[id(usage.amount)] < 0:
             yield error("bad-problem", f"{where}: an amount is negative")

@@ -137,6 +137,6 @@ def _served_as_kept(problem: Problem, built: CostGraph, fixed: Collection[str]) 
             if reader == "served":
                 as_kept = built.kept[name].forward[:, None] == built.served[name].forward[None, :]
             tables[key] = np.where(as_kept, edge.table, np.inf)
-        return replace(edge, table=tables[key])
+        return edge._replace(table=tables[key])
 
     return replace(problem, edges=tuple(map(limited, problem.edges)))

@@ -30,7 +30,7 @@ from shardplan.solve.constants import (
 from shardplan.solve.evaluate import evaluate
 from shardplan.solve.highs.program import quiet_highs
 from shardplan.solve.linear_functions import Choices, Functions
-from shardplan.solve.problem import Costs, Multipliers, Plane, Problem, Solution, Start
+from shardplan.solve.problem import Edge, Multipliers, Plane, Problem, Solution, Start
 from shardplan.solve.search.mixing import mixed
 
 Solve = Callable[[Problem, Mapping[int, float]], Solution]
@@ -58,7 +58,7 @@ def by_averages(
     for _ in range(most):
         if search.planes and stop():
             break
-        plain = solve(averaged(problem, weights, MULTIPLIER_DIGITS), paid)
+        plain = solve(averaged(problem, search.functions, weights, MULTIPLIER_DIGITS), paid)
         paid = plain.prices or paid
         seconds, reproducible = seconds + plain.seconds, reproducible and plain.reproducible
         if plain.choices is None and not search.planes:
@@ -79,28 +79,16 @@ def by_averages(
     return replace(found, prices={moment: price / 2**MULTIPLIER_DIGITS for moment, price in paid.items()})
 
 
-def averaged(problem: Problem, weights: Sequence[int], digits: int) -> Problem:
+def averaged(problem: Problem, functions: Functions, weights: Sequence[int], digits: int) -> Problem:
     """The problem whose costs are 2 ** digits times the costs plus `weights` times the sums; equal tables stay the same
-    objects."""
-    made: dict[tuple[int, ...], Costs] = {}
-    sums = [one for maximum in problem.maxima for one in maximum.sums]
-
-    def mixed(cost: Costs, others: Sequence[Costs]) -> Costs:
-        key = (id(cost), *map(id, others))
-        if key not in made:
-            parts = (weight * other for weight, other in zip(weights, others, strict=True) if weight)
-            made[key] = sum(parts, cost * 2.0**digits)
-        return made[key]
-
-    return replace(
-        problem,
-        costs=tuple(mixed(cost, [one.costs[v] for one in sums]) for v, cost in enumerate(problem.costs)),
-        edges=tuple(
-            replace(edge, table=mixed(edge.table, [one.tables[e] for one in sums]))
-            for e, edge in enumerate(problem.edges)
-        ),
-        maxima=(),
-    )
+    objects. `functions`: those of `problem`."""
+    values = functions.base * 2.0**digits
+    for weight, one in zip(weights, functions.sums, strict=True):
+        if weight:
+            values += weight * one
+    costs, tables = functions.arrays(values)
+    edges = (Edge(edge.u, edge.v, table) for edge, table in zip(problem.edges, tables, strict=True))
+    return replace(problem, costs=costs, edges=tuple(edges), maxima=())
 
 
 class _Search:
@@ -112,7 +100,7 @@ class _Search:
         self.known = [plane for plane in start.planes if len(plane.sums) == sum(self.sizes)]
         self.functions = Functions.of(problem)
         self.planes: dict[Choices, Plane] = {}
-        self._meet([choices for choices in start.assignments if evaluate(problem, choices).feasible])
+        self._meet(self._that_fit(start.assignments))
         self.bound = -np.inf
         self.best: tuple[int, ...] = ()
         self.ceiling = np.inf
@@ -150,16 +138,19 @@ class _Search:
         """Adds the cutting planes of assignments."""
         if assignments:
             whole = np.array(assignments, dtype=np.int64)
-            costs = self.functions.total(self.functions.base, whole).tolist()
-            sums = np.array([self.functions.total(one, whole) for one in self.functions.sums]).T.tolist()
-            for choices, cost, values in zip(assignments, costs, sums, strict=True):
+            totals = np.array([*self.functions.totals(whole)]).T.tolist()
+            for choices, (cost, *values) in zip(assignments, totals, strict=True):
                 self.planes.setdefault(choices, Plane(cost, tuple(values)))
 
     def mix(self) -> None:
         """Adds crossovers of the assignments met, as far as they fit in memory."""
         found = mixed(self.functions, list(self.planes), AVERAGES_MIXED)
-        limited = self.problem.limit is not None
-        self._meet([choices for choices in found if not limited or evaluate(self.problem, choices).feasible])
+        self._meet(found if self.problem.limit is None else self._that_fit(found))
+
+    def _that_fit(self, assignments: Sequence[Choices]) -> list[Choices]:
+        """Those that are allowed and fit in memory, whatever their maxima."""
+        plain = replace(self.problem, maxima=())
+        return [choices for choices in assignments if evaluate(plain, choices).feasible]
 
     def cost(self, plane: Plane) -> float:
         """The cost of an assignment with its maxima."""

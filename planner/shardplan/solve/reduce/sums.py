@@ -72,7 +72,7 @@ def sums_to_nodes(problem: Problem) -> SumsOnNodes:
     for edge, part in zip(problem.edges, parts, strict=True):
         u, v = int(places[edge.u]), int(places[edge.v])
         if part is None:
-            edges.append(replace(edge, u=u, v=v))
+            edges.append(edge._replace(u=u, v=v))
             continue
         end = max(edge.u, edge.v)
         node, free[end] = int(free[end]), free[end] + 1
@@ -80,7 +80,7 @@ def sums_to_nodes(problem: Problem) -> SumsOnNodes:
         amounts += [(node, number, row) for number, row in enumerate(part.amounts) if row.any() or len(sums) == 1]
         edges += [Edge(u, node, part.rows), Edge(node, v, part.columns)]
         pairs.append((node, edge.u, edge.v, part.numbers))
-    usages = tuple(replace(usage, node=int(places[usage.node])) for usage in problem.usages)
+    usages = tuple(usage._replace(node=int(places[usage.node])) for usage in problem.usages)
     wide = replace(problem, costs=tuple(costs), edges=tuple(edges), usages=usages, maxima=())
     return SumsOnNodes(wide, amounts, _numbered(problem), tuple(places.tolist()), tuple(pairs))
 

@@ -11,6 +11,7 @@ constant as a number, so that separable tables vanish and equal parts of differe
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
@@ -76,11 +77,11 @@ class Tables:
 
     def vector(self, array: Costs) -> tuple[float, int]:
         """(smallest entry, number of the rest). Entries may be infinite; all infinite gives (inf, NONE)."""
-        least = float(array.min())
-        if not np.isfinite(least):
+        least = float(np.minimum.reduce(array))
+        if not math.isfinite(least):
             return least, NONE
         rest = array - least if least else array
-        return least, self.add(rest) if rest.any() else NONE
+        return least, self.add(rest) if np.count_nonzero(rest) else NONE
 
     def normal(self, vector: int) -> tuple[float, int]:
         """Normal form of a vector: (least entry, number of the rest)."""
@@ -103,18 +104,25 @@ class Tables:
         return _seen(self.memo(("split", matrix ^ flip), lambda: self._split(self.arrays[matrix ^ flip])), flip)
 
     def _split(self, array: Costs) -> Split:
-        row = array.min(axis=1)
+        row = np.minimum.reduce(array, axis=1)
         closed = ~np.isfinite(row)  # a choice with no partner: the vector forbids it, the matrix need not
-        rest = array - np.where(closed, 0.0, row)[:, None]
-        rest[closed] = 0.0
-        least = rest[~closed].min(axis=0) if closed.any() and not closed.all() else rest.min(axis=0)
+        if np.count_nonzero(closed):
+            rest, least = _without_closed(array, row, closed)
+        else:
+            rest = array - row[:, None]
+            least = np.minimum.reduce(rest, axis=0)
         shut = ~np.isfinite(least)
-        rest -= np.where(shut, 0.0, least)
-        rest[:, shut] = 0.0
-        rest[closed] = 0.0
+        if np.count_nonzero(shut):
+            rest -= np.where(shut, 0.0, least)
+            rest[:, shut] = 0.0
+            rest[closed] = 0.0
+        elif np.count_nonzero(least):
+            rest -= least
+            rest[closed] = 0.0
         row_const, row_number = self.vector(row)
         column_const, column_number = self.vector(least)
-        return Split(row_const + column_const, row_number, column_number, self.add(rest) if rest.any() else NONE)
+        number = self.add(rest) if np.count_nonzero(rest) else NONE
+        return Split(row_const + column_const, row_number, column_number, number)
 
     def sum_vectors(self, left: int, right: int) -> tuple[float, int]:
         """Vector `left + right`, its least entry taken out."""
@@ -171,6 +179,14 @@ class Tables:
     def has_infinity(self, table: int) -> bool:
         """Whether any entry is infinite."""
         return table != NONE and self.memo(("infinite", table & ~1), lambda: bool(np.isinf(self.arrays[table]).any()))
+
+
+def _without_closed(array: Costs, row: Costs, closed: NDArray[np.bool_]) -> tuple[Costs, Costs]:
+    """A matrix above the least entries `row` of its rows, with zeros in the closed rows; and the least entries of its
+    columns in the others."""
+    rest = array - np.where(closed, 0.0, row)[:, None]
+    rest[closed] = 0.0
+    return rest, rest.min(axis=0) if closed.all() else rest[~closed].min(axis=0)
 
 
 def _seen(split: Split, flip: int) -> Split:

@@ -65,20 +65,23 @@ class _Crossing:
         self.whole = np.array(assignments, dtype=np.int64)
         self.functions, self.u, self.v = functions, functions.u, functions.v
         self.rising = self.u < self.v
-        nodes = self.whole.shape[1]
-        self.reached = _Running(np.minimum(self.u, self.v) + 1, nodes)
-        self.passed = _Running(np.maximum(self.u, self.v) + 1, nodes)
-        base = functions.base
-        self.barred = self._alone(base.map(lambda array: np.isinf(array).astype(np.float64)))
-        self.base = self._alone(base.map(lambda array: np.where(np.isinf(array), 0.0, array)))
-        self.sums = [self._alone(one) for one in functions.sums]
+        count = self.whole.shape[1]
+        self.reached = _Running(np.minimum(self.u, self.v) + 1, count)
+        self.passed = _Running(np.maximum(self.u, self.v) + 1, count)
+        nodes = functions.of_nodes(self.whole)
+        edges = functions.of_edges(self.whole[:, self.u], self.whole[:, self.v])
+        is_barred = np.isinf(functions.base)
+        self.barred = self._alone(is_barred.astype(np.float64), nodes, edges)
+        self.base = self._alone(np.where(is_barred, 0.0, functions.base), nodes, edges)
+        self.sums = [self._alone(one, nodes, edges) for one in functions.sums]
 
-    def _alone(self, function: LinearFunction) -> tuple[LinearFunction, Values, Values]:
-        """By assignment and t, the costs of the first t nodes alone, and those of the other nodes."""
-        edges = function.of_edges(self.whole[:, self.u], self.whole[:, self.v])
-        nodes = np.pad(function.of_nodes(self.whole).cumsum(axis=1), ((0, 0), (1, 0)))
-        reached = self.reached.sums(edges)
-        return function, nodes + self.passed.sums(edges), nodes[:, -1:] - nodes + reached[:, -1:] - reached
+    def _alone(self, function: LinearFunction, nodes: Indices, edges: Indices) -> tuple[LinearFunction, Values, Values]:
+        """By assignment and t, the costs of the first t nodes alone, and those of the other nodes. `nodes`, `edges`:
+        the places of their numbers."""
+        first = np.pad(function[nodes].cumsum(axis=1), ((0, 0), (1, 0)))
+        values = function[edges]
+        reached = self.reached.sums(values)
+        return function, first + self.passed.sums(values), first[:, -1:] - first + reached[:, -1:] - reached
 
     def costs(self, heads: Indices, tails: Indices) -> Values:
         """Entry (p, t): assignment `heads[p]` on the first t nodes, `tails[p]` on the rest; t is below the number of
@@ -86,10 +89,11 @@ class _Crossing:
         head, tail = self.whole[heads], self.whole[tails]
         low = np.where(self.rising, head[:, self.u], tail[:, self.u])
         high = np.where(self.rising, tail[:, self.v], head[:, self.v])
+        seams = self.functions.of_edges(low, high)
 
         def along(alone: tuple[LinearFunction, Values, Values]) -> Values:
             function, before, after = alone
-            seam = function.of_edges(low, high)
+            seam = function[seams]
             return np.asarray(before[heads] + after[tails] + self.reached.sums(seam) - self.passed.sums(seam))
 
         costs = self.functions.with_maxima(along(self.base), map(along, self.sums))
