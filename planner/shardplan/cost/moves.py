@@ -145,13 +145,17 @@ class MoveSpace:
         rows, columns = np.nonzero(goes)
         step = first[rows, columns]
         group_of = np.asarray(groups, dtype=np.int64)[kind[step]]
-        for _ in range(len(best) if len(rows) else 0):  # no path has more steps than there are states
-            before = parts[:, rows, columns].copy()
-            after = parts[:, target[step], columns]
-            after[group_of, np.arange(len(rows))] += price[kind[step]]
-            parts[:, rows, columns] = after
-            if np.array_equal(before, after):
+        pairs, then = rows * len(best) + columns, target[step].astype(np.int64) * len(best) + columns
+        found, changed = parts.reshape(count, -1), np.ones(best.size, dtype=np.bool_)
+        for _ in range(len(best)):  # no path has more steps than there are states
+            left = np.flatnonzero(changed[then])
+            if not len(left):
                 break
+            after = found[:, then[left]]
+            after[group_of[left], np.arange(len(left))] += price[kind[step[left]]]
+            changed[:] = False
+            changed[pairs[left]] = (after != found[:, pairs[left]]).any(axis=0)
+            found[:, pairs[left]] = after
         parts[0][~np.isfinite(best)] = np.inf
         return parts
 

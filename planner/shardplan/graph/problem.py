@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from shardplan.graph.build import CostGraph, Node
@@ -29,8 +30,6 @@ _AXES_WITH_INNER = 2
 edge, and with more axes these are large."""
 Arrays = tuple[tuple[Table, ...], tuple[Table, ...]]
 """Costs of nodes and tables of edges, in picoseconds per step."""
-Made = dict[tuple[int, tuple[float, ...]], Table]
-"""By the identity of the terms and their coefficients."""
 
 
 def node_order(built: CostGraph) -> tuple[Node, ...]:
@@ -102,20 +101,18 @@ def to_problems(
     built: CostGraph, memory: Memory, limit_bytes: int | None, linears: Sequence[Linear]
 ) -> tuple[Problem, ...]:
     """The problem of each of several linear functions; what is equal in several is the same object in each."""
-    made: Made = {}
-    found = []
-    for linear in linears:
-        costs, tables = arrays(built, linear, made)
-        edges = tuple(Edge(u, v, table) for (u, v), table in zip(built.ends, tables, strict=True))
-        found.append(Problem(costs, edges, memory.usages, limit_bytes))
-    return tuple(found)
+    us, vs = zip(*built.ends, strict=True) if built.ends else ((), ())
+    return tuple(
+        Problem(costs, tuple(map(Edge, us, vs, tables)), memory.usages, limit_bytes)
+        for costs, tables in arrays(built, linears)
+    )
 
 
 def at(built: CostGraph, linear: Linear) -> CostGraph:
     """The same cost graph, whose nodes carry `cost` (picoseconds per step and choice) and whose edges carry `table`
     (per pair of choices), of one linear function of the terms."""
     graph = built.graph.copy()
-    costs, tables = arrays(built, linear, {})
+    [(costs, tables)] = arrays(built, (linear,))
     for (_, data), cost in zip(graph.nodes(data=True), costs, strict=True):
         data["cost"] = cost
     for (_, _, data), table in zip(graph.edges(data=True), tables, strict=True):
@@ -123,31 +120,52 @@ def at(built: CostGraph, linear: Linear) -> CostGraph:
     return replace(built, graph=graph)
 
 
-def arrays(built: CostGraph, linear: Linear, made: Made) -> Arrays:
-    """Costs and tables of one linear function of the terms, in graph order; equal ones are the same object. `made`:
-    those of other functions, which this adds to."""
-    known: dict[tuple[int, tuple[bool, ...]], Table] = {}
-    factors: dict[tuple[Term, tuple[bool, ...]], float] = {}
-    intervals: dict[int, tuple[bool, ...]] = {}
+def arrays(built: CostGraph, linears: Sequence[Linear]) -> Iterator[Arrays]:
+    """Costs and tables of linear functions of the terms, in graph order; equal ones are the same object, also in
+    different functions."""
+    kinds = _Kinds(linears)
+    nodes = [kinds.number(data["priced"], data.get("position", 0)) for _, data in built.node_data]
+    edges = [kinds.number(data["priced"], data["position"]) for data in built.edge_data]
+    made: dict[tuple[int, tuple[float, ...]], Table] = {}
+    for linear in linears:
+        tables = []
+        for priced, coefficients in kinds.of(linear):
+            key = id(priced), coefficients
+            if key not in made:
+                made[key] = priced.at(coefficients)
+            tables.append(made[key])
+        yield tuple([tables[kind] for kind in nodes]), tuple([tables[kind] for kind in edges])
 
-    def coefficient(term: Term, position: int, interval: tuple[bool, ...]) -> float:
-        if (term, interval) not in factors:
-            factors[term, interval] = linear.coefficient(term, position)
-        return factors[term, interval]
 
-    def table(priced: Priced, position: int) -> Table:
-        if position not in intervals:
-            intervals[position] = linear.interval(position)
-        interval = intervals[position]
-        key = (id(priced), interval)
-        if key not in known:
-            coefficients = tuple([coefficient(term, position, interval) for term in priced.terms])
-            same = (id(priced), coefficients)
-            if same not in made:
-                made[same] = priced.at(coefficients)
-            known[key] = made[same]
-        return known[key]
+class _Kinds:
+    """What costs the same by every one of some linear functions: the same terms, on the same side of every cut."""
 
-    nodes = tuple(table(data["priced"], data.get("position", 0)) for _, data in built.node_data)
-    edges = tuple(table(data["priced"], data["position"]) for data in built.edge_data)
-    return nodes, edges
+    def __init__(self, linears: Sequence[Linear]) -> None:
+        self._cuts = sorted(frozenset[int]().union(*(linear.cuts for linear in linears)))
+        self._numbers: dict[tuple[int, int], int] = {}
+        self._members: list[tuple[Priced, int]] = []
+
+    def number(self, priced: Priced, position: int) -> int:
+        """The number of the kind of a node or an edge at operator `position`."""
+        key = id(priced), _interval(self._cuts, position)
+        if key not in self._numbers:
+            self._numbers[key] = len(self._members)
+            self._members.append((priced, position))
+        return self._numbers[key]
+
+    def of(self, linear: Linear) -> Iterator[tuple[Priced, tuple[float, ...]]]:
+        """The terms of every kind, with their coefficients in a linear function."""
+        cuts = sorted(linear.cuts)
+        factors: dict[tuple[Term, int], float] = {}
+        for priced, position in self._members:
+            interval, coefficients = _interval(cuts, position), []
+            for term in priced.terms:
+                if (term, interval) not in factors:
+                    factors[term, interval] = linear.coefficient(term, position)
+                coefficients.append(factors[term, interval])
+            yield priced, tuple(coefficients)
+
+
+def _interval(cuts: Sequence[int], position: int) -> int:
+    """A number for the place of a position among ascending cuts: odd at one of them, even between two."""
+    return bisect_left(cuts, position) + bisect_right(cuts, position)

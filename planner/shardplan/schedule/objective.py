@@ -111,15 +111,16 @@ class Linear:
             if weight
         )
 
-    def interval(self, position: int) -> tuple[bool, ...]:
-        """A key that is equal for positions with equal coefficients: on which side of every cut they are, or at it."""
-        cuts = (
+    @property
+    def cuts(self) -> frozenset[int]:
+        """The operators around which its sums are: between two neighbouring ones, all positions have equal
+        coefficients."""
+        return frozenset(
             chosen.cut
             for phase, weights in zip(self.objective.phases, self.weights, strict=True)
             for chosen, weight in zip(phase.sums, weights, strict=True)
             if weight and chosen.cut >= 0
         )
-        return tuple(flag for cut in cuts for flag in (position < cut, position == cut))
 
 
 def single_sums(objective: Objective) -> tuple[Linear, ...]:

@@ -58,10 +58,15 @@ DOMINATE_BLOCK = 1 << 15
 """Differences held at once: memory against the length of vector operations."""
 DOMINATE_BATCH = 1 << 18
 """Pairs of choices compared at once."""
+MINPLUS_LONG = 64
+"""Entries of a row from which each k of a (min, +) product is an operation of its own: with fewer, that takes longer
+than the sums."""
 MINPLUS_SMALL = 1 << 15
-"""Number of entries up to which a (min, +) product is one operation."""
+"""Sums of a product up to which it is few operations however long its rows are."""
+MINPLUS_LAYERS = 1 << 17
+"""Sums that are held at a time where all k are few operations."""
 MINPLUS_BLOCK = 1 << 15
-"""Entries of a block that stays in cache."""
+"""Entries of a block that stays in cache where each k is an operation of its own."""
 MINPLUS_BUFFER = 16
 """Size of numpy's buffer during a product, the smallest possible: rows shorter than the buffer are copied into it when
 a column is added to them, which takes longer than the sum."""
