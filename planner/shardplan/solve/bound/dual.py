@@ -20,7 +20,7 @@ import numpy as np
 
 from shardplan.solve.constants import SWEEP_CHUNK
 from shardplan.solve.problem import Costs
-from shardplan.solve.reduce.core import Core, Indices
+from shardplan.solve.reduce.core import Core, Indices, spans
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,13 +80,13 @@ class Dual:
     def _level(self, nodes: Indices, arriving: Indices, leaving: Indices, near_end: Indices) -> _Level:
         """A step: `near_end[e]` is the end of an edge that is visited later."""
         core = self.core
-        labels = _spans(core.offsets[nodes], core.sizes[nodes])
+        labels = spans(core.offsets[nodes], core.sizes[nodes])
         starts = np.cumsum([0, *core.sizes[nodes]])[:-1].astype(np.int64)
         owner = np.repeat(np.arange(len(nodes)), core.sizes[nodes])
         left = self.ends[1 - near_end[leaving], leaving]
         earlier = _count(nodes, self.ends[near_end[arriving], arriving])
         later = _count(nodes, left)
-        out = _spans(self.places[2 * leaving + 1 - near_end[leaving]], core.sizes[left])
+        out = spans(self.places[2 * leaving + 1 - near_end[leaving]], core.sizes[left])
         return _Level(
             batches=tuple(self._batches(arriving, near_end)),
             nodes=nodes,
@@ -96,7 +96,7 @@ class Dual:
             share=np.maximum(np.maximum(earlier, later), 1).astype(np.float64)[owner],
             given=later.astype(np.float64)[owner],
             out=out,
-            out_labels=_spans(starts[np.searchsorted(nodes, left)], core.sizes[left]),
+            out_labels=spans(starts[np.searchsorted(nodes, left)], core.sizes[left]),
         )
 
     def _batches(self, edges: Indices, near_end: Indices) -> list[_Batch]:
@@ -140,7 +140,7 @@ class Dual:
     def _receivers(self) -> Indices:
         """The place in theta of every message."""
         ends = self.ends.T.ravel()
-        return _spans(self.core.offsets[ends], self.core.sizes[ends])
+        return spans(self.core.offsets[ends], self.core.sizes[ends])
 
     def start_from(self, other: Dual) -> None:
         """Takes over the messages of a dual of the same nodes, labels and edges, whose costs may differ."""
@@ -230,11 +230,3 @@ def _split_by(keys: Indices, count: int) -> list[Indices]:
 def _count(nodes: Indices, members: Indices) -> Indices:
     """How often each of the sorted `nodes` is among the members."""
     return np.bincount(np.searchsorted(nodes, members), minlength=len(nodes))
-
-
-def _spans(starts: Indices, lengths: Indices) -> Indices:
-    """Concatenation of `start .. start + length - 1`."""
-    if not len(starts):
-        return np.zeros(0, dtype=np.int64)
-    ends = np.cumsum(lengths)
-    return np.asarray(np.arange(ends[-1]) + np.repeat(starts - (ends - lengths), lengths), dtype=np.int64)

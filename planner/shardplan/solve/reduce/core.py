@@ -128,3 +128,11 @@ def colours(rows: Sequence[Sequence[int]]) -> Indices:
         taken = {levels[other] for other in rows[position]}
         levels[position] = next(colour for colour in range(len(taken) + 1) if colour not in taken)
     return np.array(levels, dtype=np.int64)
+
+
+def spans(starts: Indices, lengths: Indices) -> Indices:
+    """Concatenation of `start .. start + length - 1`."""
+    if not len(starts):
+        return np.zeros(0, dtype=np.int64)
+    ends = np.cumsum(lengths)
+    return np.asarray(np.arange(ends[-1]) + np.repeat(starts - (ends - lengths), lengths), dtype=np.int64)

@@ -8,6 +8,8 @@ problem, at the same cost.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import reduce
+from operator import add
 from typing import NamedTuple
 
 import numpy as np
@@ -260,7 +262,7 @@ class Graph:
                 if key not in best:
                     parts = [arrays[m ^ 1][choices[w]] for w, m in zip(step.neighbours, step.tables, strict=True)]
                     parts += [arrays[step.costs]] if step.costs != NONE else []
-                    best[key] = int(np.argmin(sum(parts))) if parts else 0
+                    best[key] = int(reduce(add, parts).argmin()) if parts else 0
                 choices[step.node] = best[key]
             elif isinstance(step, Take):
                 choices[step.node] = step.rows[choices[step.node]]

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardplan.solve.problem import Bytes, Costs
-from shardplan.solve.reduce.core import Indices
+from shardplan.solve.reduce.core import Indices, spans
 from shardplan.solve.reduce.eliminate import eliminate
 from shardplan.solve.reduce.graph import Contradiction, Graph, Groups, Use
 from shardplan.solve.reduce.tables import open_rows
@@ -250,11 +250,8 @@ class Profiles:
     def row(self, moment: int) -> tuple[Indices, Costs]:
         """Labels that use memory at a moment, and how much."""
         covers = np.flatnonzero((self.start <= moment) & (moment < self.end))
-        parts = [(self.labels[u], self.amounts[self.offsets[u] : self.offsets[u + 1]]) for u in covers.tolist()]
-        if not parts:
-            return np.zeros(0, dtype=np.int64), np.zeros(0)
-        labels = np.concatenate([start + np.arange(len(amounts)) for start, amounts in parts])
-        amounts = np.concatenate([amounts for _, amounts in parts])
+        sizes = self.offsets[covers + 1] - self.offsets[covers]
+        labels, amounts = spans(self.labels[covers], sizes), self.amounts[spans(self.offsets[covers], sizes)]
         unique, inverse = np.unique(labels, return_inverse=True)
         return unique, np.bincount(inverse, weights=amounts).astype(np.float64)
 
