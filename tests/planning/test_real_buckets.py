@@ -46,6 +46,15 @@ def test_smaller_buckets_are_never_cheaper_and_leave_the_choices(answers) -> Non
     assert dearer
 
 
+def test_no_prices_are_left_from_graphs_that_are_gone(answers) -> None:
+    """Prices were once kept by numbers of objects, which later objects get again."""
+    built, _ = answers.graphs.asked()
+    nodes, _ = built.all_work
+    for count in range(1, 60):
+        again, _ = in_buckets(built, built.prices.bucket_bytes / count).all_work
+        assert all(map(np.array_equal, nodes, again))
+
+
 def test_buckets_have_half_the_mean_size_of_those_that_a_schedule_far_above_its_sums_sends(answers, first) -> None:
     search, found = first
     best = found.candidate.priced

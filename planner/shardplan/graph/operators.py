@@ -71,7 +71,8 @@ class OperatorPricer:
         self.compute = pricing.compute
         self._charges_optimizer = pricing.optimizer
         self._spaces: dict[tuple[object, ...], OperatorSpace] = {}
-        self._optimizer: dict[tuple[int, str], Seconds] = {}
+        self._optimizer: dict[tuple[int, str], tuple[Index, Seconds]] = {}
+        """With the array itself: spaces come and go, and another one may get the number of one that is gone."""
 
     def space(
         self,
@@ -111,12 +112,12 @@ class OperatorPricer:
 
     def optimizer_seconds(self, kept: TensorSpace, dtype: str) -> Seconds:
         """Time of the optimizer step on a parameter, per kept layout."""
-        key = (id(kept), dtype)
+        key = (id(kept.forward), dtype)
         if key not in self._optimizer:
             elements = np.prod(kept.kind.shape, dtype=np.float64) / kept.space.tiles.prod(axis=1)[kept.forward]
             seconds = optimizer_seconds(self.options.optimizer, elements, self.cluster.device, dtype)
-            self._optimizer[key] = seconds if self._charges_optimizer else np.zeros(len(elements))
-        return self._optimizer[key]
+            self._optimizer[key] = kept.forward, seconds if self._charges_optimizer else np.zeros(len(elements))
+        return self._optimizer[key][1]
 
     def _price(
         self,
