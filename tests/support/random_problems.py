@@ -10,7 +10,7 @@ import numpy as np
 from step_problems import every_assignment
 
 from shardplan.solve import Edge, LinearSum, Maximum, Problem, Usage, evaluate
-from shardplan.solve.problem import rise
+from shardplan.solve.problem import rises
 
 
 def random_problem(seed: int, nodes: int, choices: int = 3, forbidden: float = 0.2, tight: float = 0.3) -> Problem:
@@ -90,4 +90,4 @@ def problem_of_maxima(seed: int, memory: bool) -> Problem:
 
 def between(first: Problem, second: Problem) -> Problem:
     """The problem of the larger of two sums: those of two problems that differ in nothing but their finite costs."""
-    return replace(first, maxima=(Maximum((rise(first, second),)),))
+    return replace(first, maxima=(Maximum(rises(first, [second])),))

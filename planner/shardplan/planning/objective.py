@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from shardplan.planning.reduction import Posed, Reduction
-from shardplan.solve.problem import LinearSum, Maximum, rise
+from shardplan.solve.problem import LinearSum, Maximum, rises
 
 
 @dataclass(frozen=True)
@@ -24,12 +24,12 @@ class Maxima(Reduction[None]):
         first, *others = posed.sums
         if not others:
             return posed, None
-        rises = iter([rise(first.problem, other.problem) for other in others])
-        maxima = tuple(_maxima(self.sizes, rises))
+        sums = iter(rises(first.problem, [other.problem for other in others]))
+        maxima = tuple(_maxima(self.sizes, sums))
         return Posed((replace(first, problem=replace(first.problem, maxima=maxima)),)), None
 
 
-def _maxima(sizes: tuple[int, ...], rises: Iterator[LinearSum]) -> Iterator[Maximum]:
+def _maxima(sizes: tuple[int, ...], sums: Iterator[LinearSum]) -> Iterator[Maximum]:
     for size in sizes:
         if size:
-            yield Maximum(tuple(next(rises) for _ in range(size)))
+            yield Maximum(tuple(next(sums) for _ in range(size)))

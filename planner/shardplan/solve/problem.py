@@ -135,10 +135,11 @@ class Solution:
         return (self.cost - self.bound) / abs(self.cost) if self.cost else float("inf")
 
 
-def rise(first: Problem, second: Problem) -> LinearSum:
-    """The linear sum of the differences in cost between two problems that differ only in their finite costs; zero where
-    a choice is not allowed. Equal tables stay the same objects."""
+def rises(first: Problem, others: Sequence[Problem]) -> tuple[LinearSum, ...]:
+    """The linear sums of the differences in cost between a problem and others that differ from it only in their finite
+    costs; zero where a choice is not allowed. Equal tables stay the same objects."""
     made: dict[tuple[int, int], Costs] = {}
+    closed: dict[int, NDArray[np.bool_] | None] = {}
     none: dict[tuple[int, ...], Costs] = {}
 
     def above(low: Costs, high: Costs) -> Costs:
@@ -148,11 +149,18 @@ def rise(first: Problem, second: Problem) -> LinearSum:
             return none[low.shape]
         key = id(low), id(high)
         if key not in made:
-            closed = np.isinf(low)
-            made[key] = np.where(closed, 0.0, high) - np.where(closed, 0.0, low)
+            if id(low) not in closed:
+                mask = np.isinf(low)
+                closed[id(low)] = mask if np.count_nonzero(mask) else None
+            shut = closed[id(low)]
+            made[key] = high - low if shut is None else np.where(shut, 0.0, high) - np.where(shut, 0.0, low)
         return made[key]
 
-    return LinearSum(
-        tuple(map(above, first.costs, second.costs)),
-        tuple(above(a.table, b.table) for a, b in zip(first.edges, second.edges, strict=True)),
+    tables = [edge.table for edge in first.edges]
+    return tuple(
+        LinearSum(
+            tuple(map(above, first.costs, other.costs)),
+            tuple(map(above, tables, [edge.table for edge in other.edges])),
+        )
+        for other in others
     )
