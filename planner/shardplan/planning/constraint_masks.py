@@ -16,7 +16,7 @@ from shardplan.graph.build import CostGraph, Node
 from shardplan.graph.problem import node_order
 from shardplan.graph.tensors import TensorSpace
 from shardplan.layout.collective import CollectiveKind
-from shardplan.planning.reduction import Layouts, Mask, Posed, Reduction, restrict
+from shardplan.planning.reduction import Layouts, Mask, Posed, Reduction, Restricting
 from shardplan.solve.problem import Costs, Problem
 from shardplan.units import PS_PER_US
 
@@ -97,16 +97,22 @@ class ConstraintMasks(Reduction[None]):
     without: Sequence[Constraint] = ()
 
     def apply(self, posed: Posed) -> tuple[Posed, None]:
-        return posed.map(self._masked), None
+        known: dict[int, tuple[ConstraintMask, ...]] = {}
 
-    def _masked(self, layouts: Layouts) -> Layouts:
-        built = layouts.built
-        masks = masks_of(built, self.constraints)
-        penalties = penalties_of(masks)
-        problem = penalised(layouts.problem, built, penalties)
-        if masks:
-            problem = restrict(problem, built, allowed(masks, without=self.without))
-        return replace(layouts, problem=problem, penalties=penalties)
+        def masks(built: CostGraph) -> tuple[ConstraintMask, ...]:
+            if id(built) not in known:
+                known[id(built)] = masks_of(built, self.constraints)
+            return known[id(built)]
+
+        limited = Restricting(lambda built: allowed(masks(built), without=self.without))
+
+        def masked(layouts: Layouts) -> Layouts:
+            built = layouts.built
+            penalties = penalties_of(masks(built))
+            problem = limited(penalised(layouts.problem, built, penalties), built)
+            return replace(layouts, problem=problem, penalties=penalties)
+
+        return posed.map(masked), None
 
 
 @dataclass(frozen=True, slots=True)

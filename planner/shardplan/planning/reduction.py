@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from shardplan.graph.build import CostGraph, Join, Node
+from shardplan.graph.build import CostGraph, Node
 from shardplan.graph.memory import Memory
 from shardplan.graph.problem import node_order
 from shardplan.graph.remat import Recompute
@@ -101,24 +101,36 @@ def both(one: Restrict | None, other: Restrict | None) -> Restrict | None:
     return together
 
 
+class Restricting:
+    """Problems with every choice that is not allowed made impossible. What is allowed is computed once for each cost
+    graph, and equal tables stay the same objects, also in different problems."""
+
+    def __init__(self, wanted: Restrict) -> None:
+        self._wanted = wanted
+        self._allowed: dict[int, tuple[CostGraph, Allowed]] = {}
+        self._made: dict[tuple[int, int], tuple[Costs, Mask, Costs]] = {}
+
+    def __call__(self, problem: Problem, built: CostGraph) -> Problem:
+        if id(built) not in self._allowed:
+            self._allowed[id(built)] = built, self._wanted(built)
+        allowed = self._allowed[id(built)][1]
+        nodes = zip(node_order(built), problem.costs, strict=True)
+        costs = tuple(self._limited(cost, allowed.get(node)) for node, cost in nodes)
+        if all(len(each) == 2 for each in allowed):
+            return replace(problem, costs=costs)
+        joins = zip(problem.edges, built.joins, strict=True)
+        edges = tuple(Edge(edge.u, edge.v, self._limited(edge.table, allowed.get(join))) for edge, join in joins)
+        return replace(problem, costs=costs, edges=edges)
+
+    def _limited(self, costs: Costs, mask: Mask | None) -> Costs:
+        if mask is None:
+            return costs
+        key = id(costs), id(mask)
+        if key not in self._made:
+            self._made[key] = costs, mask, np.where(mask, costs, np.inf)
+        return self._made[key][2]
+
+
 def restrict(problem: Problem, built: CostGraph, allowed: Allowed) -> Problem:
     """`problem` with every choice that is not allowed made impossible; equal tables stay the same objects."""
-    costs = [
-        np.where(allowed[node], cost, np.inf) if node in allowed else cost
-        for node, cost in zip(node_order(built), problem.costs, strict=True)
-    ]
-    if all(len(each) == 2 for each in allowed):
-        return replace(problem, costs=tuple(costs))
-    tables: dict[tuple[int, int], Costs] = {}
-
-    def limited(edge: Edge, join: Join) -> Edge:
-        mask = allowed.get(join)
-        if mask is None:
-            return edge
-        key = id(edge.table), id(mask)
-        if key not in tables:
-            tables[key] = np.where(mask, edge.table, np.inf)
-        return edge._replace(table=tables[key])
-
-    edges = tuple(limited(edge, join) for edge, join in zip(problem.edges, built.joins, strict=True))
-    return replace(problem, costs=tuple(costs), edges=edges)
+    return Restricting(lambda _: allowed)(problem, built)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shardplan.cost.named import CostModel
-from shardplan.planning.reduction import Posed, Reduction, Restrict, restrict
+from shardplan.planning.reduction import Posed, Reduction, Restrict, Restricting
 
 
 @dataclass(frozen=True)
@@ -15,10 +15,10 @@ class Restriction(Reduction[None]):
     restrict: Restrict | None
 
     def apply(self, posed: Posed) -> tuple[Posed, None]:
-        wanted = self.restrict
-        if wanted is None:
+        if self.restrict is None:
             return posed, None
-        return posed.map(lambda each: each.having(restrict(each.problem, each.built, wanted(each.built)))), None
+        limited = Restricting(self.restrict)
+        return posed.map(lambda each: each.having(limited(each.problem, each.built))), None
 
 
 @dataclass(frozen=True)
