@@ -1,6 +1,6 @@
 """Print what shardplan predicts beside what others published, with the tolerance that we demand of ourselves.
 
-    python benchmarks/fidelity.py [--only NAME] [--data FOLDER]
+    python benchmarks/fidelity.py [--only NAME] [--data FOLDER] [--processes N]
 
 Memory and step times come from the cost graph of a described transformer whose choices are restricted to the published
 layout (see `simulate`), on the shipped profiles as they are. `ok` is within the demand, `--` is not. Sources of the
@@ -25,6 +25,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "tests" / "support"))
 
 import measured
 import runs
+from in_processes import Part, printed
 from memory_closed_forms import training_state_bytes
 from rows import Row, not_demanded, ordered, spearman, within
 from simulate import Run, layer_activations, peak_bytes, predict, spec_of, state_memory
@@ -292,13 +293,19 @@ def main() -> None:
     parser.add_argument("--only", choices=TABLES, action="append")
     parser.add_argument("--data", type=Path, default=runs.DATA, help="folder of published runs, skipped where absent")
     parser.add_argument("--rows", type=int, help="of every source at most so many; 0 for all")
-    given = parser.parse_args()
+    parser.add_argument("--processes", type=int, help="default: as many as there are processors")
+    given, begun_s = parser.parse_args(), time.monotonic()
     chosen = given.only or list(TABLES)
-    rows = [row for name in chosen for row in table(name)]
-    print(f"{sum(row.passes for row in rows)} of {len(rows)} rows within the demand")
+    tables: list[Part] = [(table, (name,)) for name in chosen]
+    sources: list[Part] = [] if given.only else [(runs.show, (given.data, [name], given.rows)) for name in runs.SOURCES]
+    rows, cpu_s = list[Row](), 0.0
+    for number, (found, seconds) in enumerate(printed([*tables, *sources], given.processes), 1):
+        rows += found or ()
+        cpu_s += seconds
+        if number == len(tables):
+            print(f"{sum(row.passes for row in rows)} of {len(rows)} rows within the demand")
     if not given.only:
-        runs.show(given.data, most=given.rows)
-        print(f"{time.process_time():.0f} s of CPU in all")
+        print(f"{cpu_s:.0f} s of CPU in all, {time.monotonic() - begun_s:.0f} s of time")
 
 
 if __name__ == "__main__":

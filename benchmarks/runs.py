@@ -254,10 +254,10 @@ def report(source: str, rows: Sequence[Compared]) -> None:
 
 
 def show(
-    folder: Path, sources: Sequence[str] = (), most: int | None = None, *, each: bool = False, before: bool = False
+    folder: Path, sources: Sequence[str], most: int | None = None, *, each: bool = False, before: bool = False
 ) -> None:
     """Every source that is in `folder`: a line for each run where `each`, and what they come to."""
-    for source in sources or SOURCES:
+    for source in sources:
         begun, found = time.process_time(), list[Compared]()
         for run in runs_of(source, folder, SOURCES[source][2] if most is None else most):
             try:
@@ -280,7 +280,7 @@ def main() -> None:
     parser.add_argument("--each", action="store_true", help="a line for every run")
     parser.add_argument("--before", action="store_true", help="the profile without `training` as well")
     given = parser.parse_args()
-    show(given.data, given.only or (), given.rows, each=given.each, before=given.before)
+    show(given.data, given.only or tuple(SOURCES), given.rows, each=given.each, before=given.before)
 
 
 if __name__ == "__main__":
