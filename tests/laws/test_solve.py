@@ -553,7 +553,7 @@ def test_marginals_never_exceed_the_truth_and_meet_it_at_the_optimum(problem: Pr
 
 
 @laws
-@given(st.integers(1, 40), st.integers(1, 40), st.integers(1, 40), st.integers(0, 2**32 - 1))
+@given(st.integers(1, 90), st.integers(1, 40), st.integers(1, 90), st.integers(0, 2**32 - 1))
 def test_min_plus_is_its_definition(rows: int, inner: int, columns: int, seed: int) -> None:
     random = np.random.default_rng(seed)
     left, right = random.integers(-50, 50, (rows, inner)) * 1.0, random.integers(-50, 50, (inner, columns)) * 1.0
