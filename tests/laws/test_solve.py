@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from random_problems import between, optimum, problem_of_maxima
 
@@ -553,6 +553,8 @@ def test_marginals_never_exceed_the_truth_and_meet_it_at_the_optimum(problem: Pr
 
 
 @laws
+@example(60, 40, 63, 0)
+@example(70, 40, 80, 0)
 @given(st.integers(1, 90), st.integers(1, 40), st.integers(1, 90), st.integers(0, 2**32 - 1))
 def test_min_plus_is_its_definition(rows: int, inner: int, columns: int, seed: int) -> None:
     random = np.random.default_rng(seed)
