@@ -49,6 +49,10 @@ def test_what_does_not_fit_says_by_how_much(shardplan, mlp):
 def test_nothing_fits(form, shardplan, mlp):
     run = shardplan(*COMPARE, "--memory-limit", "1 KiB", *form)
     assert run.code == 3
+    assert run.err == (
+        "error[infeasible]: not even the best plan fits in memory\n"
+        "hint: shardplan solve says how much is missing, and what would help\n"
+    )
     if form:
         assert not any(row["fits"] for row in rows(run).values())
     else:

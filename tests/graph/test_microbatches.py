@@ -1,5 +1,7 @@
 """A microbatch has fewer rows than a step: nothing is split finer than it has rows."""
 
+from dataclasses import replace
+
 import pytest
 
 from shardplan.cluster.mesh import make_cluster
@@ -91,3 +93,11 @@ def test_what_a_stage_is_fed_keeps_its_batch_where_it_is():
     plan_model(
         part, CLUSTER, PlanOptions(effort="quick", microbatches=4)
     )  # 4 does not divide the 6 of dim 0, and need not
+
+
+def test_what_a_stage_is_fed_and_does_not_read_is_one_of_its_inputs():
+    """As in a plan that was edited: the stages hand on what the next one has no use for."""
+    chain = replace(chain_at(sequence_first(), [2]), borders=("t",))
+    part = part_of(chain, 1, 2, "part")
+    assert part.inputs == ("t",)
+    assert part.tensor("t").role == "input"

@@ -56,6 +56,11 @@ def test_names_of_nodes_inside_begin_with_that_of_the_loop(read):
     ]
 
 
+@pytest.mark.parametrize("on", ["on = Identity(on)", "on = Identity(other) other = Identity(on)"])
+def test_a_condition_that_is_made_of_itself_is_refused(read, on):
+    assert refused(read, loop(on=on))
+
+
 def test_a_loop_without_a_limit_needs_a_number(read):
     text = loop(limit="", m="", c="c", on=UNTIL, turns="k", inputs=", bool c")
     assert refused(read, text) == [

@@ -112,6 +112,11 @@ def test_unknown_operator_with_a_stored_shape_is_read(read):
     assert model.tensors["y"].shape == (5,)
 
 
+def test_an_operator_whose_size_depends_on_values_that_it_lacks(refuse):
+    said = refuse("g () => (y) { y = Unique() }", opset=7)
+    assert "the shape of 'y' of node 'Unique_0' (Unique) is unknown" in said
+
+
 def test_data_dependent_shape(refuse):
     assert refuse("g (float[4] x) => (int64[1, found] y) { y = NonZero(x) }") == (
         "m.onnx: error[unresolved-shape]: the shape of 'y' of node 'NonZero_0' (NonZero) is [1, ?]\n"

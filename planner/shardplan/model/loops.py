@@ -101,18 +101,21 @@ def _loop_parts(draft: Draft, node: Node, body: onnx.GraphProto, names: Mapping[
 
 def _always(body: onnx.GraphProto, known: Known) -> bool:
     """Whether no iteration ends the loop: the body returns the condition it was given, or a constant."""
-    name = body.output[0].name
-    makers = {made: entry for entry in body.node for made in entry.output}
-    while name in makers and makers[name].op_type == "Identity":
-        name = makers[name].input[0]
+    name, maker = body.output[0].name, None
+    for entry in reversed(body.node):
+        if name in entry.output:
+            if entry.op_type != "Identity":
+                maker = entry
+                break
+            name = entry.input[0]
     if name == body.input[1].name:
         return True
     stored = next((tensor for tensor in body.initializer if tensor.name == name), None)
-    if name in makers and makers[name].op_type == "Constant":
-        stored = next((entry.t for entry in makers[name].attribute if entry.name == "value"), None)
+    if maker is not None and maker.op_type == "Constant":
+        stored = next((entry.t for entry in maker.attribute if entry.name == "value"), None)
     if stored is not None:
         return bool(numpy_helper.to_array(stored).reshape(-1)[0])
-    return name not in makers and name in known and bool(known[name].reshape(-1)[0])
+    return maker is None and name in known and bool(known[name].reshape(-1)[0])
 
 
 def _loop_iterations(node: Node, known: Known, trips: Mapping[str, int], *, ends_early: bool) -> int:

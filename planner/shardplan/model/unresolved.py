@@ -69,7 +69,7 @@ def _diagnostic(draft: Draft, inferred: Inferred, value: str, node: Node | None,
     unread = [name for name in _reads(node) if name not in inferred.known and _is_shape_data(draft, name)]
     if unread:
         detail = f"it depends on the data of '{unread[0]}', which is not in the file"
-    if node and node.op_type in _SIZED_BY_VALUES:
+    if node and node.reads and node.op_type in _SIZED_BY_VALUES:
         detail = f"the size depends on the values of '{node.reads[0]}'"
     text = f"the shape of {what} is {show(typed.shape)}"
     return error("unresolved-shape", text, detail=detail, hint=_hint(draft, value, node))

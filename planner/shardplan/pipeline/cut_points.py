@@ -101,7 +101,7 @@ def part_of(chain: Chain, first: int, last: int, name: str) -> Model:
     outputs = (*(value for value in model.outputs if value in made), *((handed,) if handed else ()))
     tensors = {value: tensor for value, tensor in model.tensors.items() if value in made or value in read}
     if fed:
-        tensors[fed] = replace(tensors[fed], role="input")
+        tensors[fed] = replace(model.tensor(fed), role="input")
     return replace(
         model,
         name=name,

@@ -6,10 +6,12 @@ from typing import Any
 
 import click
 
-from shardplan.errors import Attempts
+from shardplan.errors import Attempts, error
 from shardplan.verbs.asking import WORKLOAD, budget_option, model_argument, read_request, request_options
 from shardplan.verbs.report import check_report, html_option, write_report
 from shardplan.verbs.session import EXIT_DONE, EXIT_INFEASIBLE, Session, verb
+
+_HINT = "shardplan solve says how much is missing, and what would help"
 
 
 @click.command(short_help="Set plans that people write by hand beside the best one.")
@@ -40,6 +42,8 @@ def compare(session: Session, /, **given: Any) -> int:
     session.paint(lambda console: describe_request(console, model, cluster, options, session.defaults))
     found = compare_recipes(model, cluster, options, session.begin("comparing"))
     limit = instance.limit_bytes
+    if not found[-1].fits:
+        session.say(error("infeasible", "not even the best plan fits in memory", hint=_HINT))
     title = f"{model.name} on {cluster.name} ({cluster.mesh})"
     write_report(session, html, lambda: comparison_report(title, found, limit))
     session.finish(comparison_document(found, limit), lambda console: show_comparison(console, found, limit))
