@@ -19,12 +19,13 @@ def validate(problem: Problem) -> None:
 
 
 def _faults(problem: Problem) -> Iterator[Diagnostic]:
-    sound = _all_sound([*problem.costs, *(edge.table for edge in problem.edges)], _bad_numbers)
+    bad = _bad_tables([*problem.costs, *(edge.table for edge in problem.edges)], _bad_numbers)
 
     def costs(where: str, table: Costs) -> Iterator[Diagnostic]:
-        bad = "" if sound else _bad_numbers(table)
-        if bad:
-            yield error("bad-problem", f"{where}: {bad}", hint="costs are integers, or inf where not allowed")
+        if id(table) in bad:
+            yield error(
+                "bad-problem", f"{where}: {bad[id(table)]}", hint="costs are integers, or inf where not allowed"
+            )
 
     sizes = [len(vector) for vector in problem.costs]
     for node, vector in enumerate(problem.costs):
@@ -58,17 +59,18 @@ def _bad_sum(problem: Problem, one: LinearSum, where: str) -> Iterator[Diagnosti
     tables = (*one.costs, *one.tables)
     if [table.shape for table in tables] != wanted:
         yield error("bad-problem", f"{where}: has not one number for every choice and pair of choices")
-    elif not _all_sound(tables, _bad_number_of_sum):
-        yield error("bad-problem", f"{where}: a number is not a finite integer")
+    elif bad := _bad_tables(tables, _bad_number_of_sum):
+        yield error("bad-problem", f"{where}: {next(iter(bad.values()))}")
 
 
-def _all_sound(tables: Sequence[Costs], bad: Callable[[Costs], str]) -> bool:
-    """Whether nothing is bad about the numbers of any table. Equal tables are looked at once, and small problems'
+def _bad_tables(tables: Sequence[Costs], fault: Callable[[Costs], str]) -> dict[int, str]:
+    """By the identity of a table what is wrong with its numbers. Equal tables are looked at once, and small problems'
     tables together: one by one, calls of numpy would take most of the time."""
-    distinct = {id(table): table for table in tables}.values()
-    if sum(table.size for table in distinct) > CHECKED_TOGETHER:
-        return not any(map(bad, distinct))
-    return not bad(np.concatenate([np.zeros(0), *(table.ravel() for table in distinct)]))
+    distinct = {id(table): table for table in tables}
+    is_small = sum(table.size for table in distinct.values()) <= CHECKED_TOGETHER
+    if is_small and not fault(np.concatenate([np.zeros(0), *(table.ravel() for table in distinct.values())])):
+        return {}
+    return {key: found for key, table in distinct.items() if (found := fault(table))}
 
 
 def _bad_number_of_sum(table: Costs) -> str:

@@ -111,13 +111,10 @@ class Tables:
         else:
             rest = array - row[:, None]
             least = np.minimum.reduce(rest, axis=0)
-        shut = ~np.isfinite(least)
-        if np.count_nonzero(shut):
+        if np.count_nonzero(least):
+            shut = ~np.isfinite(least)
             rest -= np.where(shut, 0.0, least)
             rest[:, shut] = 0.0
-            rest[closed] = 0.0
-        elif np.count_nonzero(least):
-            rest -= least
             rest[closed] = 0.0
         row_const, row_number = self.vector(row)
         column_const, column_number = self.vector(least)
