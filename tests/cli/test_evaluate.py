@@ -1,6 +1,7 @@
 """`shardplan evaluate`: the price of an assignment that is given."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -76,6 +77,11 @@ def test_what_does_not_fit_is_priced_all_the_same(shardplan, mlp: Path):
     run = shardplan("evaluate", "mlp.onnx", "--fix", "one.json", "--memory-limit", "1 KiB")
     assert run.code == 3
     assert "does not fit: " in run.out
+    assert re.fullmatch(
+        r"error\[infeasible\]: the assignment does not fit in memory: [\d.]+ [KM]iB too much\n"
+        r"hint: shardplan solve finds one that fits, if there is any, and says what would help\n",
+        run.err,
+    )
 
 
 def test_a_plan_can_be_priced_on_another_cluster(shardplan, mlp: Path):

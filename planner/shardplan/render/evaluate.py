@@ -24,7 +24,6 @@ def show_evaluation(
     """The terms of the step, dearest first, and below them what was given and the totals; `file`: what fixes it."""
     summary, prices = found.plan.summary, found.plan.model.get("cost_model")
     measure = measure_of(prices)
-    over = summary.memory.total - summary.memory_limit_bytes
     shown = shares if everything else shares[:MOST_TERMS]
     rows = table(">share", ">cost" if measure.unit else ">time", "=what", "=how")
     for share in shown:
@@ -43,7 +42,7 @@ def show_evaluation(
             *([("prices", f"{prices}, in {measure.unit or 'time'}")] if prices else []),
             ("step", time_line(found.plan, measure).removeprefix("step ")),
             ("memory", memory_line(summary.memory, summary.memory_limit_bytes)),
-            *([] if found.fits else [("", f"does not fit: {size(over)} too much")]),
+            *([] if found.fits else [("", f"does not fit: {size(found.over_bytes)} too much")]),
         ),
     )
 

@@ -32,6 +32,11 @@ class Evaluation:
     fixed: int
     decisions: int
 
+    @property
+    def over_bytes(self) -> int:
+        """By how much the plan exceeds the memory limit; below zero if it fits."""
+        return self.plan.summary.memory.total - self.plan.summary.memory_limit_bytes
+
 
 def evaluate_plan(
     model: Model,

@@ -10,7 +10,7 @@ import click
 
 from shardplan.errors import Attempts, ShardplanError, error
 from shardplan.request import option_of
-from shardplan.units import counted
+from shardplan.units import counted, size
 from shardplan.verbs.asking import (
     ASKED,
     WORKLOAD,
@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from shardplan.plan.types import Plan
     from shardplan.study.evaluate import Evaluation
     from shardplan.verbs.session import OnStanding
+
+
+_HINT = "shardplan solve finds one that fits, if there is any, and says what would help"
 
 
 @click.command(short_help="Price a given assignment, with any cost model.")
@@ -58,6 +61,9 @@ def evaluate(session: Session, /, file: str | None, show_all: bool, **given: Any
     found = _of_plan(session, file, given) if file and is_plan(file) else _of_constraints(session, file, given)
     shares = shares_of(found.plan)
     source = file or f"{counted(len(given['pins']), 'pin')}"
+    if not found.fits:
+        summary = f"the assignment does not fit in memory: {size(found.over_bytes)} too much"
+        session.say(error("infeasible", summary, hint=_HINT))
     session.finish(
         evaluation_document(found, shares),
         lambda console: show_evaluation(console, found, source, shares, everything=show_all),
