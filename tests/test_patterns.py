@@ -1,5 +1,9 @@
 """Patterns of names: globs, alternatives in braces, and what `show` prints for the numbers of layers."""
 
+import fnmatch
+import itertools
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -58,3 +62,28 @@ def test_what_tables_print_can_be_written(chosen, others):
     if "…" in text and "," not in text:
         return
     assert [name for name in everything if matches(name, text)] == names
+
+
+WORDS = st.lists(st.text("ab0*?", max_size=3), min_size=2, max_size=3)
+
+
+@given(st.lists(st.one_of(st.text("ab0.*?", max_size=3), WORDS), max_size=4), st.text("ab0.", max_size=8))
+def test_braces_mean_any_of_the_patterns_without_them(parts, name):
+    choices = [[part] if isinstance(part, str) else part for part in parts]
+    pattern = "".join(words[0] if len(words) == 1 else "{" + ",".join(words) + "}" for words in choices)
+    expanded = ["".join(words) for words in itertools.product(*choices)]
+    assert matches(name, pattern) == any(fnmatch.fnmatchcase(name, one) for one in (pattern, *expanded))
+
+
+@pytest.mark.parametrize(
+    "pattern", ["w{0-999999999}", "w{0,5…999999999}", "w{0-" + "7" * 5000 + "}", "{0-9}" * 40 + "x", "{a,b}" * 40]
+)
+def test_large_patterns_take_no_time(pattern):
+    started_s = time.process_time()
+    assert not matches("w5", pattern)
+    assert time.process_time() - started_s < 1
+
+
+def test_a_range_of_all_layers_that_anything_has():
+    assert matches("w9999", "w{0-9999}")
+    assert not matches("w5", "w{0-10000}")

@@ -208,6 +208,11 @@ def test_stages_by_hand_are_obeyed_everywhere(layers, shardplan):
         (["st.yaml"], {"stages": 2}, "st.yaml: error[bad-stages]: stages are asked for and fixed here: only one"),
         (["st.yaml", "more.yaml"], {}, "st.yaml: error[bad-stages]: stages are fixed here, and in more.yaml too"),
         ([{"pipeline_intermediate_axes": {"gpu": 0}}], {}, "constraints[0]:2:3: error[bad-stages]: pipeline_interm"),
+        (
+            ["st.yaml"],
+            {"uneven": True},
+            "st.yaml: error[bad-stages]: uneven shards go with one mesh, and not with stages",
+        ),
         (["two.json"], {}, "two.json: error[pipeline-plan]: this plan is a pipeline of 2 stages, not constraints of"),
         (
             ["st.yaml"],

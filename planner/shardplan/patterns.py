@@ -9,13 +9,15 @@ from __future__ import annotations
 import fnmatch
 import functools
 import glob
-import itertools
 import re
 from collections.abc import Sequence
 
 _BRACES = re.compile(r"(?<!\[)\{([^{}]*)\}")
-_RANGE = re.compile(r"(\d+)-(\d+)")
-_STEPS = re.compile(r"(\d+),(\d+)…(\d+)")
+_RANGE = re.compile(r"(\d{1,9})-(\d{1,9})")
+_END = fnmatch.translate("").partition(")")[2]
+MOST_NUMBERS = 10_000
+"""In one range: each becomes a word of a regular expression."""
+_STEPS = re.compile(r"(\d{1,9}),(\d{1,9})…(\d{1,9})")
 
 
 def matches(name: str, pattern: str) -> bool:
@@ -32,7 +34,12 @@ def literal(name: str) -> str:
 def _compiled(pattern: str) -> re.Pattern[str]:
     pieces = _BRACES.split(pattern)
     choices = [_alternatives(text) if number % 2 else (text,) for number, text in enumerate(pieces)]
-    return re.compile("|".join(fnmatch.translate("".join(words)) for words in itertools.product(*choices)))
+    return re.compile("".join(f"(?:{'|'.join(map(_translated, words))})" for words in choices) + _END)
+
+
+def _translated(words: str) -> str:
+    """The regular expression of a part of a pattern: that of `fnmatch` without what it adds at the end."""
+    return fnmatch.translate(words).removesuffix(_END)
 
 
 def _alternatives(text: str) -> Sequence[str]:
@@ -47,10 +54,10 @@ def _alternatives(text: str) -> Sequence[str]:
 
 
 def _option(text: str) -> Sequence[str]:
-    """A range that runs backwards is a word."""
+    """A range that runs backwards, or has more than `MOST_NUMBERS`, is a word."""
     numbers = _RANGE.fullmatch(text)
     return (_numbers(range(int(numbers[1]), int(numbers[2]) + 1)) if numbers else ()) or (text,)
 
 
 def _numbers(numbers: range) -> Sequence[str]:
-    return [str(number) for number in numbers]
+    return [str(number) for number in numbers] if len(numbers) <= MOST_NUMBERS else ()

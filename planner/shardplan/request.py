@@ -49,9 +49,9 @@ TARGETS = (
     "jax",
     "shardy",
 )
+"""Formats of `shardplan export` that a plan can be made for; the empty word: none."""
 TARGET_ALIASES = {"transformers": "tp-plan"}
 """Other names of these formats."""
-"""Formats of `shardplan export`; the empty word: none."""
 
 
 @dataclass(frozen=True, slots=True)

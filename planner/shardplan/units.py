@@ -20,6 +20,12 @@ _TIME_UNITS = ((1e9, "s"), (1e6, "ms"), (1e3, "us"), (1.0, "ns"))
 _COUNT_UNITS = ((1e15, "P"), (1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))
 
 
+def whole_number(text: str) -> int | None:
+    """The number that `text` spells with 1 to 18 decimal digits; None for any other text. Texts from outside may have
+    thousands of digits, or digits such as `²`, for which `int` fails."""
+    return int(text) if 1 <= len(text) <= 18 and text.isdecimal() else None
+
+
 def digits(value: float, significant: int = 3) -> str:
     """`value` (not negative) with so many significant digits and at most as many decimals: `38.2`, `1.05`, `1,240`."""
     if 0 < value < 0.5 * 10.0**-significant:

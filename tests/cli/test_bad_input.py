@@ -273,3 +273,30 @@ def test_a_section_that_plans_have_not(shardplan, inputs):
         "old.plan.json: error[unknown-section]: constraints come from the inputs, parameters, outputs of a plan; "
         "it has no 'parametrs'\nhint: did you mean 'parameters'?\n"
     )
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        *(f"--mesh {mesh}" for mesh in ("N", "gpu=N", "gpuN=2")),
+        *(f"--mesh 2 --pin #N={spec}" for spec in ("replicate", "[N]")),
+        *(f"--mesh 2 --pin {pin}" for pin in ("x=S(N)@gpu", "*={gpu:{inputs:N}}", "x{0-N}=replicate")),
+        *(f"--mesh 2 --{option}" for option in ("stages=N", "microbatches=N", "schedule=interleaved:N", "pad=x[N]=3")),
+    ],
+)
+def test_a_number_of_thousands_of_digits(given: str, shardplan, inputs: Path):
+    words = f"--mode inference --dim batch=64 -o out.json {given}".replace("N", "7" * 5000).split()
+    run = shardplan("solve", "good.onnx", *words)
+    assert run.code == 2
+    assert "error[" in run.err
+    assert not Path("out.json").exists()
+
+
+@pytest.mark.parametrize("section", ["inputs", "outputs"])
+def test_an_entry_of_a_list_beyond_all(section: str, shardplan, inputs: Path):
+    Path("one.yaml").write_text(f"{section}: [replicate, replicate]\n")
+    run = shardplan(
+        "solve", "good.onnx", "--mode", "inference", "--dim", "batch=64", "--mesh", "2", "--constraints", "one.yaml"
+    )
+    assert run.code == 2
+    assert f"there is no {section[:-1]} number 2; the model has 1" in run.err

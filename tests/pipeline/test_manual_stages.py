@@ -151,6 +151,14 @@ def test_the_layouts_of_one_batch_for_another(tmp_path, cluster):
                 "hint: did you mean 'data'?"
             ),
         ),
+        (
+            STAGES + "pipeline_intermediate_axes: {data: 7}\n",
+            (
+                "error[bad-stages]: pipeline_intermediate_axes: data: no value between stages has a dim 7\n"
+                "  they have at most 2 dims, counted from 0"
+            ),
+        ),
+        (STAGES + "pipeline_intermediate_axes: {data: " + "7" * 5000 + "}\n", "'data' needs the number of a dim"),
         (STAGES + "pipeline_intermediate_axes: {data: a}\n", "'data' needs the number of a dim"),
         (STAGES.replace("[null, model]", "[null, modell]"), "the mesh machine=1 x gpu=2 has no axis 'modell'"),
     ],

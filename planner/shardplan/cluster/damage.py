@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from shardplan.cluster.keys import AXIS, CURVE, LEVEL, OMITTED, PROFILE, Key, Keys
 from shardplan.cluster.yaml import Field, Flag, Number, Section, Sequence, Table, Text
 from shardplan.errors import ShardplanError, error
-from shardplan.units import counted
+from shardplan.units import counted, whole_number
 
 
 def check_resolved(resolved: object) -> None:
@@ -111,7 +111,7 @@ def _fits(kind: Field, value: object) -> bool:
 def _fits_table(kind: Table, value: object) -> bool:
     if not isinstance(value, Mapping):
         return kind.scalar is not None and _fits(kind.scalar, value)
-    if kind.ranks and not (value and all(key.isdecimal() and int(key) >= 1 for key in value)):
+    if kind.ranks and not (value and all(whole_number(key) for key in value)):
         return False
     return (kind.ranks or set(value) <= set(kind.keys)) and all(_fits(kind.values, entry) for entry in value.values())
 

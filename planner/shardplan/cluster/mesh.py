@@ -13,9 +13,10 @@ from shardplan.cluster.damage import check_resolved
 from shardplan.cluster.types import Cluster
 from shardplan.errors import Diagnostic, ShardplanError, did_you_mean, error, warning
 from shardplan.layout.mesh import Axis, Mesh
+from shardplan.units import whole_number
 
-_SIZES = re.compile(r"^\d+([xX×]\d+)*$")
-_NAMED = re.compile(r"^\s*([A-Za-z_][A-Za-z_0-9]*)\s*=\s*(\d+)\s*$")
+_SIZES = re.compile(r"^\d{1,300}([xX×]\d{1,300})*$")
+_NAMED = re.compile(r"^\s*([A-Za-z_][A-Za-z_0-9]*)\s*=\s*(\d{1,18})\s*$")
 _EXPECTED = "a mesh is sizes such as 4x4, outermost first, or names such as machine=4,gpu=4"
 
 _MOST_DEVICES = 1 << 24
@@ -160,7 +161,9 @@ def _level_named(profile: Profile, name: str) -> tuple[int, int] | None:
     """(level, number) for `gpu0` and `up0`, number -1 for `gpu` and `up`; None where no level has the name."""
     bases = _base_names(profile)
     stem = name.rstrip("0123456789")
-    number = int(name[len(stem) :]) if stem != name else -1
+    number = whole_number(name[len(stem) :]) if stem != name else -1
+    if number is None:
+        return None
     for wanted, at in ((name, -1), (stem, number)):
         for depth, level in enumerate(profile.levels):
             if wanted in (bases[depth], level.name):

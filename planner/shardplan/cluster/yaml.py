@@ -12,7 +12,7 @@ import yaml
 
 from shardplan.cluster.quantity import PLAIN, Dimension, parse_quantity
 from shardplan.errors import Diagnostic, did_you_mean, error
-from shardplan.units import counted
+from shardplan.units import counted, whole_number
 from shardplan.yaml_source import Mark, compose, is_null, mark_of
 
 _KINDS = {yaml.ScalarNode: "a value", yaml.SequenceNode: "a list", yaml.MappingNode: "a mapping"}
@@ -156,7 +156,7 @@ class Reader:
     def _kind_of(self, node: yaml.Node, key: str, path: str, kind: Section | Table) -> Field | None:
         """The expected kind of the value under `key`, or None after recording that there is no such key."""
         if isinstance(kind, Table) and kind.ranks:
-            if key.isdecimal() and int(key) >= 1:
+            if whole_number(key):
                 return kind.values
             self.fault(node, "bad-value", f"{path}: expected a whole number of at least 1 as key, found '{key}'")
             return None

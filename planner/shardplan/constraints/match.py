@@ -11,6 +11,7 @@ from shardplan.folding import folded
 from shardplan.folding import pattern as pattern_of
 from shardplan.model.types import Model
 from shardplan.patterns import matches
+from shardplan.units import whole_number
 
 _SHOWN = 8
 """Number of names, or patterns of names, that an error lists."""
@@ -55,8 +56,9 @@ class Names:
         section, pattern = constraint.section, constraint.pattern
         if section in ("inputs", "outputs"):
             names = getattr(self.model, section)
-            if pattern.startswith("#") and pattern not in names:
-                found = [Target(name) for name in names[int(pattern[1:]) : int(pattern[1:]) + 1]]
+            number = whole_number(pattern[1:]) if pattern.startswith("#") and pattern not in names else None
+            if number is not None:
+                found = [Target(name) for name in names[number : number + 1]]
             else:
                 found = [Target(name) for name in _matching(pattern, names)]
             known: Iterable[str] = names
@@ -106,8 +108,9 @@ def _found(pattern: str, targets: Mapping[str, Target]) -> list[Target]:
 def _no_match(constraint: Constraint, known: Iterable[str]) -> Diagnostic:
     names = list(dict.fromkeys(known)) if constraint.section == "any" else sorted(known)
     what = _CALLED[constraint.section]
-    if constraint.pattern.startswith("#") and constraint.pattern[1:].isdecimal():
-        summary = f"there is no {what} number {int(constraint.pattern[1:]) + 1}; the model has {len(names)}"
+    number = whole_number(constraint.pattern[1:]) if constraint.pattern.startswith("#") else None
+    if number is not None:
+        summary = f"there is no {what} number {number + 1}; the model has {len(names)}"
         return error("no-match", summary, **constraint.where)
     summary = f"no {what} matches '{constraint.pattern}'"
     hint = (

@@ -26,6 +26,7 @@ from shardplan.errors import Diagnostic, ShardplanError, did_you_mean, error
 from shardplan.layout.collective import FREE, CollectiveKind
 from shardplan.layout.text import read_segments
 from shardplan.text_files import read_text
+from shardplan.units import whole_number
 from shardplan.yaml_source import compose, is_null, mark_of
 
 _SECTIONS: dict[str, Section] = {section: section for section in get_args(Section)}
@@ -192,8 +193,9 @@ class _Parser:
         dim, whole, forbidden = -1, False, list[CollectiveKind]()
         if "inputs" in entries:
             entry = entries["inputs"]
-            if isinstance(entry, yaml.ScalarNode) and entry.value.isdecimal():
-                dim = int(entry.value)
+            number = whole_number(entry.value) if isinstance(entry, yaml.ScalarNode) else None
+            if number is not None:
+                dim = number
             else:
                 self.fault(entry, f"inputs: {_shown(entry)} is not a dim", "write the number of a dim, such as 0")
         if "parameters" in entries:

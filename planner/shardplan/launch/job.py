@@ -23,7 +23,7 @@ from shardplan.units import counted
 DEFAULT_PORT: Final = 29500
 """Of torch, where nothing tells one job of a machine from another."""
 _FIRST_PORT, _PORTS = 61440, 4096
-_TASKS = re.compile(r"(\d+)(?:\(x(\d+)\))?")
+_TASKS = re.compile(r"(\d{1,9})(?:\(x(\d{1,9})\))?")
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, fields
 import onnx
 
 from shardplan.errors import Diagnostic, ShardplanError, error
-from shardplan.units import counted
+from shardplan.units import counted, whole_number
 
 _NEWEST_OPSET = 10_000
 _DIM = 1 << 40
@@ -53,8 +53,8 @@ class Budget:
         for entry in fields(cls):
             variable = variable_of(entry.name)
             text = environment.get(variable, "").strip()
-            if text.isdecimal() and len(text) <= 18 and int(text) > 0:
-                given[entry.name] = int(text)
+            if number := whole_number(text):
+                given[entry.name] = number
             elif text:
                 problems.append(
                     error("bad-budget", f"{variable} is {text[:40]!r}", hint="give a positive whole number")

@@ -10,6 +10,7 @@ from shardplan.errors import Diagnostic, ShardplanError, did_you_mean, error
 from shardplan.model.types import Model
 from shardplan.models.spec import SIZES, TransformerSpec
 from shardplan.models.transformer import build
+from shardplan.units import whole_number
 
 PREFIX: Final = "transformer:"
 
@@ -198,7 +199,7 @@ def _read(text: str) -> tuple[TransformerSpec, list[Diagnostic]]:
 def _value(name: str, text: str) -> object:
     """What a word gives a field; `None` when it is of the wrong kind."""
     if _KINDS[name] == "N":
-        return int(text) if text.isascii() and text.isdigit() and len(text) < 20 else None
+        return whole_number(text) if text.isascii() else None
     if _KINDS[name] == "true|false":
         return {"true": True, "false": False}.get(text)
     if _KINDS[name] == "NUMBER":

@@ -29,7 +29,7 @@ from shardplan.rules.equation import Equation
 from shardplan.rules.types import Rule
 from shardplan.units import counted
 
-_PLACE: Final = re.compile(r"(?P<tensor>.+)\[(?P<dim>\d+)\]", re.DOTALL)
+_PLACE: Final = re.compile(r"(?P<tensor>.+)\[(?P<dim>\d{1,9})\]", re.DOTALL)
 _OPSET: Final = 17
 """Opset version if a model has no operator of the default domain."""
 _MOST: Final = 2

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from shardplan.errors import ShardplanError, error
 
-_INTERLEAVED = re.compile(r"^interleaved:([1-9]\d*)$")
+_INTERLEAVED = re.compile(r"^interleaved:([1-9]\d{0,8})$")
 
 
 @dataclass(frozen=True, slots=True)

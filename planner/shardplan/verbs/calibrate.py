@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 Measured = TypeVar("Measured")
 
-_GROUP = re.compile(r"(\d+)[xX×](\d+)")
+_GROUP = re.compile(r"(\d{1,9})[xX×](\d{1,9})")
 _FAR_OFF = 1.5
 """A measured step that differs from the predicted one by more than this factor hints at another plan or machine."""
 _base_option = click.option(

@@ -18,7 +18,7 @@ from typing import Any
 
 from shardplan.errors import ShardplanError, error
 from shardplan.text_files import read_at_most, read_bytes
-from shardplan.units import US_PER_S
+from shardplan.units import US_PER_S, whole_number
 
 _GZIP = b"\x1f\x8b"
 _MOST_BYTES = 1 << 30
@@ -142,7 +142,9 @@ def _collective(event: _Event) -> Ran | None:
 def _ranks(args: Mapping[str, Any]) -> tuple[int, ...]:
     """Of the group: as listed, or as many as there are where the list is cut short."""
     listed, size = str(args.get("Process Group Ranks", "")), args.get("Group size")
-    found = tuple(int(word) for word in listed.strip("[]").split(",") if word.strip().isdecimal())
+    found = tuple(
+        number for word in listed.strip("[]").split(",") if (number := whole_number(word.strip())) is not None
+    )
     if isinstance(size, int) and len(found) != size:
         return tuple(range(size)) if not found or "..." not in listed or len(found) < 2 else _continued(found, size)
     return found

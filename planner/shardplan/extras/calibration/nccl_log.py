@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from shardplan.errors import Diagnostic, ShardplanError, error
-from shardplan.units import US_PER_S
+from shardplan.units import US_PER_S, whole_number
 
 COLLECTIVES = {
     "all_reduce": "all_reduce", "all_gather": "all_gather", "reduce_scatter": "reduce_scatter",
@@ -23,7 +23,7 @@ COLLECTIVES = {
 }  # fmt: skip
 _TEST = re.compile(r"(all_reduce|all_gather|reduce_scatter|all_?to_?all|sendrecv)(?:_perf)?", re.IGNORECASE)
 _PROGRAM = re.compile(r"(all_reduce|all_gather|reduce_scatter|alltoall|sendrecv)_perf")
-_RANK = re.compile(r"#\s+Rank\s+(\d+)\b(?:\s+Group\s+(\d+))?.*?\bon\s+(\S+)\s+device", re.IGNORECASE)
+_RANK = re.compile(r"#\s+Rank\s+(\d{1,9})\b(?:\s+Group\s+(\d{1,9}))?.*?\bon\s+(\S+)\s+device", re.IGNORECASE)
 _HEADER = re.compile(r"#\s*size\s+count\b.*\btime\b", re.IGNORECASE)
 
 
@@ -89,7 +89,7 @@ def _read(file: str, text: str, group: tuple[int, int] | None) -> _Log:
         stripped = line.strip()
         # launchers write the rank of the process before every line: `[1,0]<stdout>:`, `0: `
         stripped = re.sub(r"^(\[\d+,\d+\]<std(?:out|err)>:|\d+:)\s*", "", stripped)
-        if stripped.startswith("#") or not stripped[:1].isdigit():
+        if stripped.startswith("#") or not stripped[:1].isdecimal():
             _read_comment(log, stripped)
         elif log.columns:
             _read_row(log, stripped.split(), number)
@@ -116,7 +116,7 @@ def _read_comment(log: _Log, line: str) -> None:
 
 def _read_row(log: _Log, words: Sequence[str], number: int) -> None:
     times = [place for place, name in enumerate(log.columns) if name == "time"]
-    if len(words) < len(log.columns) or not words[0].isdigit():
+    if len(words) < len(log.columns) or (size_bytes := whole_number(words[0])) is None:
         return
     key = _key(log, number)
     try:
@@ -130,15 +130,15 @@ def _read_row(log: _Log, words: Sequence[str], number: int) -> None:
             hint = "find out what is wrong with the machine, and measure again"
             log.problems.append(error("wrong-results", summary, file=log.file, line=number, hint=hint))
         return
-    if key and int(words[0]) > 0:
+    if key and size_bytes > 0:
         times_s = [s for s in seconds if 0 < s < math.inf]
         if times_s:
-            log.points.setdefault(key, {}).setdefault(float(words[0]), []).extend(times_s)
+            log.points.setdefault(key, {}).setdefault(float(size_bytes), []).extend(times_s)
 
 
 def _is_wrong(count: str) -> bool:
     """Whether a column `#wrong` counts any; `N/A` where nothing was checked."""
-    return count.isdigit() and int(count) > 0
+    return count.isdecimal() and bool(count.strip("0"))
 
 
 def _key(log: _Log, number: int) -> tuple[str, int, int, int] | None:

@@ -13,16 +13,17 @@ from dataclasses import dataclass, fields, replace
 from shardplan.errors import ShardplanError, error
 from shardplan.extras.detect.hwloc import cards_of, gpus_of, is_hwloc
 from shardplan.launch.hosts import host_names
+from shardplan.units import whole_number
 
 _GPU = re.compile(r"GPU\d+")
 _NIC = re.compile(r"NIC\d+|mlx\d+_\d+|rdmap\S+|bnxt_re\d+")
 _CALLED = re.compile(r"^\s*(NIC\d+): ([\w.-]{1,64})\s*$", re.MULTILINE)
-_NVLINKS = re.compile(r"NV(\d+)")
+_NVLINKS = re.compile(r"NV(\d{1,9})")
 _ONE_SWITCH = frozenset({"PIX", "PXB"})
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
-_RATE = re.compile(r"^\s*(?:Rate:\s*)?(\d+)(?: Gb/sec.*)?$")
+_RATE = re.compile(r"^\s*(?:Rate:\s*)?(\d{1,9})(?: Gb/sec.*)?$")
 _STATE = re.compile(r"^\s*(?:State|\d+):\s*(\w+)\s*$")
-_GRES = re.compile(r"(?:Gres|CfgTRES)=\S*?gpu(?::([A-Za-z][\w.-]*))?[:=](\d+)")
+_GRES = re.compile(r"(?:Gres|CfgTRES)=\S*?gpu(?::([A-Za-z][\w.-]*))?[:=](\d{1,9})")
 _NODE = re.compile(r"^\s*NodeName=(\S+)", re.MULTILINE)
 _MIG = re.compile(r"^\s+MIG \d+\w*\.\d+gb|^.*\bmig\.mode\.current(?:.*\n)+?.*\bEnabled\b", re.MULTILINE)
 _OTHERS = (
@@ -202,7 +203,7 @@ def _query(text: str) -> Machine | None:
     sized = [row for row in rows if any(re.fullmatch(r"\d+ MiB", cell) for cell in row)]
     if not sized:
         return None
-    memory = {int(cell.split()[0]) for row in sized for cell in row if re.fullmatch(r"\d{4,} MiB", cell)}
+    memory = {int(cell.split()[0]) for row in sized for cell in row if re.fullmatch(r"\d{4,18} MiB", cell)}
     head = next((row for row in rows if "name" in row), None)
     words = [at for at, cell in enumerate(sized[0]) if re.search("[A-Za-z]{2}", cell) and "MiB" not in cell]
     place = head.index("name") if head else next(iter(words), 0)
@@ -219,7 +220,9 @@ def _pcie_gbps(head: list[str] | None, rows: list[list[str]]) -> int | None:
     if head is None or not set(names) <= set(head):
         return None
     found = [tuple(row[head.index(name)] for name in names) for row in rows if len(row) == len(head)]
-    rates = [_PCIE_LANE[gen] * int(lanes) for gen, lanes in found if gen in _PCIE_LANE and lanes.isdigit()]
+    rates = [
+        _PCIE_LANE[gen] * of for gen, lanes in found if gen in _PCIE_LANE and (of := whole_number(lanes)) is not None
+    ]
     return int(min(rates)) if rates and len(rates) == len(rows) else None
 
 

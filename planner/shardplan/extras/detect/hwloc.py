@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from shardplan.units import whole_number
+
 _DEVICE = re.compile(r'<object type="OSDev"([^>]*?)(?:/>|>(.*?)</object>)', re.DOTALL)
 _FIELD = re.compile(r'([\w:]+)="([^"]*)"')
 _INFO = re.compile(r'<info name="([^"]*)" value="([^"]*)"')
@@ -29,7 +31,7 @@ def gpus_of(text: str) -> tuple[str | None, int, int | None]:
     models = sorted({infos["GPUModel"] for _, infos in found if "GPUModel" in infos})
     if len(models) > 1:
         raise ValueError(", ".join(models))
-    sizes = [int(infos[key]) for _, infos in found for key in _MEMORY_KIB if infos.get(key, "").isdigit()]
+    sizes = [kib for _, infos in found for key in _MEMORY_KIB if (kib := whole_number(infos.get(key, ""))) is not None]
     return models[0] if models else None, len(named), min(sizes) // 1024 if sizes else None
 
 

@@ -41,6 +41,7 @@ def plan_manual(
         summary = f"the stages take {counted(used, 'device')}, and the cluster has {cluster.mesh.size}"
         raise ShardplanError(error("bad-stages", summary, **manual.stages[0].mark.where))
     _refuse_unknown_axes(manual, [part.mesh for part in parts])
+    _refuse_dims_beyond(manual, chain)
     plans, waiting = [], []
     for place, (wish, part) in enumerate(zip(manual.stages, parts, strict=True)):
         held = schedule.in_flight(len(parts) - 1 - place, len(parts), options.microbatches)
@@ -79,6 +80,23 @@ def _refuse_unknown_axes(manual: ManualStages, meshes: Sequence[Mesh]) -> None:
         )
         for axis in manual.intermediate
         if axis not in known
+    ]
+    if faults:
+        raise ShardplanError(*faults)
+
+
+def _refuse_dims_beyond(manual: ManualStages, chain: Chain) -> None:
+    """Every dim that an axis shards must be a dim of some value between stages."""
+    most = max((len(chain.model.tensor(border).shape) for border in chain.borders), default=0)
+    faults = [
+        error(
+            "bad-stages",
+            f"pipeline_intermediate_axes: {axis}: no value between stages has a dim {dim}",
+            detail=f"they have at most {counted(most, 'dim')}, counted from 0",
+            **manual.stages[0].mark.where,
+        )
+        for axis, dim in manual.intermediate.items()
+        if dim >= most
     ]
     if faults:
         raise ShardplanError(*faults)

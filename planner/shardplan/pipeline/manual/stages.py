@@ -32,6 +32,7 @@ from shardplan.plan.orientation import checkpoint_layout, dim_axes
 from shardplan.plan.recorded import options_of
 from shardplan.plan.types import Plan, Stage, TensorDecision
 from shardplan.text_files import read_text
+from shardplan.units import whole_number
 from shardplan.yaml_source import Mark, compose, mark_of
 
 _OWN = ("runs", "mesh")
@@ -93,10 +94,13 @@ def parse_stages(entries: Mapping[str, yaml.Node], file: str) -> ManualStages:
         raise _bad(node, file, "stages: a list is expected, one entry for each stage")
     stages = tuple(_stage(entry, file) for entry in node.value)
     axes = _entries(entries["pipeline_intermediate_axes"]) if "pipeline_intermediate_axes" in entries else {}
+    intermediate = {}
     for axis, dim in axes.items():
-        if not isinstance(dim, yaml.ScalarNode) or not dim.value.isdecimal():
+        number = whole_number(dim.value) if isinstance(dim, yaml.ScalarNode) else None
+        if number is None:
             raise _bad(dim, file, f"pipeline_intermediate_axes: '{axis}' needs the number of a dim")
-    return ManualStages(stages, {axis: int(str(dim.value)) for axis, dim in axes.items()})
+        intermediate[axis] = number
+    return ManualStages(stages, intermediate)
 
 
 def _entries(node: yaml.Node) -> dict[str, yaml.Node]:
