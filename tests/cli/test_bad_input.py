@@ -278,7 +278,7 @@ def test_a_section_that_plans_have_not(shardplan, inputs):
 @pytest.mark.parametrize(
     "given",
     [
-        *(f"--mesh {mesh}" for mesh in ("N", "gpu=N", "gpuN=2")),
+        *(f"--mesh {mesh}" for mesh in ("N", "gpu=N", "gpuN=2", "x".join(["9" * 300] * 40))),
         *(f"--mesh 2 --pin #N={spec}" for spec in ("replicate", "[N]")),
         *(f"--mesh 2 --pin {pin}" for pin in ("x=S(N)@gpu", "*={gpu:{inputs:N}}", "x{0-N}=replicate")),
         *(f"--mesh 2 --{option}" for option in ("stages=N", "microbatches=N", "schedule=interleaved:N", "pad=x[N]=3")),

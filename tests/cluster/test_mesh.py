@@ -68,7 +68,7 @@ def test_three_levels(text, expected):
         ("gpu=", "error[bad-mesh]: mesh 'gpu=' cannot be read at 'gpu='\nhint: a mesh is sizes such as 4x4, outermost first, or names such as machine=4,gpu=4"),
         ("gpu=0", "error[bad-mesh]: mesh 'gpu=0' has an axis of size 0\nhint: a size is at least 1"),
         ("99999999x1", "error[mesh-too-large]: the mesh has 99,999,999 devices\nhint: at most 16,777,216 can be planned for"),
-        ("99999999999999999999x2", "error[mesh-too-large]: the mesh has 2e+20 devices\nhint: at most 16,777,216 can be planned for"),
+        ("99999999999999999999x2", "error[mesh-too-large]: the mesh has over 1,000,000,000,000 devices\nhint: at most 16,777,216 can be planned for"),
         ("gpu=2,gpu=4", "error[bad-mesh]: mesh 'gpu=2,gpu=4' names axis 'gpu' twice\nhint: cut one level into several axes as gpu0=…,gpu1=…"),
         ("gpu=2,gpu0=4", "error[bad-mesh]: mesh 'gpu=2,gpu0=4' names axis 'gpu' twice\nhint: cut one level into several axes as gpu0=…,gpu1=…"),
         ("machin=4,gpu=4", "error[unknown-axis]: mesh 'machin=4,gpu=4': there is no axis 'machin'\nhint: did you mean 'machine'?"),

@@ -47,7 +47,7 @@ def make_cluster(profile: Profile, mesh_text: str | None = None) -> Cluster:
     devices = math.prod(size for _, size in placed)
     if devices > _MOST_DEVICES:
         hint = f"at most {_MOST_DEVICES:,} can be planned for"
-        number = f"{devices:,}" if devices < 10**12 else f"{devices:.3g}"
+        number = f"{devices:,}" if devices < 10**12 else f"over {10**12:,}"
         raise ShardplanError(error("mesh-too-large", f"the mesh has {number} devices", hint=hint))
     faults = _too_large(profile, placed)
     if faults:
