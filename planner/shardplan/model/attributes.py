@@ -13,7 +13,6 @@ from onnx import numpy_helper
 from shardplan.model.types import AttributeValue
 
 _A = onnx.AttributeProto
-_EMPTY = {_A.INTS: (), _A.FLOATS: (), _A.STRINGS: ()}
 
 
 def attributes_of(node: onnx.NodeProto) -> dict[str, AttributeValue]:

@@ -11,12 +11,14 @@ from dataclasses import replace
 from typing import Any
 
 from shardplan.cluster.build import Profile, profile_from_resolved
+from shardplan.cluster.keys import LEVEL
 from shardplan.cluster.types import Cluster
 from shardplan.errors import ShardplanError
 from shardplan.planning.parallelism import Parallelism, axes_of
 
-_SAME = ("topology", "link_gbps", "pair_gbps", "eta", "base_us", "step_us", "ramp_mb", "nvls", "wrap", "busbw_gbps")
-"""Attributes in which two link levels of one fabric agree."""
+_OF_EXTENT = ("devices", "node_gbit", "nics", "wrap_multiple", "share", "scale_loss")
+_SAME = tuple(key.key for key in LEVEL.keys if key.key not in _OF_EXTENT)
+"""Keys in which two link levels of one fabric agree: all but how many devices and network cards there are."""
 _TORUS = "torus"
 
 
