@@ -21,6 +21,7 @@ GPT = "transformer:layers=1,hidden=1024,heads=8,style=gpt"
 BATCH = "transformer:layers=2,hidden=1024,heads=8,style=gpt,vocab=8192,seq=512,batch=15"
 VOCABULARY = f"{GPT},vocab=50257,seq=512,batch=2"
 HEADS = "transformer:layers=1,hidden=1024,heads=25,head_size=64,vocab=8192,seq=4096,batch=1"
+ODD = "transformer:layers=1,hidden=800,heads=25,style=gpt,vocab=50257,seq=1024,batch=7"
 STATE = f"{GPT},vocab=8192,seq=512,batch=16"
 FEWER = "transformer:layers=1,hidden=1100,heads=4,head_size=275,style=gpt,vocab=4004,seq=516,batch=4"
 
@@ -51,6 +52,7 @@ def advised(model, mesh, **given):
     [
         (BATCH, "4x4", "batch", 15, 16, "--dim batch=16"),
         (VOCABULARY, "1x8", "vocabulary (dim 0 of transformer.wte.weight)", 50257, 50264, HELD),
+        (ODD, "2x4", "vocabulary (dim 0 of transformer.wte.weight)", 50257, 50264, HELD),
         (HEADS, "1x8", "heads", 25, 32, "--pad 'model.layers.0.self_attn.Attention[1]=32'"),
     ],
 )

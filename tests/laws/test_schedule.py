@@ -115,7 +115,7 @@ def test_any_multipliers_bound_the_schedule_of_every_assignment(model, cluster, 
     objective, whole = objective_of(built), step_problem(built)
     weight = st.floats(0.0, 1.0)
     drawn = [data.draw(st.lists(weight, min_size=size, max_size=size)) for size in objective.sizes]
-    multipliers = tuple(tuple(each / max(1.0, sum(phase)) for each in phase) for phase in drawn)
+    multipliers = data.draw(st.sampled_from([tuple(map(tuple, drawn)), objective.usual_multipliers]))
     linear = to_problem(built, memory, None, at_multipliers(objective, multipliers))
     allowed = every_assignment(whole) if count(whole) <= MOST else None
     if allowed is None:

@@ -16,13 +16,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from shardplan.advice.optimizer_state import LEAST, least_step_s
+from shardplan.advice.optimizer_state import FAR_BELOW, LEAST, least_step_s
 from shardplan.advice.sizes import Rounding, computing, roundings
 from shardplan.cluster.build import profile_from_resolved
 from shardplan.cluster.mesh import make_cluster, merged
 from shardplan.cluster.types import Cluster
 from shardplan.errors import ShardplanError
-from shardplan.graph.options import PlanOptions
+from shardplan.graph.options import Effort, PlanOptions
 from shardplan.layout.mesh import Mesh
 from shardplan.model.dims import flag
 from shardplan.model.types import Model
@@ -115,11 +115,12 @@ class Asked:
         """The size that is most useful to round up, if any is; usual sizes first."""
         best = self.best_size()
         if best is not None:
-            yield from self._searched_advice(best[1], self.cluster, best[0])
+            size, model, promised_s = best
+            yield from self._searched_advice(model, self.cluster, size, promised_s)
 
-    def best_size(self, *, is_held: bool = False) -> tuple[Rounding, Model] | None:
-        """The size with the largest promise, with its model, or (`is_held`) with the padded model. On many axes, where
-        no such bound is known, the size with the most repeated work and waiting."""
+    def best_size(self, *, is_held: bool = False) -> tuple[Rounding, Model, float] | None:
+        """The size with the largest promise, with its model, or (`is_held`) with the padded model, and the lower bound
+        on its step. On many axes, where no such bound is known, the size with the most repeated work and waiting."""
         rules = model_rules(self.model)
         classes, found = roundings(self.model, rules, self.plan, LEAST)
         tried: list[tuple[bool, float, int, Rounding, Model]] = []
@@ -127,12 +128,12 @@ class Asked:
             self.on_try(f"{one.what} {one.old:,} as {one.new:,}")
             model = self._padded_model(one) if is_held else grown(self.model, rules, classes, one.root, one.new)
             if model is not None and self.has_many_axes:
-                return one, model
+                return one, model, 0.0
             step_s = math.inf if model is None else self._promised_step_s(model, self.cluster)
             if model is not None and math.isfinite(step_s):
                 tried.append((not one.is_usual, step_s, number, one, model))
         best = min(tried, default=None, key=lambda one: one[:3])
-        return None if best is None else best[3:]
+        return None if best is None else (*best[3:], best[1])
 
     def _padded_model(self, size: Rounding) -> Model | None:
         """The padded model, if padding is possible."""
@@ -152,7 +153,7 @@ class Asked:
                 tried.append((step_s, number, one))
         best = min(tried, default=None, key=lambda one: one[:2])
         if best is not None:
-            yield from self._searched_advice(self.model, best[2], None)
+            yield from self._searched_advice(self.model, best[2], None, best[0])
 
     def optimizer_state(self) -> Iterator[Advice]:
         """State sharded apart from its weights, if the plan could have it so and is faster with it."""
@@ -233,18 +234,22 @@ class Asked:
             self.planners[key] = model, Planner(model, cluster, self.options, reasons=False)
         return self.planners[key][1]
 
-    def _searched_advice(self, model: Model, cluster: Cluster, size: Rounding | None) -> Iterator[Advice]:
-        """The advice, if the step of a full search is short enough."""
-        try:
-            if self.options.time_limit is not None:
-                planner = Planner(model, cluster, self._in_time(), reasons=False)
-            else:
-                planner = self._planner(model, cluster)
-            step_ns = finished(planner.plan(work=WORK)).summary.step_ns
-        except ShardplanError:
-            return
-        saves = 1 - step_ns / self.plan.summary.step_ns
-        if saves <= LEAST:
+    def _searched_advice(
+        self, model: Model, cluster: Cluster, size: Rounding | None, promised_s: float
+    ) -> Iterator[Advice]:
+        """The advice, if the step of a quick search is short enough, or that of a thorough one if the bound
+        `promised_s` is far below that of the plan."""
+        is_far = promised_s * NS_PER_S < FAR_BELOW * self.plan.summary.least_ns
+        efforts: tuple[Effort, ...] = ("quick", "thorough") if is_far else ("quick",)
+        for effort in efforts:
+            try:
+                step_ns = self._searched_step_ns(model, cluster, effort)
+            except ShardplanError:
+                return
+            saves = 1 - step_ns / self.plan.summary.step_ns
+            if saves > LEAST:
+                break
+        else:
             return
         if size is not None:
             option = flag(size.name, size.new) if size.name else ""
@@ -254,6 +259,14 @@ class Asked:
         else:
             before, after = self.cluster.mesh.size, cluster.mesh.size
             yield Advice("devices", before, after, step_ns, saves, f"--mesh {_text(cluster)}")
+
+    def _searched_step_ns(self, model: Model, cluster: Cluster, effort: Effort) -> int:
+        """The step that a search finds. Raises `ShardplanError`."""
+        if effort == "quick" and self.options.time_limit is None:
+            planner = self._planner(model, cluster)
+        else:
+            planner = Planner(model, cluster, replace(self._in_time(), effort=effort), reasons=False)
+        return finished(planner.plan(work=WORK)).summary.step_ns
 
 
 def _coarser(cluster: Cluster) -> Iterator[Cluster]:

@@ -42,7 +42,7 @@ def hold_unevenly(
         best = Asked(model, cluster, quick, plan, ends_s).best_size(is_held=True)
         if best is None:
             break
-        _, held = best
+        _, held, _ = best
         limit = max(0.01, ends_s - time.monotonic()) if math.isfinite(ends_s) else None
         try:
             found = plan_model(held, cluster, replace(options, time_limit=limit), on_progress)

@@ -152,9 +152,14 @@ def plain_sum(objective: Objective, forward: float, backward: float, *, outermos
 
 def at_multipliers(objective: Objective, multipliers: Weights) -> Linear:
     """The sums weighted by Lagrange multipliers: `multipliers[p]` are those of all sums of phase p except its base,
-    which has the rest up to one."""
-    weights = ((max(0.0, 1.0 - sum(others)), *others) for others in fitting(multipliers, objective))
-    return Linear(objective, tuple(weights))
+    which has the rest up to one. Multipliers that add up to more are scaled, as otherwise the minimum is no bound."""
+    return Linear(objective, tuple(map(_on_simplex, fitting(multipliers, objective))))
+
+
+def _on_simplex(others: tuple[float, ...]) -> tuple[float, ...]:
+    """The weights of all sums of a phase, from those of all but its base: together they are one."""
+    total = sum(others)
+    return (0.0, *(weight / total for weight in others)) if total > 1.0 else (1.0 - total, *others)
 
 
 def fitting(multipliers: Weights, objective: Objective) -> Weights:
