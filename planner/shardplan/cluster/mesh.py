@@ -63,14 +63,22 @@ def cluster_from_resolved(resolved: dict[str, object]) -> Cluster:
     return _cluster(profile, [(axis.level, axis.size) for axis in profile.axes])
 
 
-def merged(cluster: Cluster, kinds: Sequence[str] = ()) -> tuple[Cluster, tuple[tuple[int, ...], ...]]:
+def merged(
+    cluster: Cluster, kinds: Sequence[str] = (), *, only_idle: bool = False
+) -> tuple[Cluster, tuple[tuple[int, ...], ...]]:
     """The same devices with one axis for all neighbouring axes over one kind of link, and the axes of `cluster` in each
-    of its axes; `kinds`: one for every axis, if only axes of one kind are to be merged. Every layout of the coarser
-    mesh is one of the finer."""
+    of its axes; `kinds`: one for every axis, if only axes of one kind are to be merged; `only_idle`: axes of size 1 are
+    merged into their neighbours, and no others. Every layout of the coarser mesh is one of the finer."""
     groups: list[list[int]] = []
     of = list(zip(cluster.axis_levels, kinds or [""] * len(cluster.mesh), strict=True))
+    ways = cluster.mesh.shape
+
+    def is_idle(group: Sequence[int]) -> bool:
+        return all(ways[axis] == 1 for axis in group)
+
     for axis in range(len(of)):
-        if groups and of[groups[-1][0]] == of[axis]:
+        alike = bool(groups) and of[groups[-1][0]] == of[axis]
+        if alike and (not only_idle or is_idle([axis]) or is_idle(groups[-1])):
             groups[-1].append(axis)
         else:
             groups.append([axis])

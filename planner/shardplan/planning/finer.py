@@ -29,7 +29,7 @@ from shardplan.planning.decided import Decided
 from shardplan.planning.instance import MOST_WHOLE, CostGraphs, Instance, instance_of, real_axes
 from shardplan.planning.runtimes.table import Roles
 from shardplan.planning.search import Found, NoPlanError, Questions, Search
-from shardplan.schedule.objective import Weights
+from shardplan.schedule.objective import Weights, fitting
 from shardplan.solve import Plane
 
 PAIR_WORK = 1.2e3
@@ -99,6 +99,14 @@ def with_fewer_axes(instance: Instance, roles: Roles = ()) -> tuple[Cluster, tup
     return None if is_same or instance.complete or not instance.options.cost_model.is_ours else (cluster, groups)
 
 
+def without_idle_axes(instance: Instance) -> tuple[Cluster, tuple[tuple[int, ...], ...]] | None:
+    """The mesh without those axes of size 1 that lie beside another one over the same link, if there are any and all
+    layouts can be searched at once: both meshes have the same plans."""
+    cluster, groups = merged(instance.cluster, only_idle=True)
+    is_same = len(groups) == len(instance.cluster.mesh) or len(real_axes(cluster.mesh)) > MOST_WHOLE
+    return None if is_same or instance.complete or not instance.options.cost_model.is_ours else (cluster, groups)
+
+
 def least_s(instance: Instance) -> float:
     """A lower bound on any step: the model's compute time, divided evenly."""
     return work_s(instance.model, instance.cluster, instance.options) / instance.cluster.mesh.size
@@ -115,11 +123,14 @@ def finer(search: Search, coarser: Coarser, no_less_s: float) -> Questions[Found
     return (yield from _proven(search, found, coarser.recompute, planes=found.planes))
 
 
-def lifted(search: Search, coarser: Coarser, no_less_s: float, decided: Decided | None = None) -> Questions[Found]:
-    """The coarser mesh's plan on the finer mesh, or the plan with the decisions `decided`. Raises `NoPlanError` if that
-    is not valid there."""
+def lifted(
+    search: Search, coarser: Coarser, no_less_s: float, decided: Decided | None = None, *, every_path: bool = False
+) -> Questions[Found]:
+    """The coarser mesh's plan on the finer mesh, or the plan with the decisions `decided`. `every_path`: its moves may
+    lead over all layouts, not only over those near to it. Raises `NoPlanError` if that is not valid there."""
     decided, limit_bytes = decided or coarser.on(search.instance.cluster.mesh), coarser.limit_bytes
-    question = Question(limit_bytes, remat=coarser.recompute, near=Near(decided.met()), restriction=decided.fixed)
+    near = None if every_path else Near(decided.met())
+    question = Question(limit_bytes, remat=coarser.recompute, near=near, restriction=decided.fixed)
     answer = yield from asked(search, question, search.work_left)
     if answer.solution.choices is None:
         raise NoPlanError(answer)
@@ -128,6 +139,12 @@ def lifted(search: Search, coarser: Coarser, no_less_s: float, decided: Decided 
     bound_s = min(no_less_s, best.step_s)
     planes = (*coarser.planes, *answer.solution.planes)
     return Found(best, bound_s, answer.objective, none, limit_bytes, coarser.outcome, coarser.reproducible, planes)
+
+
+def same(search: Search, fewer: Coarser) -> Questions[Found]:
+    """The plan of the mesh without axes of size 1 as one of this mesh, with its proof. Raises `NoPlanError`."""
+    found = yield from lifted(search, fewer, fewer.bound_s, every_path=True)
+    return replace(found, multipliers=fitting(fewer.multipliers, found.objective))
 
 
 def deeper(search: Search, shallow: Coarser, no_less_s: float) -> Questions[Found]:

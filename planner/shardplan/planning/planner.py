@@ -25,7 +25,18 @@ from shardplan.planning.answers import Answers
 from shardplan.planning.candidates import CLOSE, shortest
 from shardplan.planning.chain import Answer
 from shardplan.planning.decided import Decided
-from shardplan.planning.finer import CoarsePlans, Coarser, by_pairs, deeper, finer, least_s, lifted, with_fewer_axes
+from shardplan.planning.finer import (
+    CoarsePlans,
+    Coarser,
+    by_pairs,
+    deeper,
+    finer,
+    least_s,
+    lifted,
+    same,
+    with_fewer_axes,
+    without_idle_axes,
+)
 from shardplan.planning.for_runtime import best_for_runtime
 from shardplan.planning.infeasible import no_coarser_plan, refusal
 from shardplan.planning.instance import MOST_WHOLE, CostGraphs, instance_of, real_axes
@@ -259,7 +270,11 @@ class Planner:
             if shallow is not None:
                 with contextlib.suppress(NoPlanError):
                     return self._answered(deeper(search, shallow, least_s(self.instance)), search)
-        coarser = None if restriction is not None else self._coarser(search)
+            fewer = self._coarser(search, without_idle_axes(self.instance))
+            if fewer is not None:
+                with contextlib.suppress(NoPlanError):
+                    return self._answered(same(search, fewer), search)
+        coarser = None if restriction is not None else self._coarser(search, with_fewer_axes(self.instance))
         if coarser is not None:
             with contextlib.suppress(NoPlanError):
                 return self._answered(finer(search, coarser, least_s(self.instance)), search)
@@ -299,9 +314,9 @@ class Planner:
         search.spent.work += work
         return found and deepened(found, thin, asked.model)
 
-    def _coarser(self, search: Search) -> Coarser | None:
-        """The plan of the mesh with one axis per link, if that is another mesh and has a plan."""
-        other = with_fewer_axes(self.instance)
+    def _coarser(self, search: Search, other: tuple[Cluster, tuple[tuple[int, ...], ...]] | None) -> Coarser | None:
+        """The plan of another mesh of the same devices, if there is one and it has a plan: its cluster, and the axes of
+        this mesh in each of its axes."""
         if other is None:
             return None
         cluster, groups = other
