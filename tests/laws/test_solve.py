@@ -161,8 +161,8 @@ def problems_of_maxima(draw, memory: bool = False):
 
 def is_valid(problem: Problem, solution: Solution) -> None:
     """Multipliers of the product of simplices, and candidates that fit, each once, the cheapest first."""
-    assert [len(group) for group in solution.multipliers] == [len(group.sums) for group in problem.maxima]
-    for group in solution.multipliers:
+    assert [len(group) for group in solution.sum_multipliers] == [len(group.sums) for group in problem.maxima]
+    for group in solution.sum_multipliers:
         assert min(group) >= 0
         assert sum(group) <= 1
     if solution.choices is None:
@@ -262,7 +262,7 @@ def test_a_bound_holds_wherever_the_search_starts_and_ends(problem: Problem, wor
     share = st.floats(0.0, 1.0)
     start = tuple(tuple(data.draw(share) / len(group.sums) for _ in group.sums) for group in problem.maxima)
     best = optimum(problem)
-    solution = solve(problem, work_limit=work / 1e4, start=start)
+    solution = solve(problem, work_limit=work / 1e4, sum_multipliers=start)
     assert solution.bound <= best <= solution.cost
     is_valid(problem, solution)
 
@@ -272,11 +272,11 @@ def test_a_bound_holds_wherever_the_search_starts_and_ends(problem: Problem, wor
 def test_a_search_that_ends_where_nothing_is_below_says_nothing_wrong(
     problem: Problem, above: int, averages: int, data: st.DataObject
 ) -> None:
-    """From any prices of a byte: the bound holds, and what is below `below` is found as without it."""
-    prices = {moment: data.draw(st.floats(0.0, 4.0)) for moment in range(problem.moments)}
+    """From any multipliers of a byte: the bound holds, and what is below `below` is found as without it."""
+    multipliers = {moment: data.draw(st.floats(0.0, 4.0)) for moment in range(problem.moments)}
     best = optimum(problem)
     below = best + above if math.isfinite(best) else float(above)
-    solution = solve(problem, below=below, averages=averages, prices=prices)
+    solution = solve(problem, below=below, averages=averages, memory_multipliers=multipliers)
     assert solution.bound <= best <= solution.cost
     if solution.choices is None:
         assert solution.outcome == "infeasible" or solution.bound >= below
@@ -329,7 +329,7 @@ def test_what_is_found_under_a_tighter_limit_keeps_the_limit_and_costs_what_it_s
 
 
 def two_dense_sums(seed: int) -> tuple[Problem, Problem]:
-    """Chains with two more edges, whose sums have little in common: the best price of the sum leaves a gap."""
+    """Chains with two more edges, whose sums have little in common: the best multiplier of the sum leaves a gap."""
     random = np.random.default_rng(seed)
     sizes = random.integers(2, 4, int(random.integers(4, 7))).tolist()
 
@@ -358,7 +358,7 @@ def test_parts_find_the_least_larger_sum_with_fronts_and_without(seed: int, spli
 @laws
 @given(problems_of_two_sums(), st.sampled_from((0.25, 0.5, 1.0)), st.integers(0, 9), st.booleans())
 def test_fronts_find_the_least_larger_sum_and_say_where_they_had_no_room(
-    both: tuple[Problem, Problem], price: float, above: int, narrow: bool
+    both: tuple[Problem, Problem], multiplier: float, above: int, narrow: bool
 ) -> None:
     problem = between(*both)
     best, wide = optimum(problem), sums_to_nodes(problem)
@@ -370,12 +370,12 @@ def test_fronts_find_the_least_larger_sum_and_say_where_they_had_no_room(
         relaxation = Relaxation(
             graph, 0, Budget(), Profiles(graph.uses, core_of(graph).offsets, graph.tables.arrays, graph.base)
         )
-        point, reduced, dual = relaxation.look({graph.soft: price * graph.scale})
+        point, reduced, dual = relaxation.look({graph.soft: multiplier * graph.scale})
     except (Contradiction, DeadEnd):
         return
     target = (best + above) * graph.scale
     order = tuple(step.node for step in reduced.postsolve if isinstance(step, Gone))
-    view = View(price * graph.scale, point.bound, Marginals(reduced, dual, math.inf), order)
+    view = View(multiplier * graph.scale, point.bound, Marginals(reduced, dual, math.inf), order)
     with pytest.MonkeyPatch.context() as patch:
         if narrow:
             patch.setattr(pareto, "PARETO_WAYS", 8)
@@ -488,7 +488,7 @@ def test_tightening_keeps_exactly_what_fits(problem: Problem) -> None:
 
 @laws
 @given(problems(memory=True, forbidden=False), st.integers(0, 8), st.integers(0, 5))
-def test_every_price_list_gives_a_lower_bound(problem: Problem, price: int, moment: int) -> None:
+def test_every_list_of_multipliers_gives_a_lower_bound(problem: Problem, multiplier: int, moment: int) -> None:
     assert problem.limit is not None
     best = optimum(problem)
     try:
@@ -500,8 +500,8 @@ def test_every_price_list_gives_a_lower_bound(problem: Problem, price: int, mome
     relaxation = Relaxation(
         graph, problem.limit, Budget(), Profiles(graph.uses, core_of(graph).offsets, graph.tables.arrays, graph.base)
     )
-    prices = {moment: price / 4} if moment < len(relaxation.room) else {}
-    assert relaxation.at(prices).bound <= best * graph.scale
+    multipliers = {moment: multiplier / 4} if moment < len(relaxation.room) else {}
+    assert relaxation.at(multipliers).bound <= best * graph.scale
 
 
 @laws

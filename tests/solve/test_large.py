@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from random_problems import optimum, random_problem
 
 from shardplan.solve import Edge, Problem, Progress, Usage, evaluate, small, solve
-from shardplan.solve.bound.subgradient import Multipliers
+from shardplan.solve.bound.subgradient import SubgradientAscent
 from shardplan.solve.incumbent import Incumbent
 from shardplan.solve.reduce.core import core_of
 from shardplan.solve.reduce.graph import Contradiction, build
@@ -77,13 +77,13 @@ def test_cores_without_edges_do_not_shrink_for_ever(monkeypatch: pytest.MonkeyPa
     assert (solution.outcome, solution.cost) == ("optimal", optimum(problem))
 
 
-def scene(problem: Problem) -> tuple[Space, Multipliers, float]:
+def scene(problem: Problem) -> tuple[Space, SubgradientAscent, float]:
     graph = build(problem, Tables())
     assert problem.limit is not None
     presolve(graph, problem.limit)
     core = core_of(graph)
     profiles = Profiles(core.uses, core.offsets, graph.tables.arrays, graph.base)
-    return Space(core, profiles, problem.limit), Multipliers(core, profiles, problem.limit), graph.scale
+    return Space(core, profiles, problem.limit), SubgradientAscent(core, profiles, problem.limit), graph.scale
 
 
 def test_assignments_stay_feasible_and_moves_never_cost_more() -> None:

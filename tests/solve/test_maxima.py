@@ -12,7 +12,7 @@ from shardplan.errors import ShardplanError
 from shardplan.solve import LinearSum, Maximum, Problem, Usage, evaluate, small, solve
 from shardplan.solve.bound.dual import Dual
 from shardplan.solve.bound.lagrange import DeadEnd, Relaxation
-from shardplan.solve.bound.multipliers import priced
+from shardplan.solve.bound.multipliers import lagrangian
 from shardplan.solve.budget import Budget
 from shardplan.solve.highs.program import HighsError, Program
 from shardplan.solve.reduce.core import core_of
@@ -38,12 +38,12 @@ def test_two_phases_balance_compute_and_traffic_each() -> None:
     solution = solve(phases())
     assert (solution.outcome, solution.cost) == ("optimal", 12.0)
     assert solution.choices in solution.candidates
-    assert all(0.0 <= weight <= 1.0 for group in solution.multipliers for weight in group)
+    assert all(0.0 <= weight <= 1.0 for group in solution.sum_multipliers for weight in group)
 
 
 def test_multipliers_to_start_from_change_no_optimum() -> None:
     for start in (((0.0,), (0.0,)), ((1.0,), (0.25,))):
-        assert solve(phases(), start=start).cost == 12.0
+        assert solve(phases(), sum_multipliers=start).cost == 12.0
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -56,15 +56,17 @@ def test_highs_has_one_epigraph_per_maximum_at_any_multipliers(seed: int) -> Non
     except Contradiction:
         return
     rng = np.random.default_rng(seed)
-    prices = {}
+    multipliers = {}
     for group in graph.hinges:
         shares = np.floor(rng.dirichlet(np.ones(len(group) + 1)) * 64) / 64
-        prices |= {moment: share * graph.scale for moment, share in zip(group, shares.tolist(), strict=False) if share}
+        multipliers |= {
+            moment: share * graph.scale for moment, share in zip(group, shares.tolist(), strict=False) if share
+        }
     core = core_of(graph)
-    dual = Dual(core_of(priced(graph, prices)))
+    dual = Dual(core_of(lagrangian(graph, multipliers)))
     dual.sweep()
     profiles = Profiles(core.uses, core.offsets, graph.tables.arrays, graph.base)
-    program = Program(dual, Budget(), np.inf, profiles, 0, prices, hinges=graph.hinges, over=graph.scale)
+    program = Program(dual, Budget(), np.inf, profiles, 0, multipliers, hinges=graph.hinges, over=graph.scale)
     answer = program.solve()
     assert answer.choices is not None
     assert core.cost(answer.choices) + answer.above == optimum(problem) * graph.scale
@@ -83,9 +85,9 @@ def test_a_step_that_fails_only_weakens_the_bound(seed: int, fault: type[Excepti
         look = Relaxation.look
         left = [2]
 
-        def look_twice(self: Relaxation, prices: dict[int, float]):
+        def look_twice(self: Relaxation, multipliers: dict[int, float]):
             left[0] -= 1
-            return look(self, prices) if left[0] >= 0 else fail()
+            return look(self, multipliers) if left[0] >= 0 else fail()
 
         monkeypatch.setattr(Relaxation, "look", look_twice)
     else:

@@ -33,7 +33,14 @@ def about(found: Found, linear: Linear | None, *, restriction: Restrict | None =
     """The question for the best assignment of a linear function, or of the step, that recomputes what the best plan
     recomputes."""
     remat = found.candidate.layouts.built.recompute
-    return Question(found.limit_bytes, found.objective, linear, remat, restriction=restriction, prices=found.prices)
+    return Question(
+        found.limit_bytes,
+        found.objective,
+        linear,
+        remat,
+        restriction=restriction,
+        memory_multipliers=found.memory_multipliers,
+    )
 
 
 def best_among(search: Search, found: Found, questions: Sequence[Question], *, proves: bool = True) -> Questions[Found]:

@@ -280,8 +280,8 @@ def of_phases(
     if solution.choices is None:
         raise NoPlanError(answer)
     best = search.judged(answer.candidates)[0]
-    multipliers = _by_phase(answer.objective, solution.multipliers)
-    proof = solution.outcome, solution.reproducible, solution.planes, solution.prices
+    multipliers = _by_phase(answer.objective, solution.sum_multipliers)
+    proof = solution.outcome, solution.reproducible, solution.planes, solution.memory_multipliers
     return Found(best, bound_s, answer.objective, multipliers, limit_bytes, *proof, answer.whole)
 
 

@@ -56,7 +56,7 @@ class Question:
     `bucket_bytes` as if gradients were sent in buckets of another size (not with `chooses_remat`);
     `restriction` is what is allowed; `without` are constraints that are dropped; `limit_bytes` is the memory limit, if
     any. Where the search starts: `start` are multipliers, `planes` cutting planes of questions that allow less,
-    `prices` the multipliers of memory (picoseconds per byte at each moment). Where it ends: `ends_s` is a time
+    `memory_multipliers` those of memory (picoseconds per byte at each moment). Where it ends: `ends_s` is a time
     (`time.monotonic`), `work` a limit in the units of `shardplan.solve.constants`, `averages` a limit on plain problems
     (default: the effort of the instance), `unproven` the relative gap that may stay open where a proof takes long; it
     also ends once it is proven that no plan takes less than `below_s` seconds. With `shortfall`, an infeasible answer
@@ -77,7 +77,7 @@ class Question:
     without: Sequence[Constraint] = ()
     start: Weights = ()
     planes: Sequence[Plane] = ()
-    prices: Mapping[int, float] = field(default_factory=dict)
+    memory_multipliers: Mapping[int, float] = field(default_factory=dict)
     averages: int | None = None
     ends_s: float = math.inf
     unproven: float = 0.0
@@ -233,10 +233,10 @@ def _reduced(graphs: CostGraphs, question: Question, asked: tuple[CostGraph, Mem
     posed, _ = _applied(restricting, _posed(graphs, question, asked, _linears(question, objective)))
     last, undo = _applied(transforming, posed)
     usual, given = (
-        Start(tuple(each for each in multipliers if each), question.planes, question.prices)
+        Start(tuple(each for each in multipliers if each), question.planes, question.memory_multipliers)
         for multipliers in (objective.usual_multipliers, question.start and fitting(question.start, objective))
     )
-    start = given if given.multipliers else usual
+    start = given if given.sum_multipliers else usual
     is_new = question.linear is None and not (_most_left(instance, question) or question.planes)
     if is_new and _averages(question, instance.options):
         start = _from_equal_layers(last, instance.options, question, usual) or start
@@ -299,7 +299,7 @@ def _from_equal_layers(posed: Posed, options: PlanOptions, question: Question, u
     if found.choices is None:
         return None
     met = [layers.invert(Assignment(each), places).choices for each in found.candidates or (found.choices,)]
-    return replace(usual, multipliers=found.multipliers, assignments=met)
+    return replace(usual, sum_multipliers=found.sum_multipliers, assignments=met)
 
 
 def _solved(
@@ -320,10 +320,10 @@ def _solved(
         presolve=options.presolve,
         on_progress=on_progress,
         unproven=question.unproven,
-        start=start.multipliers,
+        sum_multipliers=start.sum_multipliers,
         averages=_averages(question, options),
         planes=start.planes,
-        prices=start.prices,
+        memory_multipliers=start.memory_multipliers,
         assignments=start.assignments,
         below=question.below_s * PS_PER_S,
         effort=question.work,

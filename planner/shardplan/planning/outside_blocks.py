@@ -15,7 +15,7 @@ from shardplan.planning.reduction import Layouts
 from shardplan.planning.search import Found, Questions, Search
 from shardplan.schedule.objective import Weights
 from shardplan.solve.part import Part
-from shardplan.solve.problem import Multipliers
+from shardplan.solve.problem import SumMultipliers
 
 ROUNDS = 3
 """Maximum number of times that each part is solved again around a better plan; one round gives nearly all of it."""
@@ -67,7 +67,7 @@ def _resolved(search: Search, found: Found, whole: Layouts, free: Sequence[int])
     return search.best_of(found, [(best.layouts, choices) for choices in near])
 
 
-def _around(multipliers: Weights) -> Iterator[Multipliers]:
+def _around(multipliers: Weights) -> Iterator[SumMultipliers]:
     """The best multipliers, and for each phase those on the way from there to one of its sums, or to none."""
     best = tuple(weights for weights in multipliers if weights)
     yield best

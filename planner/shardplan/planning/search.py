@@ -54,8 +54,8 @@ class Found:
     """The best result of a search: the plan with the shortest schedule, the greatest proven lower bound on any schedule
     (seconds), and the multipliers of that bound. `limit_bytes`: the memory limit of that proof, kept for further
     questions, since a limit that does not bind only costs time. `outcome`: of the last answer; `reproducible`: no clock
-    ended it; `planes`: cutting planes of the assignments met; `prices`: multipliers of memory, picoseconds per byte at
-    each moment. `whole`: the problem with all its maxima, if it has the choices of a cost graph."""
+    ended it; `planes`: cutting planes of the assignments met; `memory_multipliers`: those of memory, picoseconds per
+    byte at each moment. `whole`: the problem with all its maxima, if it has the choices of a cost graph."""
 
     candidate: Candidate
     bound_s: float
@@ -65,7 +65,7 @@ class Found:
     outcome: str = "feasible"
     reproducible: bool = True
     planes: tuple[Plane, ...] = ()
-    prices: Mapping[int, float] = field(default_factory=dict)
+    memory_multipliers: Mapping[int, float] = field(default_factory=dict)
     whole: Layouts | None = None
 
     @property

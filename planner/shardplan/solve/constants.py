@@ -126,7 +126,7 @@ MASTER_STEADY = 0.02
 """The full step is taken if that maximum moved by no more than this share."""
 SETTLE_SWEEPS = 12
 """Sweeps over the graph that elimination leaves, per list."""
-PRICED_MOMENTS = 24
+MULTIPLIER_MOMENTS = 24
 """Maximum number of moments with a multiplier: more give a tighter bound, and a master problem that converges more
 slowly."""
 FRESH_MOMENTS = 3
@@ -224,7 +224,7 @@ PART_NODE_ENTRIES = 3e5
 """Average number of entries looked at in a part, per node,"""
 PART_PAIR_ENTRIES = 200.0
 """and per pair."""
-PART_PRICING = 0.2
+PART_MULTIPLIER_WORK = 0.2
 """Share of the work of a part for its multiplier."""
 PARETO_WAYS = 1 << 17
 """Number of ways that are compared at once;"""
@@ -312,7 +312,7 @@ CLIMB_FLAT = 1e-5
 """improve the cost by less than this share."""
 CLIMB_SHARE = 0.1
 """Share of the remaining time or work that a climb may take."""
-CLIMB_PRICE_WEIGHTS = (0.0, 0.1, 0.3, 1.0)
+CLIMB_MULTIPLIER_WEIGHTS = (0.0, 0.1, 0.3, 1.0)
 """Weights of multipliers in the choice of a tree's labels, drawn at random."""
 LARGE_RAISES = 40
 """Sweeps for another assignment from a better bound."""

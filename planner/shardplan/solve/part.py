@@ -9,7 +9,7 @@ from functools import cached_property
 from shardplan.solve.bound.averages import averaged
 from shardplan.solve.constants import MULTIPLIER_DIGITS
 from shardplan.solve.linear_functions import Choices, Functions
-from shardplan.solve.problem import Costs, LinearSum, Maximum, Multipliers, Problem
+from shardplan.solve.problem import Costs, LinearSum, Maximum, Problem, SumMultipliers
 from shardplan.solve.solver import solve
 
 
@@ -53,7 +53,7 @@ class Part:
         """The costs and sums of `problem`."""
         return Functions.of(self.problem)
 
-    def best_at(self, multipliers: Multipliers) -> Choices | None:
+    def best_at(self, multipliers: SumMultipliers) -> Choices | None:
         """The assignment of the whole problem whose free nodes cost least if every maximum is replaced by its sums
         times `multipliers`; `None` if none is allowed."""
         weights = [int(weight * 2**MULTIPLIER_DIGITS) for group in multipliers for weight in group]

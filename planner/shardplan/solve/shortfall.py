@@ -10,7 +10,7 @@ import numpy as np
 
 from shardplan.solve.bound.decoding import cutset
 from shardplan.solve.bound.dual import Dual
-from shardplan.solve.bound.multipliers import priced
+from shardplan.solve.bound.multipliers import lagrangian
 from shardplan.solve.budget import Budget
 from shardplan.solve.constants import CUTSET_NODES, LIMIT_STRIDE, PRESOLVE_ROUNDS, PROOF_WORK
 from shardplan.solve.highs.program import Program
@@ -64,7 +64,7 @@ def _of_one_moment(graph: Graph, budget: Budget) -> int | None:
     """A lower bound: the least use at the moment of the largest minimum; `None` if nothing is allowed."""
     base = graph.base
     moment = int(np.argmax(base)) if len(base) else 0
-    used = priced(graph, {moment: 1.0} if len(base) else {})
+    used = lagrangian(graph, {moment: 1.0} if len(base) else {})
     for node in used.alive:
         used.uses[node] = ()
     best = Incumbent(1.0)

@@ -13,7 +13,7 @@ from shardplan.solve.bound.ascent import ascend
 from shardplan.solve.bound.decoding import cutset
 from shardplan.solve.bound.lagrange import DeadEnd, Point, Relaxation
 from shardplan.solve.bound.marginals import Marginals
-from shardplan.solve.bound.multipliers import Prices, rounded
+from shardplan.solve.bound.multipliers import Multipliers, rounded
 from shardplan.solve.budget import Budget
 from shardplan.solve.constants import (
     BRANCH_SHRINKS,
@@ -33,7 +33,7 @@ from shardplan.solve.constants import (
     TIGHTER_LIMITS,
 )
 from shardplan.solve.incumbent import Incumbent, offer
-from shardplan.solve.problem import ANYWHERE, Multipliers, Solution, Start
+from shardplan.solve.problem import ANYWHERE, Solution, Start, SumMultipliers
 from shardplan.solve.prove.cutset import cutset_branches, forbid
 from shardplan.solve.prove.exact import close
 from shardplan.solve.prove.integer import Effort, Pressure, integer
@@ -90,13 +90,13 @@ def _fit(
     balanced = None
     try:
         if graph.hinges:
-            balanced = _roomy(graph, limit, best, budget, whole, max(gap, unproven), start.multipliers)
+            balanced = _roomy(graph, limit, best, budget, whole, max(gap, unproven), start.sum_multipliers)
             if best.choices is not None or best.closed or budget.expired():
                 return False
         reduce(graph, limit)
         if len(cutset(graph)) > CUTSET_NODES and not graph.hinges:
             presolve(graph, limit)
-            search_large(graph, limit, best, budget, whole, seed, max(gap, unproven), start.prices)
+            search_large(graph, limit, best, budget, whole, seed, max(gap, unproven), start.memory_multipliers)
             return False
         relaxation = Relaxation(graph, limit, budget, whole)
         if not relaxation.hinges:
@@ -105,7 +105,7 @@ def _fit(
             return False
         if balanced is not None:
             relaxation.know(balanced, -np.inf)
-        _raise(relaxation, best, gap, start.multipliers)
+        _raise(relaxation, best, gap, start.sum_multipliers)
         if not best.within(gap):
             _crossover(relaxation, best)
         with contextlib.suppress(DeadEnd):
@@ -116,7 +116,7 @@ def _fit(
 
 
 def _roomy(
-    graph: Graph, limit: int, best: Incumbent, budget: Budget, whole: Profiles, enough: float, start: Multipliers
+    graph: Graph, limit: int, best: Incumbent, budget: Budget, whole: Profiles, enough: float, start: SumMultipliers
 ) -> tuple[int, ...] | None:
     """The best assignment for the maxima without the memory limit: a bound, a partner for crossovers, and, if it keeps
     the limit, the answer."""
@@ -148,11 +148,11 @@ def _prove_maxima(
     best: Incumbent,
     enough: float,
     fits: Callable[[tuple[int, ...] | None, float], bool],
-    start: Multipliers,
+    start: SumMultipliers,
 ) -> None:
     """A graph with maxima and no memory: multipliers, a fusion and a proof, as long as each improves the result."""
     with contextlib.suppress(DeadEnd):
-        point = relaxation.at(first_prices(relaxation, start))
+        point = relaxation.at(first_multipliers(relaxation, start))
         labels = dict(zip(relaxation.core.nodes, point.choices.tolist(), strict=True))
         if not fits(relaxation.graph.invert(labels), ROOMY_FACTOR):
             best.prove(point.bound)
@@ -174,7 +174,7 @@ def _prove_maxima(
                 _finish(relaxation, best, enough, MAXIMA_PROOF if enough and relaxation.budget.free else None)
 
 
-def _proven(relaxation: Relaxation, best: Incumbent, price: float) -> None:
+def _proven(relaxation: Relaxation, best: Incumbent, multiplier: float) -> None:
     """The bound of a graph with one maximum, and the assignments met on the way."""
     try:
         reduce(relaxation.graph, relaxation.limit)
@@ -182,7 +182,7 @@ def _proven(relaxation: Relaxation, best: Incumbent, price: float) -> None:
         if not twin.hinges:
             close(twin.graph, best, twin.budget)
             return
-        ascend(twin, best, {twin.soft: price} if twin.soft is not None and price else {})
+        ascend(twin, best, {twin.soft: multiplier} if twin.soft is not None and multiplier else {})
         _crossover(twin, best)
         if twin.best is not None and twin.soft is not None and np.isfinite(best.cost):
             prove_by_parts(twin, best, FUSION_GAP, ONE_MAXIMUM_WORK)
@@ -207,36 +207,36 @@ def _settle(relaxation: Relaxation, best: Incumbent, gap: float, unproven: float
 
 def _pressure(relaxation: Relaxation) -> Pressure:
     """The moments at which memory is short, as the multipliers show."""
-    prices = relaxation.known.prices if relaxation.best is not None else {}
+    multipliers = relaxation.known.multipliers if relaxation.best is not None else {}
     moments = tuple(relaxation.moments)
     numbers, hinges = relaxation.graph.moments, relaxation.hinges
-    return Pressure(numbers, relaxation.limit, relaxation.budget, relaxation.whole, moments, prices, hinges)
+    return Pressure(numbers, relaxation.limit, relaxation.budget, relaxation.whole, moments, multipliers, hinges)
 
 
-def first_prices(relaxation: Relaxation, start: Multipliers) -> Prices:
+def first_multipliers(relaxation: Relaxation, start: SumMultipliers) -> Multipliers:
     """Multipliers of the sums to begin with: those of `start`, by number of maximum and sum, if it has any."""
     numbers, scale = relaxation.graph.moments, relaxation.graph.scale
-    given = dict(zip(flat(relaxation.graph.groups), [price for group in start for price in group], strict=False))
-    prices = {}
+    given = dict(zip(flat(relaxation.graph.groups), [each for group in start for each in group], strict=False))
+    multipliers = {}
     for group in relaxation.hinges:
         for moment in group:
-            price = given.get(int(numbers[moment]), FIRST_MULTIPLIER / len(group))
-            if price > 0:
-                prices[moment] = price * scale
-    return relaxation.capped(rounded(prices))
+            multiplier = given.get(int(numbers[moment]), FIRST_MULTIPLIER / len(group))
+            if multiplier > 0:
+                multipliers[moment] = multiplier * scale
+    return relaxation.capped(rounded(multipliers))
 
 
-def _raise(relaxation: Relaxation, best: Incumbent, gap: float, start: Multipliers) -> None:
+def _raise(relaxation: Relaxation, best: Incumbent, gap: float, start: SumMultipliers) -> None:
     """Searches good multipliers from the starting point."""
     if not relaxation.hinges:
         frugal(relaxation.graph, best)
         if best.choices is not None:
             relaxation.know(best.choices, -np.inf)
-    ascend(relaxation, best, first_prices(relaxation, start), gap)
+    ascend(relaxation, best, first_multipliers(relaxation, start), gap)
     if relaxation.hinges and relaxation.best is not None:
-        prices, numbers = relaxation.known.prices, relaxation.graph.moments
+        multipliers, numbers = relaxation.known.multipliers, relaxation.graph.moments
         sums = flat(relaxation.hinges)
-        best.multipliers = {int(numbers[moment]): prices.get(moment, 0.0) / best.scale for moment in sums}
+        best.multipliers = {int(numbers[moment]): multipliers.get(moment, 0.0) / best.scale for moment in sums}
 
 
 def _free(relaxation: Relaxation, best: Incumbent, roomy: Solution | None) -> None:
@@ -289,9 +289,9 @@ def _branch(relaxation: Relaxation, best: Incumbent, enough: float) -> None:
     for _, labels in ways:
         trial = Incumbent(best.scale, cost=best.cost, choices=best.choices)
         try:
-            part, prices = relaxation.restricted(labels)
+            part, multipliers = relaxation.restricted(labels)
             if part is not relaxation:
-                ascend(part, trial, prices, enough)
+                ascend(part, trial, multipliers, enough)
                 _crossover(part, trial)
             if trial.within(enough):
                 pass

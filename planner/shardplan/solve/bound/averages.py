@@ -30,7 +30,7 @@ from shardplan.solve.constants import (
 from shardplan.solve.evaluate import evaluate
 from shardplan.solve.highs.program import quiet_highs
 from shardplan.solve.linear_functions import Choices, Functions
-from shardplan.solve.problem import Edge, Multipliers, Plane, Problem, Solution, Start
+from shardplan.solve.problem import Edge, Plane, Problem, Solution, Start, SumMultipliers
 from shardplan.solve.search.mixing import mixed
 
 Solve = Callable[[Problem, Mapping[int, float]], Solution]
@@ -53,16 +53,16 @@ def by_averages(
     search = _Search(problem, start)
     weights = search.first()
     seconds, reproducible, tried = 0.0, True, {weights}
-    paid: Mapping[int, float] = {moment: price * 2**MULTIPLIER_DIGITS for moment, price in start.prices.items()}
+    memory: Mapping[int, float] = _times(2.0**MULTIPLIER_DIGITS, start.memory_multipliers)
     interrupted = False
     for _ in range(most):
         if search.planes and stop():
             break
-        plain = solve(averaged(problem, search.functions, weights, MULTIPLIER_DIGITS), paid)
-        paid = plain.prices or paid
+        plain = solve(averaged(problem, search.functions, weights, MULTIPLIER_DIGITS), memory)
+        memory = plain.memory_multipliers or memory
         seconds, reproducible = seconds + plain.seconds, reproducible and plain.reproducible
         if plain.choices is None and not search.planes:
-            return replace(plain, bound=plain.bound / 2**MULTIPLIER_DIGITS, multipliers=search.grouped(weights))
+            return replace(plain, bound=plain.bound / 2**MULTIPLIER_DIGITS, sum_multipliers=search.grouped(weights))
         search.learn(weights, plain)
         interrupted = plain.outcome == "interrupted"
         if interrupted or stop() or search.settled(plain) or search.bound >= below:
@@ -76,7 +76,11 @@ def by_averages(
     if search.bound < below:
         search.mix()
     found = search.answer(interrupted, seconds, reproducible)
-    return replace(found, prices={moment: price / 2**MULTIPLIER_DIGITS for moment, price in paid.items()})
+    return replace(found, memory_multipliers=_times(2.0**-MULTIPLIER_DIGITS, memory))
+
+
+def _times(factor: float, multipliers: Mapping[int, float]) -> dict[int, float]:
+    return {moment: factor * multiplier for moment, multiplier in multipliers.items()}
 
 
 def averaged(problem: Problem, functions: Functions, weights: Sequence[int], digits: int) -> Problem:
@@ -95,7 +99,7 @@ class _Search:
     """Planes and bounds so far. Multipliers are integers in units of 2 ** -DIGITS."""
 
     def __init__(self, problem: Problem, start: Start) -> None:
-        self.problem, self.start = problem, start.multipliers
+        self.problem, self.start = problem, start.sum_multipliers
         self.sizes = [len(maximum.sums) for maximum in problem.maxima]
         self.known = [plane for plane in start.planes if len(plane.sums) == sum(self.sizes)]
         self.functions = Functions.of(problem)
@@ -121,7 +125,7 @@ class _Search:
         given = [weight / 2**MULTIPLIER_DIGITS for weight in weights]
         return self._whole([MASTER_PULL * a + (1.0 - MASTER_PULL) * b for a, b in zip(given, equal, strict=True)])
 
-    def grouped(self, weights: Sequence[int]) -> Multipliers:
+    def grouped(self, weights: Sequence[int]) -> SumMultipliers:
         """Integers as multipliers, by maximum."""
         left = iter(weights)
         return tuple(tuple(next(left) / 2**MULTIPLIER_DIGITS for _ in maximum.sums) for maximum in self.problem.maxima)
@@ -222,7 +226,7 @@ class _Search:
             bound=bound,
             reproducible=reproducible,
             seconds=seconds,
-            multipliers=self.grouped(self.best or self.first()),
+            sum_multipliers=self.grouped(self.best or self.first()),
             candidates=tuple(ranked),
             planes=tuple(self.planes[choices] for choices in ranked),
         )

@@ -72,7 +72,7 @@ class Answer:
 class Program:
     """The integer program of a core above a dual's bound.
 
-    `profiles` and `limit` give the memory rows; `prices` are multipliers per moment that the dual's costs include. A
+    `profiles` and `limit` give the memory rows; `multipliers` are those that the dual's costs include, per moment. A
     moment with a multiplier has a slack column, which refunds the multiplier times the unused memory. The moments
     `hinges` stand for sums: the largest excess of a group costs `over`. `effort` in units of work and `gap` as a share
     of the range (target less bound) end the search early, and so does a gap of `small_gap` after `enough`.
@@ -83,7 +83,7 @@ class Program:
     target: float
     profiles: Profiles | None = None
     limit: int = 0
-    prices: dict[int, float] = field(default_factory=dict)
+    multipliers: dict[int, float] = field(default_factory=dict)
     effort: float = np.inf
     gap: float = 0.0
     enough: float = np.inf
@@ -104,7 +104,9 @@ class Program:
     @property
     def floor(self) -> float:
         """The part of a solution's cost outside of the program's objective."""
-        return self.dual.bound() - sum(price * self._row(moment)[2] for moment, price in self.prices.items())
+        return self.dual.bound() - sum(
+            multiplier * self._row(moment)[2] for moment, multiplier in self.multipliers.items()
+        )
 
     def solve(self) -> Answer:
         """Solves the LP with lazy memory rows, then the integer program with lazy memory rows. If HiGHS fails, only the
@@ -167,7 +169,7 @@ class Program:
         if self.profiles is None:
             return core.cost(choices), 0.0
         used = self.profiles.of(choices)
-        paid = sum(price * float(used[m] - self.profiles.base[m]) for m, price in self.prices.items())
+        paid = sum(multiplier * float(used[m] - self.profiles.base[m]) for m, multiplier in self.multipliers.items())
         above = self.over * self.profiles.excess(choices, self.limit, self.hinges)[1]
         return core.cost(choices) - paid + above, above
 
@@ -187,7 +189,7 @@ class Program:
         self.columns = self.highs.getNumCol()
         if self.columns <= UNPRESOLVED_COLUMNS:
             self.highs.setOptionValue("presolve", "off")
-        for moment in sorted({*self.prices, *flat(self.hinges)}):
+        for moment in sorted({*self.multipliers, *flat(self.hinges)}):
             self._add_row(moment)
 
     def _run(self) -> tuple[Verdict, Costs | None]:
@@ -268,18 +270,18 @@ class Program:
         labels, amounts, room = self._row(moment)
         group = next((group for group in self.hinges if moment in group), ())
         unit = max(PROGRAM_SPAN / (self.scale * self.over) if group else room, 1.0)
-        price = self.prices.get(moment, 0.0)
-        if price:  # usage + slack = room
-            labels, amounts = self._with_column(price * unit, labels, np.append(amounts, unit))
+        multiplier = self.multipliers.get(moment, 0.0)
+        if multiplier:  # usage + slack = room
+            labels, amounts = self._with_column(multiplier * unit, labels, np.append(amounts, unit))
         if group:  # usage + slack - what is above = room
-            asked = sum(self.prices.get(other, 0.0) for other in group)
+            asked = sum(self.multipliers.get(other, 0.0) for other in group)
             known = self.epigraphs.get(group[0])
             if known is None:
                 labels, amounts = self._with_column((self.over - asked) * unit, labels, np.append(amounts, -unit))
                 self.epigraphs[group[0]] = int(labels[-1])
             else:
                 labels, amounts = np.append(labels, known), np.append(amounts, -unit)
-        lower = room / unit if price else -highspy.kHighsInf
+        lower = room / unit if multiplier else -highspy.kHighsInf
         self.highs.addRow(lower, room / unit, len(labels), labels.astype(np.int32), amounts / unit)
 
     def _with_column(self, cost: float, labels: Indices, amounts: Costs) -> tuple[Indices, Costs]:

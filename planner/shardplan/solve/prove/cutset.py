@@ -35,7 +35,7 @@ def cutset_branches(relaxation: Relaxation, best: Incumbent, most: int = CUTSET_
     bound = relaxation.known.bound
     if dual is None:
         return [(bound, {})]
-    held = relaxation.held(relaxation.known.prices)
+    held = relaxation.held(relaxation.known.multipliers)
     trial = reduced.copy()
     prune(trial, dual, best.target + held)
     eliminate(trial)

@@ -31,7 +31,7 @@ class View:
     """A graph at one multiplier of the sum, times its scale: the bound, the excess of labels and pairs above it, and
     the order in which elimination removes all nodes (empty if it does not)."""
 
-    price: float
+    multiplier: float
     bound: float
     known: Marginals
     order: tuple[int, ...]
@@ -174,10 +174,10 @@ def _thinned(front: _Front, sizes: Sequence[int], views: Sequence[View], target:
     kinds, kind = np.unique(front.keys(front.nodes, sizes), return_inverse=True)
     good = np.ones(len(kind), dtype=bool)
     for view in views:
-        priced = front.costs + view.price * front.amounts
+        relaxed = front.costs + view.multiplier * front.amounts
         least = np.full(len(kinds), np.inf)
-        np.minimum.at(least, kind, priced)
-        good &= view.bound + _elsewhere(front, view.known) + (priced - least[kind]) <= target + 1.0
+        np.minimum.at(least, kind, relaxed)
+        good &= view.bound + _elsewhere(front, view.known) + (relaxed - least[kind]) <= target + 1.0
     front, kind = front.some(np.flatnonzero(good)), kind[good]
     if not len(kind):
         raise Contradiction if front.exact else TooManyError

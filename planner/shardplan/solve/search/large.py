@@ -10,7 +10,7 @@ import numpy as np
 from shardplan.solve.budget import Budget
 from shardplan.solve.constants import (
     CLIMB_FLAT,
-    CLIMB_PRICE_WEIGHTS,
+    CLIMB_MULTIPLIER_WEIGHTS,
     CLIMB_SHARE,
     CLIMB_TREES,
     CROSSOVER_EFFORT,
@@ -57,12 +57,12 @@ def search_large(
     whole: Profiles,
     seed: int,
     enough: float,
-    prices: Mapping[int, float],
+    multipliers: Mapping[int, float],
 ) -> None:
     """Improves assignment and bound of a presolved graph until the gap is at most the share `enough` of the cost, or
-    the budget ends. `prices`: multipliers of memory to start with, by the numbers of moments."""
+    the budget ends. `multipliers`: those of memory to start with, by the numbers of moments."""
     search = _Search(graph, limit, best, budget, whole, seed, enough)
-    search.scene.begin(prices, best.scale)
+    search.scene.begin(multipliers, best.scale)
     try:
         search.raise_bound()
         while not (best.within(enough) or budget.expired() or search.spent()):
@@ -160,7 +160,7 @@ class _Search:
         for count in range(1, trees + 1):
             tree = grow(scene.space, self.rng, random_size(self.rng))
             slack = -heat * cost * np.log(max(self.rng.random(), 1e-9)) if heat else 0.0
-            cost += improve(assignment, tree, self.rng.choice(CLIMB_PRICE_WEIGHTS), paid, slack)
+            cost += improve(assignment, tree, self.rng.choice(CLIMB_MULTIPLIER_WEIGHTS), paid, slack)
             budget.spend(2000 * len(tree))
             if budget.expired() or budget.past(end):
                 return
@@ -222,7 +222,7 @@ class _Search:
         """An assignment from other multipliers."""
         duals = self.scene.duals
         duals.back()
-        duals.set_prices(duals.prices * np.exp(self.noise.normal(0.0, LARGE_SHAKE, len(duals.prices))))
+        duals.set_multipliers(duals.multipliers * np.exp(self.noise.normal(0.0, LARGE_SHAKE, len(duals.multipliers))))
         for _ in range(6):
             duals.dual.sweep()
         self.budget.spend(12 * self.scene.core.pairs)
@@ -262,7 +262,7 @@ class _Search:
     def _pressure(self) -> Pressure:
         scene = self.scene
         moments = tuple(np.flatnonzero(scene.duals.active).tolist())
-        return Pressure(scene.graph.moments, self.limit, self.budget, self.whole, moments, scene.prices)
+        return Pressure(scene.graph.moments, self.limit, self.budget, self.whole, moments, scene.multipliers)
 
     def shrink(self) -> None:
         """Moves to the core of what may be as good as the incumbent, if that is much smaller, and raises the bound

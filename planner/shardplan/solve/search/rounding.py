@@ -6,13 +6,13 @@ import random
 
 import numpy as np
 
-from shardplan.solve.bound.subgradient import Multipliers
+from shardplan.solve.bound.subgradient import SubgradientAscent
 from shardplan.solve.constants import ROUNDING_REPAIR_TREE, ROUNDING_REPAIRS
 from shardplan.solve.search.assignment import Assignment, Space
 from shardplan.solve.search.tree import grow, improve
 
 
-def round_primal(space: Space, duals: Multipliers, rng: random.Random) -> Assignment | None:
+def round_primal(space: Space, duals: SubgradientAscent, rng: random.Random) -> Assignment | None:
     """Labels in the graph's order, each the cheapest that fits; `None` at dead ends that cannot be repaired.
 
     The score of a label is its cost with multipliers, its pairs with labels already set, and the messages of edges to

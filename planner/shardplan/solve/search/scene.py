@@ -8,8 +8,8 @@ from itertools import pairwise
 import numpy as np
 
 from shardplan.solve.bound.dual import Dual
-from shardplan.solve.bound.multipliers import Prices
-from shardplan.solve.bound.subgradient import Multipliers
+from shardplan.solve.bound.multipliers import Multipliers
+from shardplan.solve.bound.subgradient import SubgradientAscent
 from shardplan.solve.constants import SCENE_BISECTIONS, SCENE_SHRINKS, SCENE_SHRUNK
 from shardplan.solve.problem import Costs
 from shardplan.solve.reduce.core import Core, Indices, core_of, depths
@@ -28,7 +28,7 @@ class Scene:
         self.limit = limit
         self.core: Core = core_of(graph)
         profiles = Profiles(self.core.uses, self.core.offsets, graph.tables.arrays, graph.base)
-        self.duals = Multipliers(self.core, profiles, limit)
+        self.duals = SubgradientAscent(self.core, profiles, limit)
         rows = [[other for other, _, _ in row] for row in self.core.around]
         self.wave = Dual(self.core, depths(rows), self.duals.dual)
         self.space = Space(self.core, profiles, limit)
@@ -39,22 +39,22 @@ class Scene:
         return [self.duals.paid[a:b] for a, b in pairwise(self.core.offsets.tolist())]
 
     @property
-    def prices(self) -> Prices:
+    def multipliers(self) -> Multipliers:
         """The best multipliers, by moment."""
-        best = self.duals.best.prices
+        best = self.duals.best.multipliers
         return {int(moment): float(best[moment]) for moment in np.flatnonzero(best)}
 
     def begin(self, known: Mapping[int, float], scale: float) -> None:
         """Starts from multipliers by numbers of moments, in costs of the problem; the graph's costs are `scale` times
         those."""
-        prices = np.array([scale * known.get(int(number), 0.0) for number in self.graph.moments])
-        if prices.any():
-            self.duals.set_prices(prices)
-            self.duals.active |= prices > 0
+        multipliers = np.array([scale * known.get(int(number), 0.0) for number in self.graph.moments])
+        if multipliers.any():
+            self.duals.set_multipliers(multipliers)
+            self.duals.active |= multipliers > 0
 
-    def numbered(self, scale: float) -> Prices:
+    def numbered(self, scale: float) -> Multipliers:
         """The best multipliers in the form that `begin` takes."""
-        return {int(self.graph.moments[moment]): price / scale for moment, price in self.prices.items()}
+        return {int(self.graph.moments[moment]): multiplier / scale for moment, multiplier in self.multipliers.items()}
 
     def settle(self) -> float:
         """Returns to the best state, ready for pruning; returns the multipliers times the available room."""
