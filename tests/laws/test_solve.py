@@ -407,12 +407,12 @@ def test_nodes_for_pairs_change_no_sum(both: tuple[Problem, Problem]) -> None:
     problem = between(*both)
     wide = sums_to_nodes(problem)
     for choices in assignments(problem):
-        priced, lifted = evaluate(problem, choices), wide.apply(choices)
+        priced, extended = evaluate(problem, choices), wide.apply(choices)
         if priced.cost == math.inf:
             continue
-        assert wide.invert(lifted) == choices
-        surplus = sum(int(row[lifted[node]]) for node, _, row in wide.amounts)
-        found = evaluate(wide.problem, lifted)
+        assert wide.invert(extended) == choices
+        surplus = sum(int(row[extended[node]]) for node, _, row in wide.amounts)
+        found = evaluate(wide.problem, extended)
         assert (found.cost + max(0, surplus), found.peak_bytes) == (priced.cost, priced.peak_bytes)
 
 

@@ -16,7 +16,7 @@ from shardplan.planning.candidates import of_phases, shortest
 from shardplan.planning.chain import MOST_JUDGED, Question, answer, chain
 from shardplan.planning.instance import CostGraphs, instance_of
 from shardplan.planning.judge import judged
-from shardplan.planning.reduction import Assignment, Posed
+from shardplan.planning.reduction import Assignment, Problems
 from shardplan.planning.rematerialisation import Rematerialisation
 from shardplan.planning.search import NoPlanError, Search
 from shardplan.schedule.objective import at_multipliers
@@ -84,11 +84,11 @@ def test_an_assignment_without_recomputing_costs_the_same_beside_those_with_it_a
     layouts = found.layouts
     repeated = answer(graphs, Question(None, linear=base, remat=replace(layouts.built.recompute))).layouts
     reduction = Rematerialisation()
-    posed, data = reduction.apply(Posed((layouts,), (repeated,)))
+    problems, data = reduction.apply(Problems((layouts,), (repeated,)))
     assignment = Assignment(found.solution.choices)
-    lifted = Assignment(without_recompute(data, assignment.choices))
-    assert evaluate(posed.sums[0].problem, lifted.choices).cost == found.solution.cost
-    back = reduction.invert(lifted, data)
+    combined = Assignment(without_recompute(data, assignment.choices))
+    assert evaluate(problems.sums[0].problem, combined.choices).cost == found.solution.cost
+    back = reduction.invert(combined, data)
     assert (back.choices, dict(back.remat.until)) == (assignment.choices, {})
 
 

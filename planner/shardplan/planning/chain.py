@@ -22,7 +22,7 @@ from shardplan.planning.constraint_masks import ConstraintMasks
 from shardplan.planning.equal_layers import WORTH_FOLDING, EqualLayers
 from shardplan.planning.instance import CostGraphs, Instance
 from shardplan.planning.objective import Maxima
-from shardplan.planning.reduction import Assignment, Layouts, Posed, Reduction, Restrict
+from shardplan.planning.reduction import Assignment, Layouts, Problems, Reduction, Restrict
 from shardplan.planning.rematerialisation import Rematerialisation, everything
 from shardplan.planning.restrictions import KnownToPlanner, Restriction
 from shardplan.planning.staying_weights import StayingWeights
@@ -159,8 +159,8 @@ def answer(
         if assignment.remat is not None:
             decided = graphs.recomputing(assignment.remat)
             alone = Layouts(*decided, to_problem(*decided, question.limit_bytes, _linears(question, objective)[0]), {})
-            posed, _ = _applied(chain(instance, question, objective)[0], Posed((alone,)))
-            chosen = posed.sums[0]
+            restricted, _ = _applied(chain(instance, question, objective)[0], Problems((alone,)))
+            chosen = restricted.sums[0]
         candidates.append((chosen, assignment.choices))
     whole = None if question.chooses_remat or _most_left(instance, question) else layouts.having(reduced.problem)
     best, choices = candidates[0]
@@ -230,8 +230,8 @@ def _reduced(graphs: CostGraphs, question: Question, asked: tuple[CostGraph, Mem
     """The question with an objective, after all reductions."""
     instance = graphs.instance
     restricting, transforming = chain(instance, question, objective)
-    posed, _ = _applied(restricting, _posed(graphs, question, asked, _linears(question, objective)))
-    last, undo = _applied(transforming, posed)
+    restricted, _ = _applied(restricting, _problems(graphs, question, asked, _linears(question, objective)))
+    last, undo = _applied(transforming, restricted)
     usual, given = (
         Start(tuple(each for each in multipliers if each), question.planes, question.memory_multipliers)
         for multipliers in (objective.usual_multipliers, question.start and fitting(question.start, objective))
@@ -240,7 +240,7 @@ def _reduced(graphs: CostGraphs, question: Question, asked: tuple[CostGraph, Mem
     is_new = question.linear is None and not (_most_left(instance, question) or question.planes)
     if is_new and _averages(question, instance.options):
         start = _from_equal_layers(last, instance.options, question, usual) or start
-    return _Reduced(objective, posed.sums[0], last.sums[0].problem, undo, start)
+    return _Reduced(objective, restricted.sums[0], last.sums[0].problem, undo, start)
 
 
 def _graph(graphs: CostGraphs, question: Question) -> tuple[CostGraph, Memory]:
@@ -250,31 +250,35 @@ def _graph(graphs: CostGraphs, question: Question) -> tuple[CostGraph, Memory]:
     return graphs.asked() if question.remat is None else graphs.recomputing(question.remat)
 
 
-def _posed(graphs: CostGraphs, question: Question, asked: tuple[CostGraph, Memory], linears: Sequence[Linear]) -> Posed:
-    """The problem of layouts for every sum of the objective."""
+def _problems(
+    graphs: CostGraphs, question: Question, asked: tuple[CostGraph, Memory], linears: Sequence[Linear]
+) -> Problems:
+    """The problems of layouts for every sum of the objective."""
 
-    def posed(priced: tuple[CostGraph, Memory]) -> tuple[Layouts, ...]:
-        problems = to_problems(*priced, question.limit_bytes, linears)
-        return tuple(Layouts(*(priced if question.chooses_remat else asked), problem, {}) for problem in problems)
+    def layouts_of(priced: tuple[CostGraph, Memory]) -> tuple[Layouts, ...]:
+        made = to_problems(*priced, question.limit_bytes, linears)
+        return tuple(Layouts(*(priced if question.chooses_remat else asked), problem, {}) for problem in made)
 
     if question.chooses_remat:
-        return Posed(posed(asked), posed(graphs.recomputing(everything(asked[0]))))
+        return Problems(layouts_of(asked), layouts_of(graphs.recomputing(everything(asked[0]))))
     is_open = question.limit_bytes is not None and not question.stay
     size_bytes = question.bucket_bytes
     priced = asked if size_bytes is None else (in_buckets(asked[0], size_bytes), asked[1])
     if not asked[0].recompute.held or not (question.regather or is_open):
-        return Posed(posed(priced))
-    regathered = posed(graphs.regathering(priced))
-    return Posed(regathered) if question.regather else Posed(posed(priced), regathered=regathered)
+        return Problems(layouts_of(priced))
+    regathered = layouts_of(graphs.regathering(priced))
+    return Problems(regathered) if question.regather else Problems(layouts_of(priced), regathered=regathered)
 
 
-def _applied(reductions: Sequence[Reduction[Any]], posed: Posed) -> tuple[Posed, list[tuple[Reduction[Any], Any]]]:
-    """The problem after all of `reductions`, and the data that their inversions need."""
+def _applied(
+    reductions: Sequence[Reduction[Any]], problems: Problems
+) -> tuple[Problems, list[tuple[Reduction[Any], Any]]]:
+    """The problems after all of `reductions`, and the data that their inversions need."""
     undo = []
     for reduction in reductions:
-        posed, data = reduction.apply(posed)
+        problems, data = reduction.apply(problems)
         undo.append((reduction, data))
-    return posed, undo
+    return problems, undo
 
 
 def _inverted(undo: Sequence[tuple[Reduction[Any], Any]], choices: tuple[int, ...]) -> Assignment:
@@ -285,12 +289,12 @@ def _inverted(undo: Sequence[tuple[Reduction[Any], Any]], choices: tuple[int, ..
     return assignment
 
 
-def _from_equal_layers(posed: Posed, options: PlanOptions, question: Question, usual: Start) -> Start | None:
+def _from_equal_layers(problems: Problems, options: PlanOptions, question: Question, usual: Start) -> Start | None:
     """The question with the starting point that plans with equal layers give, if the model has equal layers: solving
     the problem of one layer takes a fraction of the time."""
     layers = EqualLayers(WORTH_FOLDING)
-    alike, places = layers.apply(posed)
-    if alike is posed:
+    alike, places = layers.apply(problems)
+    if alike is problems:
         return None
     now = time.monotonic()
     ends_s = now + (question.ends_s - now) / 4

@@ -110,14 +110,14 @@ def finer(search: Search, coarser: Coarser, no_less_s: float) -> Questions[Found
     axes = len(real_axes(search.instance.cluster.mesh))
     together = WHOLE_AVERAGES if axes <= MOST_WHOLE else 0
     search.spent.left = search.averages + AVERAGES["quick"] * math.comb(axes, 2) + together
-    found = yield from lifted(search, coarser, no_less_s)
+    found = yield from transferred(search, coarser, no_less_s)
     found = yield from by_pairs(search, found)
     return (yield from _proven(search, found, coarser.recompute, planes=found.planes))
 
 
-def lifted(search: Search, coarser: Coarser, no_less_s: float, decided: Decided | None = None) -> Questions[Found]:
-    """The coarser mesh's plan on the finer mesh, or the plan with the decisions `decided`. Raises `NoPlanError` if that
-    is not valid there."""
+def transferred(search: Search, coarser: Coarser, no_less_s: float, decided: Decided | None = None) -> Questions[Found]:
+    """The coarser mesh's plan as an assignment of the finer mesh, or that with the decisions `decided`. Raises
+    `NoPlanError` if it is not valid there."""
     decided, limit_bytes = decided or coarser.on(search.instance.cluster.mesh), coarser.limit_bytes
     question = Question(limit_bytes, remat=coarser.recompute, near=Near(decided.met()), restriction=decided.fixed)
     answer = yield from asked(search, question, search.work_left)
@@ -133,7 +133,7 @@ def lifted(search: Search, coarser: Coarser, no_less_s: float, decided: Decided 
 def deeper(search: Search, shallow: Coarser, no_less_s: float) -> Questions[Found]:
     """The plan of a shallower model as one of the whole model, with the bound of the whole model where that can be
     searched. Raises `NoPlanError` where the plan is none of the whole model."""
-    found = yield from lifted(search, shallow, no_less_s, shallow.decided)
+    found = yield from transferred(search, shallow, no_less_s, shallow.decided)
     return (yield from _proven(search, found, shallow.recompute, start=shallow.multipliers))
 
 

@@ -18,7 +18,7 @@ from shardplan.layout.mesh import Mesh
 from shardplan.planning.answers import Answers
 from shardplan.planning.candidates import estimated, of_phases, shortest
 from shardplan.planning.chain import AVERAGES
-from shardplan.planning.finer import CoarsePlans, Coarser, finer, least_s, lifted, with_fewer_axes
+from shardplan.planning.finer import CoarsePlans, Coarser, finer, least_s, transferred, with_fewer_axes
 from shardplan.planning.infeasible import no_coarser_plan
 from shardplan.planning.instance import MOST_WHOLE, Instance, instance_of, real_axes
 from shardplan.planning.judge import Known
@@ -166,7 +166,7 @@ class RuntimePlans:
         if coarser is not None and are_one:
             if coarser.step_s > enough_s - _SAME_S:
                 raise NoBetterError(coarser.bound_s)
-            return self.answers.to(lifted(own, coarser, coarser.bound_s), own, on_progress=self.on_progress)
+            return self.answers.to(transferred(own, coarser, coarser.bound_s), own, on_progress=self.on_progress)
         if coarser is not None and coarser.step_s > FARTHER * enough_s:
             raise NoBetterError(bound_s)
         if coarser is not None:

@@ -25,7 +25,16 @@ from shardplan.planning.answers import Answers
 from shardplan.planning.candidates import CLOSE, shortest
 from shardplan.planning.chain import Answer
 from shardplan.planning.decided import Decided
-from shardplan.planning.finer import CoarsePlans, Coarser, by_pairs, deeper, finer, least_s, lifted, with_fewer_axes
+from shardplan.planning.finer import (
+    CoarsePlans,
+    Coarser,
+    by_pairs,
+    deeper,
+    finer,
+    least_s,
+    transferred,
+    with_fewer_axes,
+)
 from shardplan.planning.for_runtime import best_for_runtime
 from shardplan.planning.infeasible import no_coarser_plan, refusal
 from shardplan.planning.instance import MOST_WHOLE, CostGraphs, instance_of, real_axes
@@ -168,7 +177,7 @@ class Planner:
         with Interruption() as interruption:
             search = Search.of(self.instance, interruption, restricted=restriction is not None)
             try:
-                found = self._answered(lifted(search, coarser, least_s), search)
+                found = self._answered(transferred(search, coarser, least_s), search)
             except NoPlanError:
                 asked = self.instance
                 raise LimitError(no_coarser_plan(asked.model, asked.cluster, merged(asked.cluster)[0])) from None
@@ -177,7 +186,7 @@ class Planner:
             elif not search.is_over:
                 decided = like(coarser.on(self.instance.cluster.mesh))
                 with contextlib.suppress(NoPlanError):
-                    other = self._answered(lifted(search, coarser, least_s, decided), search)
+                    other = self._answered(transferred(search, coarser, least_s, decided), search)
                     found = found.better([other.candidate], self.limit_bytes)
             return self._assembled(found, interrupted=interruption.asked).plan
 
@@ -281,7 +290,7 @@ class Planner:
         search.spent.work += work
         own = replace(search, restricted=True)
         with contextlib.suppress(NoPlanError):
-            same = self._answered(lifted(own, kept, 0.0, kept.decided), own)
+            same = self._answered(transferred(own, kept, 0.0, kept.decided), own)
             found = found.better([same.candidate], self.limit_bytes)
             split = self._answered(shortest(own), own, kept.decided.as_split)
             found = found.better([split.candidate], self.limit_bytes)

@@ -229,9 +229,9 @@ def _candidates(problem: Problem, wide: SumsOnNodes, best: Incumbent) -> tuple[t
     """The cheapest different assignments met that fit."""
     found: dict[tuple[int, ...], None] = {}
     for choices in [] if best.pool is None else best.pool.ranked():
-        lowered = wide.invert(choices)
-        if lowered not in found and evaluate(problem, lowered).feasible:
-            found[lowered] = None
+        original = wide.invert(choices)
+        if original not in found and evaluate(problem, original).feasible:
+            found[original] = None
         if len(found) == CANDIDATES:
             break
     return tuple(found)
