@@ -26,7 +26,7 @@ from shardplan.planning.rematerialisation import FLAGS, flags
 from shardplan.planning.search import Found, NoBetterError, NoPlanError, Questions, Search
 from shardplan.schedule.objective import Linear, Objective, Weights, plain_sum
 from shardplan.solve import Plane
-from shardplan.solve.search.mixing import mixed_with
+from shardplan.solve.search.crossover_of_problems import crossovers_with
 from shardplan.units import PS_PER_S
 
 UNPROVEN = 0.03
@@ -397,5 +397,5 @@ def crossed(search: Search, found: Found) -> Questions[Found]:
     below = candidate.step_s * PS_PER_S  # what its sums say is a lower bound on the schedule of each
     others = (choices for choices, layouts in search.hopeless.items() if layouts.built is whole.built)
     choices = list(dict.fromkeys((*(tuple(one.priced.choice.values()) for one in ranked), *others)))
-    assignments = mixed_with(whole.functions, PARENTS, choices, CROSSED, below)
+    assignments = crossovers_with(whole.functions, PARENTS, choices, CROSSED, below)
     return found.better(search.judged([(candidate.layouts, one) for one in assignments]), search.limit_bytes)

@@ -91,7 +91,7 @@ AVERAGES_UNPROVEN = 0.02
 """Relative gap left open in each plain problem if memory binds: a proof there closes little of the whole gap."""
 AVERAGES_EFFORT = 2e3
 """Work on each plain problem: a longer proof closes little of the whole gap."""
-AVERAGES_MIXED = 8
+AVERAGES_CROSSOVERS = 8
 """Maximum number of crossovers of their assignments that are kept."""
 AVERAGES_GAP = 4e-3
 """Share of the cost by which new multipliers must promise to raise the bound."""

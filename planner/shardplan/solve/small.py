@@ -43,7 +43,7 @@ from shardplan.solve.reduce.graph import Contradiction, Graph
 from shardplan.solve.reduce.memory import Profiles, flat, keep_moments, reduce
 from shardplan.solve.reduce.presolve import presolve
 from shardplan.solve.reduce.tables import open_rows
-from shardplan.solve.search.crossover import crossover, crossover_bytes, crossover_costs
+from shardplan.solve.search.crossover_of_cores import crossover, crossover_bytes, crossover_costs
 from shardplan.solve.search.large import search_large
 
 

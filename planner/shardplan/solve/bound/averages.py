@@ -18,8 +18,8 @@ import numpy as np
 
 from shardplan.solve.constants import (
     AVERAGES_CLOSE,
+    AVERAGES_CROSSOVERS,
     AVERAGES_GAP,
-    AVERAGES_MIXED,
     AVERAGES_OPEN,
     AVERAGES_SOLVES,
     AVERAGES_WEAK,
@@ -31,7 +31,7 @@ from shardplan.solve.evaluate import evaluate
 from shardplan.solve.highs.program import quiet_highs
 from shardplan.solve.linear_functions import Choices, Functions
 from shardplan.solve.problem import Edge, Plane, Problem, Solution, Start, SumMultipliers
-from shardplan.solve.search.mixing import mixed
+from shardplan.solve.search.crossover_of_problems import crossovers
 
 Solve = Callable[[Problem, Mapping[int, float]], Solution]
 
@@ -74,7 +74,7 @@ def by_averages(
         tried.add(goal)
         weights = goal
     if search.bound < below:
-        search.mix()
+        search.cross_over()
     found = search.answer(interrupted, seconds, reproducible)
     return replace(found, memory_multipliers=_times(2.0**-MULTIPLIER_DIGITS, memory))
 
@@ -146,9 +146,9 @@ class _Search:
             for choices, (cost, *values) in zip(assignments, totals, strict=True):
                 self.planes.setdefault(choices, Plane(cost, tuple(values)))
 
-    def mix(self) -> None:
+    def cross_over(self) -> None:
         """Adds crossovers of the assignments met, as far as they fit in memory."""
-        found = mixed(self.functions, list(self.planes), AVERAGES_MIXED)
+        found = crossovers(self.functions, list(self.planes), AVERAGES_CROSSOVERS)
         self._meet(found if self.problem.limit is None else self._that_fit(found))
 
     def _that_fit(self, assignments: Sequence[Choices]) -> list[Choices]:

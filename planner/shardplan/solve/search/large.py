@@ -187,10 +187,11 @@ class _Search:
         elif self.rounds % 4 == 1:
             self._near(self.current)
         else:
-            self._mixed(self.current)
+            self._crossover(self.current)
 
-    def _mixed(self, current: Assignment) -> None:
-        """Makes another good assignment from other multipliers or by heat, and crosses it with the current one."""
+    def _crossover(self, current: Assignment) -> None:
+        """Makes another good assignment from other multipliers or by heat, and searches the best crossover with the
+        current one."""
         other = (self._raised, self._raised, self._shaken, self._kicked)[self.rounds % 4]()
         if other is None or other.cost() > CROSSOVER_WORST * current.cost() or self.budget.expired():
             return
