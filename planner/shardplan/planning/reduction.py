@@ -56,8 +56,8 @@ class Problems:
     """The problems of one question, which a chain of reductions transforms. `sums[0]`: the problem of the base sums of
     all phases; `sums[k]`: that with another sum in place of its phase's base
     (`shardplan.schedule.objective.single_sums`). All have the same choices. `repeated[k]`: the same as if every
-    operator were recomputed, if the search chooses what is; `regathered[k]`: the same as if all weights were gathered again for
-    backward, if the solver chooses which are."""
+    operator were recomputed, if the search chooses what is; `regathered[k]`: the same as if all weights were
+    gathered again for backward, if the solver chooses which are."""
 
     sums: tuple[Layouts, ...]
     repeated: tuple[Layouts, ...] = ()
