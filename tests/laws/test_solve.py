@@ -297,7 +297,7 @@ def test_a_proof_that_is_asked_for_less_than_a_whole_unit_of_cost_is_none() -> N
 
 @laws
 @given(problems_of_two_sums(memory=True))
-def test_where_no_labels_can_be_read_off_the_messages_the_proof_is_sought_all_the_same(
+def test_where_decoding_meets_a_dead_end_the_proof_is_sought_all_the_same(
     both: tuple[Problem, Problem],
 ) -> None:
     def dead_end(*_: object) -> None:
@@ -364,13 +364,13 @@ def test_fronts_find_the_least_larger_sum_and_say_where_they_had_no_room(
     best, wide = optimum(problem), sums_to_nodes(problem)
     try:
         graph = build(wide.problem, Tables(), wide.amounts, wide.groups)
-        graph.settle()
-        if best == math.inf or graph.soft is None:
+        graph.propagate()
+        if best == math.inf or graph.hinge is None:
             return
         relaxation = Relaxation(
             graph, 0, Budget(), Profiles(graph.uses, core_of(graph).offsets, graph.tables.arrays, graph.base)
         )
-        point, reduced, dual = relaxation.look({graph.soft: multiplier * graph.scale})
+        point, reduced, dual = relaxation.look({graph.hinge: multiplier * graph.scale})
     except (Contradiction, DeadEnd):
         return
     target = (best + above) * graph.scale
@@ -467,7 +467,7 @@ def test_tightening_keeps_exactly_what_fits(problem: Problem) -> None:
     assert problem.limit is not None
     try:
         graph = build(problem, Tables())
-        graph.settle()
+        graph.propagate()
         tighten(graph, problem.limit)
     except Contradiction:
         assert best == math.inf
@@ -493,7 +493,7 @@ def test_every_list_of_multipliers_gives_a_lower_bound(problem: Problem, multipl
     best = optimum(problem)
     try:
         graph = build(problem, Tables())
-        graph.settle()
+        graph.propagate()
         tighten(graph, problem.limit)
     except Contradiction:
         return
@@ -515,7 +515,7 @@ def test_pruning_keeps_everything_up_to_its_target(problem: Problem, above: int)
     wanted = sorted(cost for cost in costs if cost <= target)
     try:
         prune(graph, dual, target)
-        graph.settle()
+        graph.propagate()
     except Contradiction:
         assert not wanted
         return

@@ -52,7 +52,7 @@ def test_highs_has_one_epigraph_per_maximum_at_any_multipliers(seed: int) -> Non
     wide = sums_to_nodes(problem)
     try:
         graph = build(wide.problem, Tables(), wide.amounts, wide.groups)
-        graph.settle()
+        graph.propagate()
     except Contradiction:
         return
     rng = np.random.default_rng(seed)

@@ -63,11 +63,11 @@ def test_pruning_keeps_everything_up_to_the_ceiling(seed: int, nodes: int, above
     if not math.isfinite(best):
         return
     ceiling = (best + above) * scale
-    target = ceiling + scene.settle()
+    target = ceiling + scene.restore_best()
     counted = surviving(scene.duals.dual, target)
     trial = scene.graph.copy()
     prune(trial, scene.duals.dual, target, adopt=False)
-    trial.settle()  # choices without a partner are forbidden only now
+    trial.propagate()  # choices without a partner are forbidden only now
     assert sum(np.isfinite(table).sum() for table in core_of(trial).tables) <= counted
     left = scene.pruned(target)
     assert left.const <= ceiling
@@ -84,7 +84,7 @@ def test_pruning_keeps_everything_up_to_the_ceiling(seed: int, nodes: int, above
 def test_ceilings_below_the_bound_leave_nothing() -> None:
     scene, scale, _ = scene_of(4, 8)
     with pytest.raises(Contradiction):
-        scene.pruned(scene.duals.best.bound - scale + scene.settle())
+        scene.pruned(scene.duals.best.bound - scale + scene.restore_best())
 
 
 def test_assignments_follow_into_smaller_cores() -> None:

@@ -124,7 +124,7 @@ MASTER_PULL = 0.7
 and slower."""
 MASTER_STEADY = 0.02
 """The full step is taken if that maximum moved by no more than this share."""
-SETTLE_SWEEPS = 12
+LAGRANGE_SWEEPS = 12
 """Sweeps over the graph that elimination leaves, per list."""
 MULTIPLIER_MOMENTS = 24
 """Maximum number of moments with a multiplier: more give a tighter bound, and a master problem that converges more
@@ -211,7 +211,7 @@ PART_WORK = 1.5e3
 PART_REDUCED_PAIRS = 200_000
 """Number of pairs up to which all reductions are applied."""
 PARETO_PAIRS = 60_000
-"""Number of pairs up to which all non-dominated ways may be kept."""
+"""Number of pairs up to which all non-dominated points may be kept."""
 PART_CEILINGS = (0.05, 0.2, 1.0)
 """Shares of the gap within which a part's best assignments are searched, one after the other."""
 PART_ASIDE = 0.35
@@ -226,10 +226,10 @@ PART_PAIR_ENTRIES = 200.0
 """and per pair."""
 PART_MULTIPLIER_WORK = 0.2
 """Share of the work of a part for its multiplier."""
-PARETO_WAYS = 1 << 17
-"""Number of ways that are compared at once;"""
+PARETO_POINTS = 1 << 17
+"""Number of points that are compared at once;"""
 PARETO_COARSE = 1 << 13
-"""if there are more, ways are dropped until at most this many are left."""
+"""if there are more, points are dropped until at most this many are left."""
 
 # HiGHS
 

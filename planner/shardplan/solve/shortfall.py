@@ -40,7 +40,7 @@ def least_limit(problem: Problem, budget: Budget) -> int | None:
     try:
         graph = build(replace(free, limit=everything), Tables())
         whole = Profiles(graph.uses, np.cumsum([0, *graph.sizes]), graph.tables.arrays, graph.base)
-        graph.settle()
+        graph.propagate()
         if len(cutset(graph)) > CUTSET_NODES:
             return _Large(free, budget).least(int(graph.base.max(initial=0)), everything)
         low = _of_one_moment(graph, budget)
@@ -79,15 +79,15 @@ def _thinned(graph: Graph, low: int) -> Graph:
     there on."""
     thin = graph.copy()
     drop_moments(thin, low)
-    thin.settle()
+    thin.propagate()
     for _ in range(PRESOLVE_ROUNDS):
         changed = follow(thin)
-        thin.settle()
+        thin.propagate()
         eliminate(thin)
         for node in thin.alive:
             flatten(thin, node)
         changed |= dominate(thin)
-        thin.settle()
+        thin.propagate()
         eliminate(thin)
         if not changed:
             break

@@ -109,7 +109,7 @@ def _fit(
         if not best.within(gap):
             _crossover(relaxation, best)
         with contextlib.suppress(DeadEnd):
-            _settle(relaxation, best, gap, unproven)
+            _close_gap(relaxation, best, gap, unproven)
     except Contradiction:
         best.prove(best.cost)
     return not best.closed
@@ -167,7 +167,7 @@ def _prove_maxima(
         _finish(relaxation, best, enough)
     elif fits(best.choices, ROOMY_FACTOR):
         with contextlib.suppress(DeadEnd):
-            if relaxation.soft is not None:
+            if relaxation.hinge is not None:
                 prove_by_parts(relaxation, best, enough)
             else:
                 one_by_one(relaxation, best, enough, _proven)
@@ -182,9 +182,9 @@ def _proven(relaxation: Relaxation, best: Incumbent, multiplier: float) -> None:
         if not twin.hinges:
             close(twin.graph, best, twin.budget)
             return
-        ascend(twin, best, {twin.soft: multiplier} if twin.soft is not None and multiplier else {})
+        ascend(twin, best, {twin.hinge: multiplier} if twin.hinge is not None and multiplier else {})
         _crossover(twin, best)
-        if twin.best is not None and twin.soft is not None and np.isfinite(best.cost):
+        if twin.best is not None and twin.hinge is not None and np.isfinite(best.cost):
             prove_by_parts(twin, best, FUSION_GAP, ONE_MAXIMUM_WORK)
     except Contradiction:
         best.prove(best.cost)
@@ -192,8 +192,8 @@ def _proven(relaxation: Relaxation, best: Incumbent, multiplier: float) -> None:
         return
 
 
-def _settle(relaxation: Relaxation, best: Incumbent, gap: float, unproven: float) -> None:
-    """What is done when multipliers close the gap no further."""
+def _close_gap(relaxation: Relaxation, best: Incumbent, gap: float, unproven: float) -> None:
+    """Closes the gap that multipliers leave open: by a fusion, an integer program, or branches on the cutset."""
     if best.within(max(gap, unproven)) or relaxation.budget.expired():
         return
     small = bool(relaxation.hinges) and relaxation.core.pairs <= EXACT_PROVABLE_PAIRS
@@ -283,10 +283,10 @@ def frugal(graph: Graph, best: Incumbent) -> None:
 
 
 def _branch(relaxation: Relaxation, best: Incumbent, enough: float) -> None:
-    """Fixes the cutset in every way that may be better: elimination is then complete and bounds are exact."""
-    ways = cutset_branches(relaxation, best)
+    """Fixes the cutset at all assignments that may be better: elimination is then complete and bounds are exact."""
+    branches = cutset_branches(relaxation, best)
     bounds = []
-    for _, labels in ways:
+    for _, labels in branches:
         trial = Incumbent(best.scale, cost=best.cost, choices=best.choices)
         try:
             part, multipliers = relaxation.restricted(labels)

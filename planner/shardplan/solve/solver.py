@@ -185,10 +185,10 @@ def _shortfall(problem: Problem, limit: int, budget: Budget) -> int:
 
 def _whole(graph: Graph, best: Incumbent, budget: Budget, limit: int | None) -> None:
     """The integer program of the whole problem."""
-    graph.settle()
+    graph.propagate()
     if limit is not None:
         tighten(graph, limit)
-        graph.settle()
+        graph.propagate()
     prove(graph, core_of(graph), best, budget, limit if not graph.groups else limit or 0)
 
 

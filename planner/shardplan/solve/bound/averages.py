@@ -65,7 +65,7 @@ def by_averages(
             return replace(plain, bound=plain.bound / 2**MULTIPLIER_DIGITS, sum_multipliers=search.grouped(weights))
         search.learn(weights, plain)
         interrupted = plain.outcome == "interrupted"
-        if interrupted or stop() or search.settled(plain) or search.bound >= below:
+        if interrupted or stop() or search.converged(plain) or search.bound >= below:
             break
         is_weak = plain.choices is None or plain.cost - plain.bound > AVERAGES_WEAK * abs(plain.cost)
         goal = search.milder(weights) if is_weak else search.goal()
@@ -161,7 +161,7 @@ class _Search:
         left = iter(plane.sums)
         return plane.cost + sum(max([0.0, *(next(left) for _ in maximum.sums)]) for maximum in self.problem.maxima)
 
-    def settled(self, plain: Solution) -> bool:
+    def converged(self, plain: Solution) -> bool:
         """Whether no multipliers can raise the bound much, compared with the gap that the last plain problem
         left open."""
         best = min(map(self.cost, self.planes.values()))

@@ -23,10 +23,10 @@ from shardplan.solve.constants import (
     CUTSET_NODES,
     CUTSET_TRIES,
     FRESH_MOMENTS,
+    LAGRANGE_SWEEPS,
     MASTER_PULL,
     MASTER_STEADY,
     MULTIPLIER_MOMENTS,
-    SETTLE_SWEEPS,
 )
 from shardplan.solve.highs.program import quiet_highs
 from shardplan.solve.problem import Bytes
@@ -64,7 +64,7 @@ class Relaxation:
         self.profiles = Profiles(self.core.uses, self.core.offsets, graph.tables.arrays, graph.base)
         self.room = limit - graph.base
         self.hinges = graph.hinges
-        self.soft = graph.soft
+        self.hinge = graph.hinge
         self.points: list[Point] = []
         self.moments: list[int] = flat(self.hinges)
         self.best: tuple[Point, Graph | None, Dual | None] | None = None
@@ -89,8 +89,8 @@ class Relaxation:
         assert self.best[1] is not None
         return self.best[1], self.best[2]
 
-    def held(self, multipliers: Multipliers) -> float:
-        """The multipliers times the available room."""
+    def constant(self, multipliers: Multipliers) -> float:
+        """The constant of the Lagrangian, which a bound has deducted: the multipliers times the available room."""
         return sum(multiplier * float(self.room[moment]) for moment, multiplier in multipliers.items())
 
     def restricted(self, labels: dict[int, tuple[int, ...]]) -> tuple[Relaxation, Multipliers]:
@@ -150,11 +150,11 @@ class Relaxation:
         for node in reduced.alive:
             reduced.uses[node] = ()
         eliminate(reduced)
-        dual, around = _settle(reduced, self.budget, self._dual)
+        dual, around = _bounded(reduced, self.budget, self._dual)
         self._dual = dual or self._dual
         found = reduced.invert(around)
         choices = np.array([found[node] for node in self.core.nodes], dtype=np.int64)
-        bound = (reduced.const if dual is None else dual.bound()) - self.held(multipliers)
+        bound = (reduced.const if dual is None else dual.bound()) - self.constant(multipliers)
         point = Point(multipliers, bound, choices, self.core.cost(choices), self.profiles.of(choices) - self.limit)
         return point, reduced, dual
 
@@ -167,10 +167,10 @@ class Relaxation:
         ceiling, multipliers = self._master()
         before, self._goal = self._goal, multipliers
         if len(self.moments) > 1 and not self._steady(before):
-            held = self.known.multipliers
-            keys = sorted(multipliers.keys() | held.keys())
+            best = self.known.multipliers
+            keys = sorted(multipliers.keys() | best.keys())
             multipliers = {
-                k: MASTER_PULL * multipliers.get(k, 0.0) + (1 - MASTER_PULL) * held.get(k, 0.0) for k in keys
+                k: MASTER_PULL * multipliers.get(k, 0.0) + (1 - MASTER_PULL) * best.get(k, 0.0) for k in keys
             }
         return ceiling, self.capped(rounded(multipliers))
 
@@ -193,23 +193,23 @@ class Relaxation:
         """Max z subject to z <= cost_k + sum_t p_t * excess_k,t. Multipliers are at most twice the largest so far;
         that of a single sum at most halfway between that and one; those of one maximum's sums add up to at most one."""
         money, space = max(min(abs(point.cost) for point in self.points), 1.0), float(max(self.limit, 1))
-        soft = set(flat(self.hinges))
+        sums = set(flat(self.hinges))
         asked = [
             multiplier
             for point in self.points
             for moment, multiplier in point.multipliers.items()
-            if moment not in soft
+            if moment not in sums
         ]
         largest = max([4.0, *(2 * multiplier * space / money for multiplier in asked)])
         scale = self.graph.scale
-        units = np.array([money / scale if moment in soft else space for moment in self.moments])
+        units = np.array([money / scale if moment in sums else space for moment in self.moments])
         highs = quiet_highs()
         none, count = (np.zeros(0, np.int32), np.zeros(0)), len(self.moments)
         highs.addCol(-1.0, -highspy.kHighsInf, highspy.kHighsInf, 0, *none)
         for moment in self.moments:
             tried = [point.multipliers[moment] / scale for point in self.points if moment in point.multipliers]
-            midway = 1.0 if len(soft) > 1 else (1.0 + max(tried, default=0.0)) / 2
-            highs.addCol(0.0, 0.0, midway if moment in soft else largest, 0, *none)
+            midway = 1.0 if len(sums) > 1 else (1.0 + max(tried, default=0.0)) / 2
+            highs.addCol(0.0, 0.0, midway if moment in sums else largest, 0, *none)
         for group in self.hinges:
             if len(group) > 1:
                 columns = np.array([1 + self.moments.index(moment) for moment in group], dtype=np.int32)
@@ -226,7 +226,7 @@ class Relaxation:
         return float(values[0]) * money, multipliers
 
 
-def _settle(reduced: Graph, budget: Budget, last_dual: Dual | None) -> tuple[Dual | None, dict[int, int]]:
+def _bounded(reduced: Graph, budget: Budget, last_dual: Dual | None) -> tuple[Dual | None, dict[int, int]]:
     """Bounds the graph that elimination left by sweeps, starting from the messages at other multipliers, and decodes
     labels."""
     if not reduced.alive:
@@ -236,7 +236,7 @@ def _settle(reduced: Graph, budget: Budget, last_dual: Dual | None) -> tuple[Dua
     if last_dual is not None:
         dual.start_from(last_dual)
     last = -np.inf
-    for _ in range(SETTLE_SWEEPS):
+    for _ in range(LAGRANGE_SWEEPS):
         bound = dual.sweep()
         budget.spend(2 * core.pairs)
         idle = bound - last <= 1e-6 * abs(bound)
@@ -252,25 +252,25 @@ def _settle(reduced: Graph, budget: Budget, last_dual: Dual | None) -> tuple[Dua
         labels = dict(zip(core.nodes, choices.tolist(), strict=True))
         candidates.append((core.cost(choices), labels))
         if len(fixed) <= CUTSET_NODES and candidates[-1][0] > last:
-            found = condition(reduced, {hub: labels[hub] for hub in fixed})
+            found = condition(reduced, {node: labels[node] for node in fixed})
             if found is not None:
                 candidates.append((found[0], dict(zip(reduced.alive, found[1], strict=True))))
-    candidates = candidates or _by_hubs(reduced, core, dual, fixed)
+    candidates = candidates or _by_cutset(reduced, core, dual, fixed)
     if not candidates:
         raise DeadEnd
     return dual, min(candidates, key=lambda candidate: candidate[0])[1]
 
 
-def _by_hubs(reduced: Graph, core: Core, dual: Dual, fixed: list[int]) -> list[tuple[float, dict[int, int]]]:
+def _by_cutset(reduced: Graph, core: Core, dual: Dual, fixed: list[int]) -> list[tuple[float, dict[int, int]]]:
     """For a dead end of greedy decoding: fixes the cutset at the labels that the messages prefer, then one node at a
     time at another label, until elimination finds labels for the rest."""
     if len(fixed) > CUTSET_NODES:
         return []
     place = {node: position for position, node in enumerate(core.nodes)}
-    liked = {hub: np.argsort(dual.theta[core.offsets[place[hub]] : core.offsets[place[hub] + 1]]) for hub in fixed}
-    best = {hub: int(order[0]) for hub, order in liked.items()}
+    liked = {node: np.argsort(dual.theta[core.offsets[place[node]] : core.offsets[place[node] + 1]]) for node in fixed}
+    best = {node: int(order[0]) for node, order in liked.items()}
     others = (
-        best | {hub: int(order[n])} for n in range(1, CUTSET_TRIES) for hub, order in liked.items() if n < len(order)
+        best | {node: int(order[n])} for n in range(1, CUTSET_TRIES) for node, order in liked.items() if n < len(order)
     )
     for labels in (best, *others):
         found = condition(reduced, labels)

@@ -67,8 +67,8 @@ class SubgradientAscent:
 
     def bound(self) -> float:
         """Valid right after a sweep."""
-        held = float((self.multipliers * self.room).sum())
-        return self.dual.bound() - held - BOUND_SAFETY * abs(held)
+        constant = float((self.multipliers * self.room).sum())
+        return self.dual.bound() - constant - BOUND_SAFETY * abs(constant)
 
     def set_multipliers(self, multipliers: Costs) -> None:
         """Adds the multipliers times the bytes to the choices' costs."""

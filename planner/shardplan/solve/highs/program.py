@@ -3,7 +3,7 @@
 Binary x for each label; continuous y >= 0 for each finite pair of an edge, whose row and column sums equal the x of its
 ends: integral x makes y integral, and the LP is as tight as a pairwise LP can be. Pairs that cost infinity have no
 variable. Memory rows are added when a solution violates them (lazy constraints). Costs are those above the dual's
-bound, so that no digits are lost on the settled part.
+bound, so that no digits are lost on what the dual proves.
 """
 
 from __future__ import annotations
@@ -96,13 +96,13 @@ class Program:
     columns: int = 0
     work: float = 0.0
     allowed: float = np.inf
-    reached: float = -np.inf
+    best_bound: float = -np.inf
     abandoned: bool = False
     moments: set[int] = field(default_factory=set)
     epigraphs: dict[int, int] = field(default_factory=dict)
 
     @property
-    def floor(self) -> float:
+    def offset(self) -> float:
         """The part of a solution's cost outside of the program's objective."""
         return self.dual.bound() - sum(
             multiplier * self._row(moment)[2] for moment, multiplier in self.multipliers.items()
@@ -111,21 +111,21 @@ class Program:
     def solve(self) -> Answer:
         """Solves the LP with lazy memory rows, then the integer program with lazy memory rows. If HiGHS fails, only the
         dual's bound is proven."""
-        if self.floor > self.target:
-            return Answer("optimal", None, self.floor)
+        if self.offset > self.target:
+            return Answer("optimal", None, self.offset)
         if np.isfinite(self.target) and PROGRAM_COLUMN * self.dual.core.pairs > self.budget.effort_left:
-            return Answer("limit", None, self.floor)
+            return Answer("limit", None, self.offset)
         try:
             within_deadline(self._create, self.budget)
             return self._solved()
         except (AbandonedError, HighsError):
-            return Answer("limit", None, self.floor)
+            return Answer("limit", None, self.offset)
 
     def _solved(self) -> Answer:
         verdict, values = self._relax()
         if verdict == "infeasible":
             return Answer("infeasible", None, np.inf)
-        bound = self.floor + (self._objective(values) if verdict == "optimal" else 0.0)
+        bound = self.offset + (self._objective(values) if verdict == "optimal" else 0.0)
         if verdict != "optimal" or bound > self.target:
             return Answer(verdict, None, bound)
         labels = np.arange(len(self.dual.core.costs), dtype=np.int32)
@@ -141,8 +141,8 @@ class Program:
             if verdict == "infeasible":
                 return Answer("infeasible", None, np.inf)
             if not self.abandoned:
-                self._reach(float(self.highs.getInfo().mip_dual_bound))
-            bound = max(bound, self.reached)
+                self._bound_of(float(self.highs.getInfo().mip_dual_bound))
+            bound = max(bound, self.best_bound)
             if values is None:
                 return Answer("limit", None, bound)
             choices = _largest(core, values)
@@ -177,11 +177,11 @@ class Program:
         core, dual = self.dual.core, self.dual
         slacks = [dual.slack(edge) for edge in range(len(core.tables))]
         excess = dual.theta - np.repeat(dual.least(), core.sizes)
-        room = max(self.target - self.floor, 1.0)
+        room = max(self.target - self.offset, 1.0)
         self.scale = PROGRAM_SPAN / room if np.isfinite(room) else _spread(excess, slacks)
         self.highs = quiet_highs()
         self.highs.setOptionValue("mip_abs_gap", max(self.gap * PROGRAM_SPAN, 1e-6))
-        self.highs.cbMipInterrupt.subscribe(lambda event: self._watch(event, MIP_CALL, self._settled))
+        self.highs.cbMipInterrupt.subscribe(lambda event: self._watch(event, MIP_CALL, self._may_stop))
         self.highs.cbSimplexInterrupt.subscribe(lambda event: self._watch(event, SIMPLEX_CALL, lambda _: False))
         closed = excess > room  # what costs so much alone is part of nothing that meets the target
         slacks = [np.where(slack > room, np.inf, slack * self.scale) for slack in slacks]
@@ -217,22 +217,22 @@ class Program:
         found = info.primal_solution_status == highspy.kSolutionStatusFeasible
         return _VERDICTS[status], np.array(highs.getSolution().col_value) if found else None
 
-    def _watch(self, event: Any, weight: float, settled: Callable[[Any], bool]) -> None:
+    def _watch(self, event: Any, weight: float, may_stop: Callable[[Any], bool]) -> None:
         self.work += weight * self.columns
         spent = self.work > min(self.effort, self.allowed)
-        if self.budget.interrupted or spent or settled(event.data_out):
+        if self.budget.interrupted or spent or may_stop(event.data_out):
             event.interrupt()
 
-    def _settled(self, state: Any) -> bool:
+    def _may_stop(self, state: Any) -> bool:
         """Whether nothing can reach the target any more, or the rest is not worth the work."""
-        bound = self._reach(float(state.mip_dual_bound))  # an interrupted run forgets it
-        found = self.floor + float(state.mip_primal_bound) / self.scale
+        bound = self._bound_of(float(state.mip_dual_bound))  # an interrupted run forgets it
+        found = self.offset + float(state.mip_primal_bound) / self.scale
         return bound > self.target or (self.work > self.enough and min(found, self.target) - bound <= self.small_gap)
 
-    def _reach(self, objective: float) -> float:
+    def _bound_of(self, objective: float) -> float:
         """The bound that HiGHS's dual objective proves; the best so far is kept."""
-        bound = self.floor + objective / self.scale
-        self.reached = max(self.reached, bound) if np.isfinite(bound) else self.reached
+        bound = self.offset + objective / self.scale
+        self.best_bound = max(self.best_bound, bound) if np.isfinite(bound) else self.best_bound
         return bound
 
     def _add_moments(self, values: Costs) -> bool:

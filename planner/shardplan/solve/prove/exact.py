@@ -59,7 +59,7 @@ def close(graph: Graph, best: Incumbent, budget: Budget) -> None:
 
 
 def combinations(graph: Graph) -> int:
-    """The number of ways to fix the cutset, without which elimination removes everything."""
+    """The number of assignments of the cutset, without which elimination removes everything."""
     return math.prod(graph.sizes[node] for node in cutset(graph))
 
 
@@ -106,7 +106,7 @@ def decode(graph: Graph, core: Core, dual: Dual, best: Incumbent, *, refine: boo
             continue
         offer(graph, core, choices, best)
         if not best.closed and fixed and len(fixed) <= CUTSET_NODES:
-            found = condition(graph, {hub: int(choices[position[hub]]) for hub in fixed})
+            found = condition(graph, {node: int(choices[position[node]]) for node in fixed})
             if found is not None:
                 _offer_all(graph, *found, best)
 

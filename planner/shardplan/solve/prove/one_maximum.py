@@ -54,7 +54,7 @@ def _averaged(relaxation: Relaxation, group: tuple[int, ...], others: Multiplier
     """The graph whose costs include the averages of all other maxima."""
     graph = lagrangian(relaxation.graph, others)
     graph.postsolve = relaxation.graph.postsolve.copy()
-    graph.const -= relaxation.held(others)
+    graph.const -= relaxation.constant(others)
     gone = set(flat(relaxation.hinges)) - set(group)
     keep_moments(graph, np.array([m for m in range(len(graph.moments)) if m not in gone], dtype=np.int64))
     return graph

@@ -95,11 +95,11 @@ class _Search:
         self.left = np.inf
         self.parts: list[_Part] = []
         self.number = 0
-        assert relaxation.soft is not None
+        assert relaxation.hinge is not None
         for bound, labels in cutset_branches(relaxation, best, CUTSET_COMBINATIONS):
             try:
                 part, _ = relaxation.restricted(labels)
-                self._add(bound, part.graph, relaxation.known.multipliers.get(relaxation.soft, 0.0))
+                self._add(bound, part.graph, relaxation.known.multipliers.get(relaxation.hinge, 0.0))
             except Contradiction:
                 continue
 
@@ -119,12 +119,12 @@ class _Search:
 
     def _step(self, part: _Part) -> None:
         best = self.best
-        soft = part.graph.soft
-        if soft is None:
+        hinge = part.graph.hinge
+        if hinge is None:
             return self._closed(part.graph, part.bound)
         relaxation = self._relaxation(part.graph)
         trial = Incumbent(best.scale, cost=best.cost, choices=best.choices)
-        ascend(relaxation, trial, {soft: part.multiplier} if part.multiplier else {})
+        ascend(relaxation, trial, {hinge: part.multiplier} if part.multiplier else {})
         best.take(trial)
         if relaxation.best is None:
             return self._whole(part.graph, part.bound, part.multiplier)
@@ -132,7 +132,7 @@ class _Search:
         bound = max(part.bound, point.bound)
         if bound > best.target:
             return None
-        multiplier = point.multipliers.get(soft, 0.0)
+        multiplier = point.multipliers.get(hinge, 0.0)
         self.whole.budget.spend((1.0 - PART_MULTIPLIER_WORK) * _work(part.graph))
         views = self._views(relaxation, multiplier, best.target - point.bound)
         less = part.graph
@@ -159,9 +159,9 @@ class _Search:
         try:
             forbid(less, [(view.known, ceiling - view.bound) for view in views])
             reduce(less, self.whole.limit)
-            if less.soft is not None and less.pairs <= PART_REDUCED_PAIRS:
+            if less.hinge is not None and less.pairs <= PART_REDUCED_PAIRS:
                 presolve(less, self.whole.limit)
-            if less.soft is None:
+            if less.hinge is None:
                 trial = Incumbent(self.best.scale)
                 close(less.copy(), trial, self.whole.budget)
                 self.best.take(trial)
@@ -190,11 +190,11 @@ class _Search:
     def _views(self, relaxation: Relaxation, multiplier: float, gap: float) -> list[View]:
         """The graph at the best multiplier, and at one on either side, at which the best assignment of the other side
         is a share of the gap above the bound."""
-        soft = relaxation.soft
-        assert soft is not None
+        hinge = relaxation.hinge
+        assert hinge is not None
         views = []
         for at in (multiplier, *_aside(relaxation, multiplier, PART_ASIDE * gap)):
-            point, reduced, dual = relaxation.look({soft: at} if at else {})
+            point, reduced, dual = relaxation.look({hinge: at} if at else {})
             if point.bound > self.best.target:
                 raise Contradiction
             order = () if reduced.alive else tuple(step.node for step in reduced.postsolve if isinstance(step, Gone))
@@ -206,9 +206,9 @@ class _Search:
         """The bound proven for a small graph, at most the next cost after the ceiling; its best assignment is offered.
         Raises `Contradiction` if nothing costs so little."""
         relaxation = self._relaxation(graph)
-        soft = graph.soft
-        assert soft is not None
-        point = relaxation.at({soft: multiplier} if multiplier else {})
+        hinge = graph.hinge
+        assert hinge is not None
+        point = relaxation.at({hinge: multiplier} if multiplier else {})
         if point.bound > ceiling:
             raise Contradiction
         views = self._views(relaxation, multiplier, ceiling - point.bound)
@@ -229,8 +229,8 @@ class _Search:
 
     def _whole(self, graph: Graph, bound: float, multiplier: float) -> None:
         """Solves a part that cannot be split, or without any known assignment, as an integer program."""
-        soft, limit, budget, whole = graph.soft, self.whole.limit, self.whole.budget, self.whole.whole
-        multipliers = {soft: multiplier} if soft is not None and multiplier else {}
+        hinge, limit, budget, whole = graph.hinge, self.whole.limit, self.whole.budget, self.whole.whole
+        multipliers = {hinge: multiplier} if hinge is not None and multiplier else {}
         trial = Incumbent(self.best.scale, cost=self.best.cost, choices=self.best.choices)
         pressure = Pressure(graph.moments, limit, budget, whole, (), multipliers, graph.hinges)
         integer(graph, pressure, trial, trial.cost, (PART_PROGRAM_WORK, 0.0, np.inf))
@@ -248,10 +248,10 @@ class _Search:
 def _aside(relaxation: Relaxation, multiplier: float, above: float) -> Iterator[float]:
     """Multipliers on either side of the best one; if no assignment on one side is known, at the same distance as on the
     other."""
-    soft = relaxation.soft
-    assert soft is not None
+    hinge = relaxation.hinge
+    assert hinge is not None
     points = sorted(relaxation.points, key=relaxation.value)
-    slopes = [float(point.excess[soft]) for point in points]
+    slopes = [float(point.excess[hinge]) for point in points]
     up, down = (next((slope for slope in slopes if sign * slope > 0), 0.0) for sign in (1.0, -1.0))
     if not up and not down:
         return

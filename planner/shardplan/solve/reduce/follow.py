@@ -2,7 +2,7 @@
 
 If every row of a table has one finite entry, the node at its columns follows the node at its rows. Followers of
 followers form trees; a round composes their maps up to the roots and updates every edge once, so that long chains and
-hubs cost no more than their edges.
+nodes with many followers cost no more than their edges.
 """
 
 from __future__ import annotations

@@ -13,18 +13,18 @@ from shardplan.solve.reduce.memory import tighten
 def presolve(graph: Graph, limit: int) -> None:
     """Repeats all reductions: forbidden choices, moments and choices that memory decides, followers, elimination,
     dominated choices."""
-    graph.settle()
+    graph.propagate()
     tighten(graph, limit)
-    graph.settle()
+    graph.propagate()
     left = len(graph.alive) + graph.pairs
     for _ in range(PRESOLVE_ROUNDS):
         changed = follow(graph)
-        graph.settle()
+        graph.propagate()
         eliminate(graph)
         for node in graph.alive:
             flatten(graph, node)
         changed |= dominate(graph)
-        graph.settle()
+        graph.propagate()
         changed |= tighten(graph, limit)
         eliminate(graph)
         before, left = left, len(graph.alive) + graph.pairs

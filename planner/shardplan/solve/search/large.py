@@ -287,13 +287,17 @@ class _Search:
         self.proof_rounds -= 1
         if not np.isfinite(self.gap) or (self.gap > self.tried / 2 and self.proof_rounds > 0):
             return  # not much has changed since the last attempt
-        held = scene.settle()
+        constant = scene.restore_best()
         for share in LARGE_CEILINGS:
             ceiling = best.bound + share * self.gap
-            if best.closed or self.budget.expired() or surviving(scene.duals.dual, ceiling + held) > LARGE_TRIED_PAIRS:
+            if (
+                best.closed
+                or self.budget.expired()
+                or surviving(scene.duals.dual, ceiling + constant) > LARGE_TRIED_PAIRS
+            ):
                 return
             try:
-                trial = scene.pruned(ceiling + held)
+                trial = scene.pruned(ceiling + constant)
                 if trial.pairs > LARGE_PROVABLE_PAIRS:
                     return
                 self.tried, self.proof_rounds = self.gap, LARGE_PROOF_ROUNDS

@@ -56,8 +56,9 @@ class Scene:
         """The best multipliers in the form that `begin` takes."""
         return {int(self.graph.moments[moment]): multiplier / scale for moment, multiplier in self.multipliers.items()}
 
-    def settle(self) -> float:
-        """Returns to the best state, ready for pruning; returns the multipliers times the available room."""
+    def restore_best(self) -> float:
+        """Returns to the best state, ready for pruning; returns what the dual's bound exceeds the Lagrangian by:
+        the multipliers times the available room."""
         self.duals.back()
         self.duals.dual.sweep()
         return self.duals.dual.bound() - self.duals.bound()
@@ -67,7 +68,7 @@ class Scene:
 
         Raises `Contradiction` when nothing is left.
         """
-        target = ceiling + self.settle()
+        target = ceiling + self.restore_best()
         if surviving(self.duals.dual, target) >= SCENE_SHRINKS * self.core.pairs:
             return None
         graph = self.pruned(target)
@@ -78,7 +79,8 @@ class Scene:
         return scene
 
     def pruned(self, target: float) -> Graph:
-        """The graph without what costs more than `target` in the dual's costs, reduced. Valid right after `settle`."""
+        """The graph without what costs more than `target` in the dual's costs, reduced. Valid right after
+        `restore_best`."""
         graph = self.graph.copy()
         prune(graph, self.duals.dual, target, adopt=False)
         presolve(graph, self.limit)
@@ -92,7 +94,7 @@ class Scene:
     def likeliest(self, choices: Indices, width: float) -> list[tuple[int, ...]]:
         """The labels with the lowest reduced costs, those of an assignment among them, as many as make `width`
         pairs."""
-        self.settle()
+        self.restore_best()
         excess = label_excess(self.duals.dual)
         offsets = self.core.offsets
         excess[offsets[:-1] + choices] = 0.0
