@@ -378,7 +378,7 @@ def test_fronts_find_the_least_larger_sum_and_say_where_they_had_no_room(
     view = View(multiplier * graph.scale, point.bound, Marginals(reduced, dual, math.inf), order)
     with pytest.MonkeyPatch.context() as patch:
         if narrow:
-            patch.setattr(pareto, "PARETO_WAYS", 8)
+            patch.setattr(pareto, "PARETO_POINTS", 8)
             patch.setattr(pareto, "PARETO_COARSE", 8)
         try:
             found = pareto.cheapest(graph, 0, [view], target) if not reduced.alive else None

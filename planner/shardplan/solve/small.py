@@ -21,6 +21,7 @@ from shardplan.solve.constants import (
     CUTSET_NODES,
     EXACT_PROVABLE_PAIRS,
     FIRST_MULTIPLIER,
+    FRUGAL_WORK,
     FUSION_GAP,
     FUSION_OF_SUMS,
     MAXIMA_PROOF,
@@ -275,7 +276,7 @@ def frugal(graph: Graph, best: Incumbent) -> None:
                 thrifty = np.all([arrays[use.amount] == 0 for use in least.uses[node]], axis=0)
                 least.keep(node, open_rows(thrifty))
         trial = Incumbent(best.scale)
-        close(least, trial, Budget(work_limit=200))
+        close(least, trial, Budget(work_limit=FRUGAL_WORK))
     except Contradiction:
         return
     if trial.choices is not None:

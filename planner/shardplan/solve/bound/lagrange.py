@@ -23,7 +23,9 @@ from shardplan.solve.constants import (
     CUTSET_NODES,
     CUTSET_TRIES,
     FRESH_MOMENTS,
+    LAGRANGE_IDLE,
     LAGRANGE_SWEEPS,
+    MASTER_LARGEST,
     MASTER_PULL,
     MASTER_STEADY,
     MULTIPLIER_MOMENTS,
@@ -200,7 +202,7 @@ class Relaxation:
             for moment, multiplier in point.multipliers.items()
             if moment not in sums
         ]
-        largest = max([4.0, *(2 * multiplier * space / money for multiplier in asked)])
+        largest = max([MASTER_LARGEST, *(2 * multiplier * space / money for multiplier in asked)])
         scale = self.graph.scale
         units = np.array([money / scale if moment in sums else space for moment in self.moments])
         highs = quiet_highs()
@@ -239,7 +241,7 @@ def _bounded(reduced: Graph, budget: Budget, last_dual: Dual | None) -> tuple[Du
     for _ in range(LAGRANGE_SWEEPS):
         bound = dual.sweep()
         budget.spend(2 * core.pairs)
-        idle = bound - last <= 1e-6 * abs(bound)
+        idle = bound - last <= LAGRANGE_IDLE * abs(bound)
         last = bound
         if idle or budget.expired():
             break

@@ -17,6 +17,7 @@ from shardplan.solve.bound.dual import Dual
 from shardplan.solve.constants import (
     BOUND_SAFETY,
     MESSAGE_MOMENTUM,
+    SUBGRADIENT_DAMPING,
     SUBGRADIENT_FRESH,
     SUBGRADIENT_IDLE,
     SUBGRADIENT_MEMORY,
@@ -105,7 +106,7 @@ class SubgradientAscent:
         self.history += slope**2
         self.steps += self.active
         mean = self.history / np.maximum(self.steps, 1.0)
-        change = self.length * money / max(self.limit, 1) * self.slope / np.sqrt(mean + 1e-4)
+        change = self.length * money / max(self.limit, 1) * self.slope / np.sqrt(mean + SUBGRADIENT_DAMPING)
         self.set_multipliers(np.maximum(self.multipliers + change, 0.0))
 
     def back(self) -> None:

@@ -20,12 +20,15 @@ from shardplan.solve.bound.dual import Dual
 from shardplan.solve.budget import Budget
 from shardplan.solve.constants import (
     MIP_CALL,
+    PROGRAM_ABSOLUTE_GAP,
     PROGRAM_COLUMN,
     PROGRAM_HUNG,
+    PROGRAM_LEAST_SECONDS,
     PROGRAM_LP_ROUNDS,
     PROGRAM_ROWS,
     PROGRAM_SPAN,
     PROGRAM_TOLERANCE,
+    PROGRAM_VIOLATION,
     SIMPLEX_CALL,
     UNPRESOLVED_COLUMNS,
 )
@@ -180,7 +183,7 @@ class Program:
         room = max(self.target - self.offset, 1.0)
         self.scale = PROGRAM_SPAN / room if np.isfinite(room) else _spread(excess, slacks)
         self.highs = quiet_highs()
-        self.highs.setOptionValue("mip_abs_gap", max(self.gap * PROGRAM_SPAN, 1e-6))
+        self.highs.setOptionValue("mip_abs_gap", max(self.gap * PROGRAM_SPAN, PROGRAM_ABSOLUTE_GAP))
         self.highs.cbMipInterrupt.subscribe(lambda event: self._watch(event, MIP_CALL, self._may_stop))
         self.highs.cbSimplexInterrupt.subscribe(lambda event: self._watch(event, SIMPLEX_CALL, lambda _: False))
         closed = excess > room  # what costs so much alone is part of nothing that meets the target
@@ -196,7 +199,7 @@ class Program:
         highs = self.highs
         left = self.budget.seconds_left
         if np.isfinite(left):  # without a time limit, no clock decides anything
-            left = max(min(left, self.seconds), 0.01)
+            left = max(min(left, self.seconds), PROGRAM_LEAST_SECONDS)
             highs.setOptionValue("time_limit", highs.getRunTime() + left)
         allowed = self.budget.work_left
         if np.isfinite(self.target):  # an assignment is known: a proof may end without an answer
@@ -240,7 +243,7 @@ class Program:
         if self.profiles is None:
             return False
         used = self.profiles.of_weights(values[: len(self.dual.core.costs)])
-        excess = used / self.limit - 1 - 1e-7 if self.limit else used
+        excess = used / self.limit - 1 - PROGRAM_VIOLATION if self.limit else used
         fresh = [m for m in peaks(excess, PROGRAM_ROWS, 1) if m not in self.moments]
         for moment in fresh:
             self._add_row(moment)
@@ -321,7 +324,13 @@ class _Silent(highspy.Highs):  # type: ignore[misc]
 def quiet_highs() -> Any:
     """A solver with options that make runs reproducible: one thread, a fixed seed, no gap."""
     highs = _Silent()
-    options = {"output_flag": False, "threads": 1, "random_seed": 0, "mip_rel_gap": 0.0, "mip_abs_gap": 1e-6}
+    options = {
+        "output_flag": False,
+        "threads": 1,
+        "random_seed": 0,
+        "mip_rel_gap": 0.0,
+        "mip_abs_gap": PROGRAM_ABSOLUTE_GAP,
+    }
     for name, value in options.items():
         if highs.setOptionValue(name, value) != highspy.HighsStatus.kOk:
             raise HighsError(f"HiGHS does not take {name}={value}")

@@ -14,6 +14,7 @@ from shardplan.solve.constants import (
     CUTSET_COMBINATIONS,
     CUTSET_NODES,
     EXACT_DECODED,
+    EXACT_IDLE,
     EXACT_PROOF_SWEEPS,
     EXACT_PROVABLE_PAIRS,
     EXACT_RISE,
@@ -87,7 +88,7 @@ def raise_bound(graph: Graph, core: Core, best: Incumbent, budget: Budget) -> Du
         best.prove(bound)
         if sweep in EXACT_DECODED:
             decode(graph, core, dual, best, refine=sweep == EXACT_SWEEPS)
-        idle = bound - last < max(best.scale, 1e-3 * (best.cost - bound))
+        idle = bound - last < max(best.scale, EXACT_IDLE * (best.cost - bound))
         last = bound
         if best.closed or idle or budget.expired():
             break

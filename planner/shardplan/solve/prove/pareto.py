@@ -40,8 +40,8 @@ class View:
 @dataclass(frozen=True, slots=True)
 class _Front:
     """Labels, costs and sums of what has been removed between `nodes`, for labels of these nodes: a point per array
-    entry. `origins`: the fronts that it was joined from, and each point's index there; `eliminated`: removed nodes, with
-    their labels."""
+    entry. `origins`: the fronts that it was joined from, and each point's index there; `eliminated`: removed nodes,
+    with their labels."""
 
     nodes: tuple[int, ...]
     labels: tuple[Indices, ...]

@@ -10,18 +10,21 @@ import numpy as np
 from shardplan.solve.budget import Budget
 from shardplan.solve.constants import (
     CLIMB_FLAT,
+    CLIMB_MOST_TREES,
     CLIMB_MULTIPLIER_WEIGHTS,
     CLIMB_SHARE,
     CLIMB_TREES,
     CROSSOVER_EFFORT,
     CROSSOVER_WORST,
     KICK_HEAT,
+    KICK_RAREST,
     KICK_TREES,
     LARGE_BOUND_SHARE,
     LARGE_BOUND_WORK,
     LARGE_CEILINGS,
     LARGE_CLOSED,
     LARGE_CLOSED_SMALL,
+    LARGE_CYCLE,
     LARGE_PROOF_ROUNDS,
     LARGE_PROOF_SHARE,
     LARGE_PROVABLE_PAIRS,
@@ -34,9 +37,17 @@ from shardplan.solve.constants import (
     NEAR_PAIRS,
     NEAR_WIDER,
     PROGRAM_TOLERANCE,
+    RAISE_LABEL_ENTRIES,
+    RAISE_PAIR_ENTRIES,
     ROUNDING_EVERY,
     ROUNDING_FIRST,
+    ROUNDING_LABEL_ENTRIES,
+    ROUNDING_PAIR_ENTRIES,
+    ROUNDING_POLISH,
     ROUNDING_SWEEPS,
+    SHAKE_SWEEPS,
+    SHRINK_PAIR_ENTRIES,
+    TREE_NODE_ENTRIES,
 )
 from shardplan.solve.incumbent import Incumbent, offer
 from shardplan.solve.prove.integer import Effort, Pressure, integer
@@ -128,7 +139,7 @@ class _Search:
     def _raise_once(self) -> None:
         core = self.scene.core
         self.best.prove(self.scene.duals.improve())
-        self.budget.spend(3 * core.pairs + 20 * len(core.costs))
+        self.budget.spend(RAISE_PAIR_ENTRIES * core.pairs + RAISE_LABEL_ENTRIES * len(core.costs))
 
     def _round(self) -> Assignment | None:
         """Primal rounding from the messages, after sweeps in its own order; these are undone, as they would disturb the
@@ -138,11 +149,12 @@ class _Search:
         for _ in range(ROUNDING_SWEEPS):
             scene.wave.sweep()
         self.best.prove(scene.duals.bound())
-        self.budget.spend(200 * len(scene.core.costs) + 6 * scene.core.pairs)
+        core = scene.core
+        self.budget.spend(ROUNDING_LABEL_ENTRIES * len(core.costs) + ROUNDING_PAIR_ENTRIES * core.pairs)
         found = round_primal(scene.space, scene.duals, self.rng)
         scene.wave.messages[:], scene.wave.theta[:] = messages, theta
         if found is not None:
-            polish(found, rounds=1)
+            polish(found, ROUNDING_POLISH)
             self._offer(found)
         return found
 
@@ -151,7 +163,7 @@ class _Search:
         if self.current is None or found.cost() < self.current.cost():
             self.current = found.copy()
 
-    def climb(self, assignment: Assignment, heat: float = 0.0, trees: int = 10**9) -> None:
+    def climb(self, assignment: Assignment, heat: float = 0.0, trees: int = CLIMB_MOST_TREES) -> None:
         """Tree moves while they improve; with heat, some moves of which bad ones may stay."""
         scene, budget = self.scene, self.budget
         paid = scene.paid
@@ -159,9 +171,9 @@ class _Search:
         end = budget.part(CLIMB_SHARE, np.inf)
         for count in range(1, trees + 1):
             tree = grow(scene.space, self.rng, random_size(self.rng))
-            slack = -heat * cost * np.log(max(self.rng.random(), 1e-9)) if heat else 0.0
+            slack = -heat * cost * np.log(max(self.rng.random(), KICK_RAREST)) if heat else 0.0
             cost += improve(assignment, tree, self.rng.choice(CLIMB_MULTIPLIER_WEIGHTS), paid, slack)
-            budget.spend(2000 * len(tree))
+            budget.spend(TREE_NODE_ENTRIES * len(tree))
             if budget.expired() or budget.past(end):
                 return
             if not heat and count % CLIMB_TREES == 0:
@@ -184,7 +196,7 @@ class _Search:
         elif self.rounds == 2:
             self.climb(self.current)
             self._offer(self.current)
-        elif self.rounds % 4 == 1:
+        elif self.rounds % LARGE_CYCLE == 1:
             self._near(self.current)
         else:
             self._crossover(self.current)
@@ -192,7 +204,8 @@ class _Search:
     def _crossover(self, current: Assignment) -> None:
         """Makes another good assignment from other multipliers or by heat, and searches the best crossover with the
         current one."""
-        other = (self._raised, self._raised, self._shaken, self._kicked)[self.rounds % 4]()
+        sources = (self._raised, self._raised, self._shaken, self._kicked)
+        other = sources[self.rounds % len(sources)]()
         if other is None or other.cost() > CROSSOVER_WORST * current.cost() or self.budget.expired():
             return
         self.climb(other)
@@ -224,9 +237,9 @@ class _Search:
         duals = self.scene.duals
         duals.back()
         duals.set_multipliers(duals.multipliers * np.exp(self.noise.normal(0.0, LARGE_SHAKE, len(duals.multipliers))))
-        for _ in range(6):
+        for _ in range(SHAKE_SWEEPS):
             duals.dual.sweep()
-        self.budget.spend(12 * self.scene.core.pairs)
+        self.budget.spend(2 * SHAKE_SWEEPS * self.scene.core.pairs)
         return self._round()
 
     def _near(self, assignment: Assignment) -> None:
@@ -270,7 +283,7 @@ class _Search:
         there."""
         while np.isfinite(self.gap) and not (self.best.closed or self.budget.expired()):
             smaller = self.scene.smaller(self.best.cost)
-            self.budget.spend(10 * self.scene.core.pairs)
+            self.budget.spend(SHRINK_PAIR_ENTRIES * self.scene.core.pairs)
             if smaller is None:
                 return
             self.scene, self.current = smaller, None

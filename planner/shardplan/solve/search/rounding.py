@@ -7,7 +7,7 @@ import random
 import numpy as np
 
 from shardplan.solve.bound.subgradient import SubgradientAscent
-from shardplan.solve.constants import ROUNDING_REPAIR_TREE, ROUNDING_REPAIRS
+from shardplan.solve.constants import ROUNDING_REPAIR_TREE, ROUNDING_REPAIRS, ROUNDING_UNFIT
 from shardplan.solve.search.assignment import Assignment, Space
 from shardplan.solve.search.tree import grow, improve
 
@@ -50,7 +50,7 @@ def _least_harm(assignment: Assignment, position: int) -> int:
     for other, edge, end in space.around[position]:
         if assignment.labels[other] >= 0:
             blocked += np.isinf(space.rows[edge][1 - end][assignment.labels[other]])
-    return int((blocked + 1e3 * ~assignment.fits(position)).argmin())
+    return int((blocked + ROUNDING_UNFIT * ~assignment.fits(position)).argmin())
 
 
 def _mend(assignment: Assignment, rng: random.Random) -> None:
