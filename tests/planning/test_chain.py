@@ -13,7 +13,8 @@ from shardplan.graph.options import PlanOptions
 from shardplan.graph.problem import objective_of
 from shardplan.model.read import read_model
 from shardplan.planning.candidates import of_phases, shortest
-from shardplan.planning.chain import MOST_JUDGED, Question, answer, chain
+from shardplan.planning.chain import Question, answer, chain
+from shardplan.planning.constants import ANSWER_JUDGED
 from shardplan.planning.instance import CostGraphs, instance_of
 from shardplan.planning.judge import judged
 from shardplan.planning.reduction import Assignment, Problems
@@ -102,7 +103,7 @@ def test_the_schedule_takes_at_least_what_the_objective_says(model):
 def test_other_assignments_of_the_solver_are_judged_too(model):
     graphs = graphs_of(model, remat="auto")
     found = answer(graphs, Question(10_000_000, chooses_remat=True))
-    assert 1 <= len(found.candidates) <= MOST_JUDGED
+    assert 1 <= len(found.candidates) <= ANSWER_JUDGED
     plans = judged(found.candidates, 10_000_000)
     assert [plan.step_s for plan in plans if plan.keeps(10_000_000)] == sorted(
         plan.step_s for plan in plans if plan.keeps(10_000_000)

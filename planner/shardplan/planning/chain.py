@@ -7,19 +7,28 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, TypeAlias
+from typing import Any, TypeAlias
 
 from shardplan.constraints.types import Constraint
 from shardplan.graph.build import CostGraph, in_buckets
 from shardplan.graph.cuts import binding_cuts
 from shardplan.graph.memory import Memory
 from shardplan.graph.near import Near
-from shardplan.graph.options import Effort, PlanOptions
+from shardplan.graph.options import PlanOptions
 from shardplan.graph.problem import objective_of, to_problem, to_problems
 from shardplan.graph.remat import Recompute
 from shardplan.interruption import Interruption
+from shardplan.planning.constants import (
+    ANSWER_JUDGED,
+    ANSWER_JUDGED_NODES,
+    AVERAGES,
+    CUT_LEAST,
+    CUT_ROUNDS,
+    EQUAL_JUDGED,
+    WORTH_FOLDING,
+)
 from shardplan.planning.constraint_masks import ConstraintMasks
-from shardplan.planning.equal_layers import WORTH_FOLDING, EqualLayers
+from shardplan.planning.equal_layers import EqualLayers
 from shardplan.planning.instance import CostGraphs, Instance
 from shardplan.planning.objective import Maxima
 from shardplan.planning.reduction import Assignment, Layouts, Problems, Reduction, Restrict
@@ -29,20 +38,6 @@ from shardplan.planning.staying_weights import StayingWeights
 from shardplan.schedule.objective import Linear, Objective, Sum, Weights, fitting, single_sums
 from shardplan.solve import Plane, Problem, Progress, Solution, Start, solve
 from shardplan.units import PS_PER_S
-
-AVERAGES: Final[Mapping[Effort, int]] = {"quick": 3, "thorough": 10, "exhaustive": 10}
-"""Maximum number of plain problems for the objective's maxima: more raise the bound a little."""
-MOST_JUDGED = 6
-"""Candidates of one answer that are scheduled: the best by the sums need not have the shortest schedule."""
-JUDGED_NODES = 12_000
-"""More candidates are scheduled as long as they have at most this many nodes in all: small plans take almost
-no time."""
-CUT_ROUNDS = 2
-"""Maximum number of times that sums are added to the objective of a step."""
-CUT_LEAST = 0.05
-"""Share of the step that a sum must add."""
-MOST_EQUAL = 6
-"""Minimum number of candidates with equal layers among them, if the search found such first."""
 
 
 @dataclass(frozen=True)
@@ -151,9 +146,9 @@ def answer(
     if solution.choices is None:
         return Answer(question, objective, layouts, solution)
     candidates = []
-    most = max(MOST_JUDGED, JUDGED_NODES // len(solution.choices))
+    most = max(ANSWER_JUDGED, ANSWER_JUDGED_NODES // len(solution.choices))
     ranked = (solution.candidates or (solution.choices,))[:most]
-    for choices in dict.fromkeys((*ranked, *alike[:MOST_EQUAL])):
+    for choices in dict.fromkeys((*ranked, *alike[:EQUAL_JUDGED])):
         assignment = _inverted(undo, choices)
         chosen = layouts
         if assignment.remat is not None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
 
 import numpy as np
 
@@ -19,8 +18,6 @@ from shardplan.graph.problem import node_order
 from shardplan.planning.reduction import Assignment, Problems, Reduction
 from shardplan.solve.problem import Costs, Edge, LinearSum, Maximum, Problem
 
-WORTH_FOLDING: Final = 0.5
-"""Share of the nodes that may remain if a problem of equal layers is to be worth its time."""
 Places = tuple[int, ...]
 """For every node the number of its representative; empty if each node represents itself."""
 View = Callable[[Costs], Costs]

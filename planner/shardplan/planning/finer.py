@@ -22,22 +22,16 @@ from shardplan.graph.options import PlanOptions
 from shardplan.graph.remat import Recompute
 from shardplan.layout.mesh import Axis, Mesh
 from shardplan.model.types import Model
-from shardplan.planning.asking import ROUGH, asked
+from shardplan.planning.asking import asked
 from shardplan.planning.candidates import of_phases
-from shardplan.planning.chain import AVERAGES, Question
+from shardplan.planning.chain import Question
+from shardplan.planning.constants import AVERAGES, PAIR_JUDGED, PAIR_WORK, ROUGH_GAP, WHOLE_AVERAGES
 from shardplan.planning.decided import Decided
 from shardplan.planning.instance import MOST_WHOLE, CostGraphs, Instance, instance_of, real_axes
 from shardplan.planning.runtimes.table import Roles
 from shardplan.planning.search import Found, NoPlanError, Questions, Search
 from shardplan.schedule.objective import Weights
 from shardplan.solve import Plane
-
-PAIR_WORK = 1.2e3
-"""Work, in the units of `shardplan.solve.constants`, of the search of one pair of axes: more finds better plans."""
-WHOLE_AVERAGES = 2
-"""Plain problems of all axes together, each of which takes seconds; good multipliers are known from the pairs."""
-MOST_JUDGED = 4
-"""Candidates of a pair of axes that are scheduled."""
 
 
 @dataclass(frozen=True)
@@ -164,7 +158,7 @@ def by_pairs(search: Search, found: Found) -> Questions[Found]:
     """The best plan that a search over pairs of axes finds."""
     instance = search.instance
     remat: Recompute = found.candidate.layouts.built.recompute
-    question = Question(found.limit_bytes, found.objective, remat=remat, averages=AVERAGES["quick"], unproven=ROUGH)
+    question = Question(found.limit_bytes, found.objective, remat=remat, averages=AVERAGES["quick"], unproven=ROUGH_GAP)
     for pair in itertools.combinations(real_axes(instance.cluster.mesh), 2):
         if search.is_over or found.outcome == "interrupted":
             break
@@ -180,7 +174,7 @@ def by_pairs(search: Search, found: Found) -> Questions[Found]:
         found = replace(found, outcome=outcome, reproducible=reproducible, planes=planes)
         if answer.solution.choices is not None:
             here = replace(search, known={})  # a graph of its own, which is not to outlive the pair
-            found = found.better(here.judged(answer.candidates[:MOST_JUDGED]), instance.limit_bytes)
+            found = found.better(here.judged(answer.candidates[:PAIR_JUDGED]), instance.limit_bytes)
     return found
 
 

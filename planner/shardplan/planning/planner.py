@@ -22,8 +22,9 @@ from shardplan.model.types import Model
 from shardplan.plan.assemble import Outcome, Priced, Proof, assemble, in_best_buckets
 from shardplan.plan.types import Plan
 from shardplan.planning.answers import Answers
-from shardplan.planning.candidates import CLOSE, shortest
+from shardplan.planning.candidates import shortest
 from shardplan.planning.chain import Answer
+from shardplan.planning.constants import DEEPENING_S, IMPROVED_GAP
 from shardplan.planning.decided import Decided
 from shardplan.planning.finer import (
     CoarsePlans,
@@ -43,7 +44,7 @@ from shardplan.planning.one_sum import of_linear
 from shardplan.planning.reduction import Restrict
 from shardplan.planning.runtimes import RUNTIMES
 from shardplan.planning.search import Found, NoPlanError, Questions, Search, T
-from shardplan.planning.shallower import DEEPENING_S, deepened, shallower
+from shardplan.planning.shallower import deepened, shallower
 from shardplan.planning.standing import OnProgress, of_shallow, without_effort
 from shardplan.schedule.objective import Weights, at_multipliers, serial_objective
 
@@ -280,7 +281,7 @@ class Planner:
         """The better of a plan and of what a search finds with the operators split as in the best plan without
         `shard_optimizer`: that option must not lead to a longer step."""
         options = self.instance.options
-        if not options.shard_optimizer or self.instance.is_quick or search.is_over or found.gap <= CLOSE:
+        if not options.shard_optimizer or self.instance.is_quick or search.is_over or found.gap <= IMPROVED_GAP:
             return found
         asked, told = self.instance, without_effort(self._on_progress)
         other = replace(options, shard_optimizer=False)
