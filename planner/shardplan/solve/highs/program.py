@@ -1,9 +1,15 @@
 """The integer linear program of a core, solved by HiGHS.
 
-Binary x for each label; continuous y >= 0 for each finite pair of an edge, whose row and column sums equal the x of its
-ends: integral x makes y integral, and the LP is as tight as a pairwise LP can be. Pairs that cost infinity have no
-variable. Memory rows are added when a solution violates them (lazy constraints). Costs are those above the dual's
-bound, so that no digits are lost on what the dual proves.
+    minimise    sum_v sum_i c_vi x_vi  +  sum_e sum_ij r_eij y_eij  +  sum_g e_g
+    subject to  sum_i x_vi = 1                                       for every node v
+                sum_j y_eij = x_ui,  sum_i y_eij = x_vj              for every edge e = (u, v), labels i and j
+                sum_vi usage_vi(t) x_vi <= limit                     for every moment t (lazy: when it is violated)
+                s_gk(x) <= e_g                                       for every sum k of a maximum g
+                x binary,  y >= 0,  e >= 0
+
+Integral x makes y integral, and the relaxation is as tight as a pairwise LP can be. Pairs that cost infinity have no y.
+c and r are the dual's excess costs above its bound, so that no digits are lost on what the dual proves; c includes
+multipliers times memory, which the columns of memory rows refund (`_add_row`).
 """
 
 from __future__ import annotations
@@ -106,7 +112,8 @@ class Program:
 
     @property
     def offset(self) -> float:
-        """The part of a solution's cost outside of the program's objective."""
+        """What the objective leaves out: `cost(x) = offset + objective / scale`, with `offset = bound of the dual -
+        sum_t p_t room_t` for the multipliers p."""
         return self.dual.bound() - sum(
             multiplier * self._row(moment)[2] for moment, multiplier in self.multipliers.items()
         )
@@ -177,6 +184,8 @@ class Program:
         return core.cost(choices) - paid + above, above
 
     def _create(self) -> None:
+        """Makes the program without memory rows that have neither a multiplier nor a maximum. A label or pair whose
+        excess alone is above `target - offset` has x = 0, or no y."""
         core, dual = self.dual.core, self.dual
         slacks = [dual.slack(edge) for edge in range(len(core.tables))]
         excess = dual.theta - np.repeat(dual.least(), core.sizes)
@@ -188,7 +197,7 @@ class Program:
         self.highs.cbSimplexInterrupt.subscribe(lambda event: self._watch(event, SIMPLEX_CALL, lambda _: False))
         closed = excess > room  # what costs so much alone is part of nothing that meets the target
         slacks = [np.where(slack > room, np.inf, slack * self.scale) for slack in slacks]
-        _pass(self.highs, core, np.where(closed, 0.0, excess * self.scale), closed, slacks)
+        _pass_labels(self.highs, core, np.where(closed, 0.0, excess * self.scale), closed, slacks)
         self.columns = self.highs.getNumCol()
         if self.columns <= UNPRESOLVED_COLUMNS:
             self.highs.setOptionValue("presolve", "off")
@@ -239,7 +248,8 @@ class Program:
         return bound
 
     def _add_moments(self, values: Costs) -> bool:
-        """Adds memory rows that a fractional solution violates; returns whether there were any."""
+        """Adds the memory rows `usage_t(x) <= limit` that a fractional solution violates; returns whether there
+        were any."""
         if self.profiles is None:
             return False
         used = self.profiles.of_weights(values[: len(self.dual.core.costs)])
@@ -263,11 +273,14 @@ class Program:
         return bool(broken)
 
     def _add_row(self, moment: int) -> None:
-        """The memory row of a moment, in units of the room there: usage at most 1.
+        """The row of a moment t, or of sum k of maximum g, divided by `unit`; a_i: what label i uses or adds.
 
-        At the moment of sum k of maximum g: s_k(x) <= e_g, where e_g >= 0 costs one. The costs of x already include the
-        multiplier p of a moment: the share of the unused room is refunded by a slack column with cost p, and the share
-        of e_g is deducted from the cost of e_g.
+            sum_i a_i x_i <= room                        no multiplier
+            sum_i a_i x_i + unit z_t = room              multiplier p_t: z_t >= 0 costs p_t unit
+            sum_i a_i x_i + unit z_k - unit e_g <= room  sum k, where s_k(x) = sum_i a_i x_i - room; `=` with z_k
+
+        The costs of x include p_t sum_i a_i x_i, and `offset` includes -p_t room. So z_t takes back what they
+        refund for unused room, and e_g >= 0 costs (over - sum_k p_k) unit: in all, the cost without multipliers.
         """
         self.moments.add(moment)
         labels, amounts, room = self._row(moment)
@@ -288,7 +301,7 @@ class Program:
         self.highs.addRow(lower, room / unit, len(labels), labels.astype(np.int32), amounts / unit)
 
     def _with_column(self, cost: float, labels: Indices, amounts: Costs) -> tuple[Indices, Costs]:
-        """A row whose last amount is that of a new column."""
+        """A row whose last amount is that of a new column `z >= 0` with a cost."""
         column = self.highs.getNumCol()
         self.highs.addCol(cost * self.scale, 0.0, highspy.kHighsInf, 0, np.zeros(0, np.int32), np.zeros(0))
         return np.append(labels, column), amounts
@@ -304,7 +317,7 @@ class Program:
         return labels, amounts, float((self.limit - int(self.profiles.base[moment])) // step * step)
 
     def _forbid(self, moment: int, choices: Indices) -> None:
-        """A cut: at least one of the chosen labels that use memory at a moment must change."""
+        """A cover cut: `sum_{i in C} x_i <= |C| - 1` for the chosen labels C that use memory at a moment."""
         assert self.profiles is not None
         labels, amounts = self.profiles.row(moment)
         chosen = self.dual.core.offsets[:-1] + choices
@@ -342,9 +355,10 @@ def _spread(excess: Costs, slacks: list[Costs]) -> float:
     return PROGRAM_SPAN / max(largest, 1.0)
 
 
-def _pass(highs: Any, core: Core, costs: Costs, closed: NDArray[np.bool_], tables: list[Costs]) -> None:
-    """Columns x, then y. Rows: one per node (its x add up to 1), then one per label of either end of each edge (y
-    less x is 0)."""
+def _pass_labels(highs: Any, core: Core, costs: Costs, closed: NDArray[np.bool_], tables: list[Costs]) -> None:
+    """The program of labels and pairs. Columns: `0 <= x_vi <= 1` (0 if closed) with `costs`, then `y_eij >= 0` with
+    the finite entries of `tables`. Rows: `sum_i x_vi = 1` per node, then `sum_j y_eij - x_ui = 0` and
+    `sum_i y_eij - x_vj = 0` per label of either end of each edge."""
     nodes, labels = len(core.nodes), len(core.costs)
     ends = core.sizes[core.first] + core.sizes[core.second]
     tops = nodes + np.concatenate([[0], np.cumsum(ends)]).astype(np.int64)
