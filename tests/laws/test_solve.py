@@ -22,7 +22,7 @@ from shardplan.solve import (
     Solution,
     Usage,
     evaluate,
-    small,
+    small_cores,
     solve,
     solver,
 )
@@ -31,7 +31,7 @@ from shardplan.solve.bound.lagrange import DeadEnd, Relaxation
 from shardplan.solve.bound.marginals import Marginals
 from shardplan.solve.budget import Budget
 from shardplan.solve.highs.program import quiet_highs
-from shardplan.solve.prove import pareto, parts
+from shardplan.solve.prove import branch_and_bound, pareto
 from shardplan.solve.prove.pareto import View
 from shardplan.solve.reduce import tables as reduce_tables
 from shardplan.solve.reduce.core import core_of
@@ -316,13 +316,13 @@ def test_what_is_found_under_a_tighter_limit_keeps_the_limit_and_costs_what_it_s
 ) -> None:
     """All that is found here is: `solve` itself compares its cost with `evaluate`."""
     problem = between(*both)
-    fitted = small._fit
+    fitted = small_cores._fit
 
     def nothing_at_the_limit(graph: Graph, limit: int, *rest: object) -> bool:
         return limit == problem.limit or fitted(graph, limit, *rest)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(small, "_fit", nothing_at_the_limit)
+        patch.setattr(small_cores, "_fit", nothing_at_the_limit)
         solution = solve(problem)
     if solution.choices is not None:
         assert evaluate(problem, solution.choices).feasible
@@ -350,8 +350,8 @@ def test_parts_find_the_least_larger_sum_with_fronts_and_without(seed: int, spli
     """With `split`, there is no fusion to start from, and parts are split to the end."""
     with pytest.MonkeyPatch.context() as patch:
         if split:
-            patch.setattr(small, "_fuse", lambda *_: None)
-            patch.setattr(parts, "PARETO_PAIRS", -1)
+            patch.setattr(small_cores, "_fuse", lambda *_: None)
+            patch.setattr(branch_and_bound, "PARETO_PAIRS", -1)
         check(between(*two_dense_sums(seed)))
 
 

@@ -9,7 +9,7 @@ import pytest
 from random_problems import optimum, problem_of_maxima
 
 from shardplan.errors import ShardplanError
-from shardplan.solve import LinearSum, Maximum, Problem, Usage, evaluate, small, solve
+from shardplan.solve import LinearSum, Maximum, Problem, Usage, evaluate, small_cores, solve
 from shardplan.solve.bound.dual import Dual
 from shardplan.solve.bound.lagrange import DeadEnd, Relaxation
 from shardplan.solve.bound.multipliers import lagrangian
@@ -115,10 +115,10 @@ def test_a_maximum_needs_sums_of_the_right_shape() -> None:
 def test_one_maximum_at_a_time_raises_the_lagrangian_bound_and_never_above_the_optimum(monkeypatch) -> None:
     """Nothing else that recombines or proves is there to close the gap."""
     for name in ("_finish", "_fuse", "_crossover"):
-        monkeypatch.setattr(small, name, lambda *_: None)
+        monkeypatch.setattr(small_cores, name, lambda *_: None)
     problems = [problem_of_maxima(seed, memory=False) for seed in range(40)]
     bounds = [solve(problem).bound for problem in problems]
-    monkeypatch.setattr(small, "one_by_one", lambda *_: None)
+    monkeypatch.setattr(small_cores, "one_by_one", lambda *_: None)
     lagrangian = [solve(problem).bound for problem in problems]
     assert all(less <= more <= optimum(one) for less, more, one in zip(lagrangian, bounds, problems, strict=True))
     assert sum(less < more for less, more in zip(lagrangian, bounds, strict=True)) >= 2

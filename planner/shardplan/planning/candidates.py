@@ -15,7 +15,6 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from shardplan.graph.remat import Recompute
-from shardplan.planning.asking import about, asked, best_among, better_of
 from shardplan.planning.chain import Answer, Question
 from shardplan.planning.constants import (
     AVERAGES,
@@ -40,10 +39,11 @@ from shardplan.planning.constants import (
 )
 from shardplan.planning.judge import Candidate
 from shardplan.planning.outside_blocks import outside_blocks
-from shardplan.planning.real_buckets import at_real_buckets
+from shardplan.planning.questions import about, asked, best_among, better_of
 from shardplan.planning.recipes import RECIPES, without_axis
 from shardplan.planning.reduction import Restrict
 from shardplan.planning.rematerialisation import FLAGS, flags
+from shardplan.planning.scheduled_buckets import at_scheduled_buckets
 from shardplan.planning.search import Found, NoBetterError, NoPlanError, Questions, Search
 from shardplan.schedule.objective import Linear, Objective, Weights, plain_sum
 from shardplan.solve import Plane
@@ -160,7 +160,7 @@ def _improvements(search: Search) -> dict[Improvement, int]:
     axes, restricted = len(instance.cluster.mesh), 1 + AVERAGES["quick"]
     improvements: dict[Improvement, int] = {with_plain_sums: 1 if instance.is_quick else len(PLAIN_SHARES)}
     if not (instance.is_quick or search.restricted):
-        improvements = {at_real_buckets: 1, **improvements}
+        improvements = {at_scheduled_buckets: 1, **improvements}
         improvements |= {
             with_recipes: restricted * len(RECIPES),
             on_coarser_meshes: restricted * axes if axes > 1 else 0,

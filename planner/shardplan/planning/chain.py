@@ -42,43 +42,32 @@ from shardplan.units import PS_PER_S
 
 @dataclass(frozen=True)
 class Question:
-    """A problem to solve.
+    """A problem to solve: what is minimised, over which choices, where the search starts and where it ends."""
 
-    Objective: `objective` (default: that of the step), or `linear`, one linear function of the terms in its place.
-    Choices: `remat` fixes what is recomputed (default: the options), with `chooses_remat` the solver chooses it;
-    `equal_layers` gives all copies of a block the same layouts; `near` offers only layouts near these plans; `regather`
-    asks for prices as if all weights were gathered again for backward, `stay` as if all stayed and took no memory,
-    `bucket_bytes` as if gradients were sent in buckets of another size (not with `chooses_remat`);
-    `restriction` is what is allowed; `without` are constraints that are dropped; `limit_bytes` is the memory limit, if
-    any. Where the search starts: `start` are multipliers, `planes` cutting planes of questions that allow less,
-    `memory_multipliers` those of memory (picoseconds per byte at each moment). Where it ends: `ends_s` is a time
-    (`time.monotonic`), `work` a limit in the units of `shardplan.solve.constants`, `averages` a limit on plain problems
-    (default: the effort of the instance), `unproven` the relative gap that may stay open where a proof takes long; it
-    also ends once it is proven that no plan takes less than `below_s` seconds. With `shortfall`, an infeasible answer
-    says how many bytes are missing.
-    """
+    limit_bytes: int | None  # memory limit, if any
+    objective: Objective | None = None  # default: that of the step
+    linear: Linear | None = None  # one linear function of the terms, in place of the objective
 
-    limit_bytes: int | None
-    objective: Objective | None = None
-    linear: Linear | None = None
-    remat: Recompute | None = None
-    chooses_remat: bool = False
-    equal_layers: bool = False
-    near: Near | None = None
-    regather: bool = False
-    stay: bool = False
-    bucket_bytes: float | None = None
-    restriction: Restrict | None = None
-    without: Sequence[Constraint] = ()
-    start: Weights = ()
-    planes: Sequence[Plane] = ()
-    memory_multipliers: Mapping[int, float] = field(default_factory=dict)
-    averages: int | None = None
-    ends_s: float = math.inf
-    unproven: float = 0.0
-    work: float = math.inf
-    below_s: float = math.inf
-    shortfall: bool = True
+    remat: Recompute | None = None  # what is recomputed; default: what the options say
+    chooses_remat: bool = False  # the solver chooses what is recomputed
+    equal_layers: bool = False  # all copies of a block have the same layouts
+    near: Near | None = None  # only layouts near these plans
+    regather: bool = False  # costs as if all weights were gathered again for backward
+    stay: bool = False  # costs as if all gathered weights stayed until backward and took no memory
+    bucket_bytes: float | None = None  # costs for gradient buckets of this size; not with `chooses_remat`
+    restriction: Restrict | None = None  # what is allowed
+    without: Sequence[Constraint] = ()  # constraints that are dropped
+
+    start: Weights = ()  # multipliers of the sums, by phase
+    planes: Sequence[Plane] = ()  # cutting planes of questions that allow less
+    memory_multipliers: Mapping[int, float] = field(default_factory=dict)  # picoseconds per byte, by moment
+
+    averages: int | None = None  # maximum number of plain problems; default: that of the instance's effort
+    ends_s: float = math.inf  # end by the clock `time.monotonic`
+    unproven: float = 0.0  # relative gap that may stay open where a proof takes long
+    work: float = math.inf  # maximum work, in the units of `shardplan.solve.constants`
+    below_s: float = math.inf  # the search ends once it is proven that no plan takes less
+    shortfall: bool = True  # an infeasible answer says how many bytes are missing
 
 
 Assigned: TypeAlias = tuple[Layouts, tuple[int, ...]]

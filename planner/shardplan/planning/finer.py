@@ -22,12 +22,12 @@ from shardplan.graph.options import PlanOptions
 from shardplan.graph.remat import Recompute
 from shardplan.layout.mesh import Axis, Mesh
 from shardplan.model.types import Model
-from shardplan.planning.asking import asked
 from shardplan.planning.candidates import of_phases
 from shardplan.planning.chain import Question
 from shardplan.planning.constants import AVERAGES, PAIR_JUDGED, PAIR_WORK, ROUGH_GAP, WHOLE_AVERAGES
 from shardplan.planning.decided import Decided
 from shardplan.planning.instance import MOST_WHOLE, CostGraphs, Instance, instance_of, real_axes
+from shardplan.planning.questions import asked
 from shardplan.planning.runtimes.table import Roles
 from shardplan.planning.search import Found, NoPlanError, Questions, Search
 from shardplan.schedule.objective import Weights

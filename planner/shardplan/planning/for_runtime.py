@@ -18,16 +18,16 @@ from shardplan.layout.mesh import Mesh
 from shardplan.planning.answers import Answers
 from shardplan.planning.candidates import estimated, of_phases, shortest
 from shardplan.planning.constants import AVERAGES, COARSER_HOPELESS, ROLES_FEW, ROLES_HOPELESS, ROLES_SLOWER
+from shardplan.planning.expressible import best_expressible, said_with, weights_fit
 from shardplan.planning.finer import CoarsePlans, Coarser, finer, least_s, transferred, with_fewer_axes
 from shardplan.planning.infeasible import no_coarser_plan
 from shardplan.planning.instance import MOST_WHOLE, Instance, instance_of, real_axes
 from shardplan.planning.judge import Known
-from shardplan.planning.one_sum import bound_at
+from shardplan.planning.linear_questions import bound_at
 from shardplan.planning.reduction import Restrict, both
 from shardplan.planning.runtimes.arrangement import Arrangement
 from shardplan.planning.runtimes.table import FREE_ROLES, Roles, Runtime
 from shardplan.planning.runtimes.trainer import check_kind, dividing
-from shardplan.planning.said import best_said, said_with, weights_fit
 from shardplan.planning.search import Found, NoBetterError, NoPlanError, Questions, Search
 from shardplan.planning.standing import OnProgress, Turn, without_bound
 from shardplan.schedule.objective import at_multipliers
@@ -64,7 +64,7 @@ def best_for_runtime(
         return plans.with_roles(roles, search, enough_s)
 
     try:
-        found = best_said(plans.promising_first(some, search), ask, instance.limit_bytes, coarse.enough_s)
+        found = best_expressible(plans.promising_first(some, search), ask, instance.limit_bytes, coarse.enough_s)
     except NoBetterError as none:
         raise none if len(some) == len(every) else NoBetterError(min(none.bound_s, least_s(instance))) from None
     if found is None and len(real_axes(cluster.mesh)) > MOST_WHOLE:

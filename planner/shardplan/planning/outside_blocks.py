@@ -15,8 +15,8 @@ from shardplan.planning.equal_layers import first_copies
 from shardplan.planning.reduction import Layouts
 from shardplan.planning.search import Found, Questions, Search
 from shardplan.schedule.objective import Weights
-from shardplan.solve.part import Part
 from shardplan.solve.problem import SumMultipliers
+from shardplan.solve.subproblem import Subproblem
 
 
 def outside_blocks(search: Search, found: Found) -> Questions[Found]:
@@ -55,7 +55,7 @@ def _resolved(search: Search, found: Found, whole: Layouts, free: Sequence[int])
     """The best of the known plan and of those in which the nodes `free` are optimal at multipliers around the best
     ones."""
     best = found.candidate
-    part = Part.of(whole.problem, tuple(best.priced.choice.values()), free)
+    part = Subproblem.of(whole.problem, tuple(best.priced.choice.values()), free)
     near = dict.fromkeys(filter(None, map(part.best_at, _around(found.multipliers))))
     return search.best_of(found, [(best.layouts, choices) for choices in near])
 

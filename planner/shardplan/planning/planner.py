@@ -40,7 +40,7 @@ from shardplan.planning.for_runtime import best_for_runtime
 from shardplan.planning.infeasible import no_coarser_plan, refusal
 from shardplan.planning.instance import MOST_WHOLE, CostGraphs, instance_of, real_axes
 from shardplan.planning.judge import Known
-from shardplan.planning.one_sum import of_linear
+from shardplan.planning.linear_questions import of_linear
 from shardplan.planning.reduction import Restrict
 from shardplan.planning.runtimes import RUNTIMES
 from shardplan.planning.search import Found, NoPlanError, Questions, Search, T

@@ -327,11 +327,11 @@ SHRINK_PAIR_ENTRIES = 10
 
 # Large cores: proofs on what is left
 
-SCENE_SHRINKS = 0.7
+STATE_SHRINKS = 0.7
 """A smaller core is built if pruning alone leaves less than this share of the pairs,"""
-SCENE_SHRUNK = 0.8
+STATE_SHRUNK = 0.8
 """and used if the reductions leave less than this share."""
-SCENE_BISECTIONS = 40
+STATE_BISECTIONS = 40
 """Steps of the search for the largest reduced cost of the kept labels."""
 LARGE_CEILINGS = (0.05, 0.25, 1.0)
 """Shares of the gap for which a proof is tried, one after the other."""

@@ -17,15 +17,15 @@ from shardplan.solve.highs.program import Program
 from shardplan.solve.incumbent import Incumbent
 from shardplan.solve.problem import Bytes, Costs, Problem
 from shardplan.solve.prove.exact import close
+from shardplan.solve.reduce.aggregate import aggregate, flatten
 from shardplan.solve.reduce.core import core_of
 from shardplan.solve.reduce.dominate import dominate
 from shardplan.solve.reduce.eliminate import eliminate
-from shardplan.solve.reduce.follow import flatten, follow
 from shardplan.solve.reduce.graph import Contradiction, Graph, build
 from shardplan.solve.reduce.memory import Profiles, drop_moments
 from shardplan.solve.reduce.presolve import presolve
 from shardplan.solve.reduce.tables import Tables
-from shardplan.solve.small import fit
+from shardplan.solve.small_cores import fit
 
 Verdict = Literal["fits", "too much", "unknown"]
 
@@ -81,7 +81,7 @@ def _thinned(graph: Graph, low: int) -> Graph:
     drop_moments(thin, low)
     thin.propagate()
     for _ in range(PRESOLVE_ROUNDS):
-        changed = follow(thin)
+        changed = aggregate(thin)
         thin.propagate()
         eliminate(thin)
         for node in thin.alive:

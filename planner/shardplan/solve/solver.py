@@ -1,4 +1,4 @@
-"""From a problem to a solution: reduce, bound, search, prove, and evaluate the answer independently."""
+"""The entry of the solver: chooses the method for a problem, and evaluates its answer independently."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from shardplan.solve.reduce.memory import tighten
 from shardplan.solve.reduce.sums import SumsOnNodes, breadth, sums_to_nodes
 from shardplan.solve.reduce.tables import Tables
 from shardplan.solve.shortfall import least_limit
-from shardplan.solve.small import fit
+from shardplan.solve.small_cores import fit
 from shardplan.solve.validate import validate
 
 _EXACT, _ROUNDED = 2.0**53, 1e-12

@@ -1,5 +1,5 @@
-"""What the bounds leave open: assignments of the cutset that may be better, and choices that no better assignment
-takes."""
+"""Conditioning on a cutset: branches of its assignments that may be better than the incumbent; and reduced-cost fixing
+of choices and pairs."""
 
 from __future__ import annotations
 

@@ -6,8 +6,9 @@ For multipliers w_g of every maximum g except h,
     min over x of  cost(x) + sum over g, k of w_gk s_gk(x) + max(0, max_k s_hk(x))
 
 is a lower bound too, at least the Lagrangian one, in which maximum h is averaged as well. It is a problem with one
-maximum: if that has one sum, branch and bound with Pareto fronts (`parts.py`) solves it. Often only one maximum has
-multipliers that are neither 0 nor 1; then nothing is lost as long as the sums of the others keep their signs.
+maximum: if that has one sum, branch and bound with Pareto fronts (`branch_and_bound.py`) solves it. Often only one
+maximum has multipliers that are neither 0 nor 1; then nothing is lost as long as the sums of the others keep their
+signs.
 """
 
 from __future__ import annotations

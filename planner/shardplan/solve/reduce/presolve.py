@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from shardplan.solve.constants import PRESOLVE_MANY, PRESOLVE_ROUNDS, PRESOLVE_WORTH
+from shardplan.solve.reduce.aggregate import aggregate, flatten
 from shardplan.solve.reduce.dominate import dominate
 from shardplan.solve.reduce.eliminate import eliminate
-from shardplan.solve.reduce.follow import flatten, follow
 from shardplan.solve.reduce.graph import Graph
 from shardplan.solve.reduce.memory import tighten
 
@@ -18,7 +18,7 @@ def presolve(graph: Graph, limit: int) -> None:
     graph.propagate()
     left = len(graph.alive) + graph.pairs
     for _ in range(PRESOLVE_ROUNDS):
-        changed = follow(graph)
+        changed = aggregate(graph)
         graph.propagate()
         eliminate(graph)
         for node in graph.alive:

@@ -1,4 +1,4 @@
-"""The state of a search on a large core, and the smaller core that remains when an answer is known."""
+"""State of the search on a large core: graph, multipliers and messages; and its reduction by the cost of an answer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from shardplan.solve.bound.dual import Dual
 from shardplan.solve.bound.multipliers import Multipliers
 from shardplan.solve.bound.subgradient import SubgradientAscent
-from shardplan.solve.constants import SCENE_BISECTIONS, SCENE_SHRINKS, SCENE_SHRUNK
+from shardplan.solve.constants import STATE_BISECTIONS, STATE_SHRINKS, STATE_SHRUNK
 from shardplan.solve.problem import Costs
 from shardplan.solve.reduce.core import Core, Indices, core_of, depths
 from shardplan.solve.reduce.fixing import label_excess, prune, surviving
@@ -20,7 +20,7 @@ from shardplan.solve.reduce.presolve import presolve
 from shardplan.solve.search.assignment import Space
 
 
-class Scene:
+class SearchState:
     """A presolved graph, its core, its multipliers, and a second dual that sweeps in the graph's order."""
 
     def __init__(self, graph: Graph, limit: int) -> None:
@@ -63,20 +63,20 @@ class Scene:
         self.duals.dual.sweep()
         return self.duals.dual.bound() - self.duals.bound()
 
-    def smaller(self, ceiling: float) -> Scene | None:
-        """The scene without what costs more than `ceiling`, if that is much; everything that costs less is still in it.
+    def smaller(self, ceiling: float) -> SearchState | None:
+        """The state without what costs more than `ceiling`, if that is much; everything that costs less is still in it.
 
         Raises `Contradiction` when nothing is left.
         """
         target = ceiling + self.restore_best()
-        if surviving(self.duals.dual, target) >= SCENE_SHRINKS * self.core.pairs:
+        if surviving(self.duals.dual, target) >= STATE_SHRINKS * self.core.pairs:
             return None
         graph = self.pruned(target)
-        if graph.pairs >= SCENE_SHRUNK * self.core.pairs:
+        if graph.pairs >= STATE_SHRUNK * self.core.pairs:
             return None
-        scene = Scene(graph, self.limit)
-        scene._inherit(self)
-        return scene
+        state = SearchState(graph, self.limit)
+        state._inherit(self)
+        return state
 
     def pruned(self, target: float) -> Graph:
         """The graph without what costs more than `target` in the dual's costs, reduced. Valid right after
@@ -86,8 +86,8 @@ class Scene:
         presolve(graph, self.limit)
         return graph
 
-    def _inherit(self, other: Scene) -> None:
-        """Takes over the multipliers of a scene with more moments."""
+    def _inherit(self, other: SearchState) -> None:
+        """Takes over the multipliers of a state with more moments."""
         self.begin(other.numbered(1.0), 1.0)
         self.duals.length = other.duals.length
 
@@ -100,7 +100,7 @@ class Scene:
         excess[offsets[:-1] + choices] = 0.0
         owner = np.repeat(np.arange(len(self.core.nodes)), self.core.sizes)
         low, high = 0.0, float(excess[np.isfinite(excess)].max())
-        for _ in range(SCENE_BISECTIONS):
+        for _ in range(STATE_BISECTIONS):
             middle = (low + high) / 2
             counts = np.bincount(owner[excess <= middle], minlength=len(self.core.nodes))
             many = float((counts[self.core.first] * counts[self.core.second] - 1).sum()) > width

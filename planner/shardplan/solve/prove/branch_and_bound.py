@@ -1,4 +1,4 @@
-"""One maximum with ample memory: branch and bound over parts of the graph, the most promising first.
+"""Branch and bound for one maximum of one sum with ample memory, over parts of the search space by their bounds.
 
 A multiplier of the sum gives a bound, but at the best multiplier two very different assignments are often equally good,
 and mixtures of them pay at every seam. So a part is split at the node whose labels distinguish these two best, each

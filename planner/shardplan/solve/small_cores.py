@@ -1,5 +1,4 @@
-"""Small cores under a memory limit: multipliers of memory, reduced-cost fixing at the best ones, and HiGHS for the
-rest."""
+"""Small cores with memory or maxima: cutting-plane ascent, crossover, reduced-cost fixing, and HiGHS for the rest."""
 
 from __future__ import annotations
 
@@ -35,17 +34,17 @@ from shardplan.solve.constants import (
 )
 from shardplan.solve.incumbent import Incumbent, offer
 from shardplan.solve.problem import ANYWHERE, Solution, Start, SumMultipliers
+from shardplan.solve.prove.branch_and_bound import prove_by_parts
 from shardplan.solve.prove.cutset import cutset_branches, forbid
 from shardplan.solve.prove.exact import close
 from shardplan.solve.prove.integer import Effort, Pressure, integer
 from shardplan.solve.prove.one_maximum import one_by_one
-from shardplan.solve.prove.parts import prove_by_parts
 from shardplan.solve.reduce.graph import Contradiction, Graph
 from shardplan.solve.reduce.memory import Profiles, flat, keep_moments, reduce
 from shardplan.solve.reduce.presolve import presolve
 from shardplan.solve.reduce.tables import open_rows
 from shardplan.solve.search.crossover_of_cores import crossover, crossover_bytes, crossover_costs
-from shardplan.solve.search.large import search_large
+from shardplan.solve.search.large_cores import search_large
 
 
 def fit(

@@ -1,4 +1,4 @@
-"""Plans at the prices of buckets that are as small as those of a schedule.
+"""Plans for gradient buckets of the size that the best plan's schedule has, in place of full ones.
 
 No schedule may be below the bound, so its sums charge every gradient a share of a full bucket. A schedule sends less at
 a time: small early buckets start communication early, small late ones leave little to send after the last compute, and
@@ -13,14 +13,14 @@ from dataclasses import replace
 import numpy as np
 
 from shardplan.plan.buckets import buckets_of, held_bytes
-from shardplan.planning.asking import about, better_of
 from shardplan.planning.constants import BUCKET_GAP, BUCKET_SHARE
 from shardplan.planning.judge import Candidate
+from shardplan.planning.questions import about, better_of
 from shardplan.planning.search import Found, Questions, Search
 from shardplan.units import PS_PER_S
 
 
-def at_real_buckets(search: Search, found: Found) -> Questions[Found]:
+def at_scheduled_buckets(search: Search, found: Found) -> Questions[Found]:
     """The best of the known plan and of those at the prices of buckets of the size that its schedule has, if that
     schedule is far longer than the sums say."""
     size_bytes = _mean_bucket_bytes(found.candidate)
