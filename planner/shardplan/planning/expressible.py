@@ -75,7 +75,7 @@ def _rank(found: Found, limit_bytes: int) -> tuple[bool, float]:
     return not found.candidate.keeps(limit_bytes), found.candidate.step_s
 
 
-def said_with(runtime: Runtime, roles: Roles, ask: Callable[[Restrict], Found]) -> Found:
+def expressible_with(runtime: Runtime, roles: Roles, ask: Callable[[Restrict], Found]) -> Found:
     """The best plan with these roles; `ask` searches under a restriction. Raises `NoPlanError` and `NoBetterError`."""
     bounds: list[float] = []
 

@@ -18,7 +18,7 @@ from shardplan.layout.mesh import Mesh
 from shardplan.planning.answers import Answers
 from shardplan.planning.candidates import estimated, of_phases, shortest
 from shardplan.planning.constants import AVERAGES, COARSER_HOPELESS, ROLES_FEW, ROLES_HOPELESS, ROLES_SLOWER
-from shardplan.planning.expressible import best_expressible, said_with, weights_fit
+from shardplan.planning.expressible import best_expressible, expressible_with, weights_fit
 from shardplan.planning.finer import CoarsePlans, Coarser, finer, least_s, transferred, with_fewer_axes
 from shardplan.planning.infeasible import no_coarser_plan
 from shardplan.planning.instance import MOST_WHOLE, Instance, instance_of, real_axes
@@ -191,7 +191,7 @@ class RuntimePlans:
             self._last = self.answers.to(shortest(own, enough_s), own, limits, self.on_progress)
             return self._last
 
-        return said_with(self.runtime, roles, asked)
+        return expressible_with(self.runtime, roles, asked)
 
     def _check_hopeful(self, search: Search, roles: Roles, limits: Restrict, enough_s: float) -> float:
         """A lower bound (seconds) on every plan with these roles, by plain problems at good multipliers of other roles.
