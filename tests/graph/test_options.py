@@ -106,8 +106,8 @@ def test_unpresolved_optimum_is_the_same():
     model = read_model(MODELS / "lstm_lm.onnx")
     cluster = make_cluster(load_profile("generic"), "2")
     built = build_cost_graph(model, model_rules(model), cluster, PlanOptions())
-    for posed in (base_problem, step_problem):
-        problem = posed(built, cluster.device.usable_bytes)
+    for problem_of in (base_problem, step_problem):
+        problem = problem_of(built, cluster.device.usable_bytes)
         assert solve(problem, presolve=False).cost == solve(problem).cost
 
 

@@ -22,7 +22,7 @@ from shardplan.solve import (
     Solution,
     Usage,
     evaluate,
-    small,
+    small_cores,
     solve,
     solver,
 )
@@ -31,7 +31,7 @@ from shardplan.solve.bound.lagrange import DeadEnd, Relaxation
 from shardplan.solve.bound.marginals import Marginals
 from shardplan.solve.budget import Budget
 from shardplan.solve.highs.program import quiet_highs
-from shardplan.solve.prove import pareto, parts
+from shardplan.solve.prove import branch_and_bound, pareto
 from shardplan.solve.prove.pareto import View
 from shardplan.solve.reduce import tables as reduce_tables
 from shardplan.solve.reduce.core import core_of
@@ -161,8 +161,8 @@ def problems_of_maxima(draw, memory: bool = False):
 
 def is_valid(problem: Problem, solution: Solution) -> None:
     """Multipliers of the product of simplices, and candidates that fit, each once, the cheapest first."""
-    assert [len(group) for group in solution.multipliers] == [len(group.sums) for group in problem.maxima]
-    for group in solution.multipliers:
+    assert [len(group) for group in solution.sum_multipliers] == [len(group.sums) for group in problem.maxima]
+    for group in solution.sum_multipliers:
         assert min(group) >= 0
         assert sum(group) <= 1
     if solution.choices is None:
@@ -262,7 +262,7 @@ def test_a_bound_holds_wherever_the_search_starts_and_ends(problem: Problem, wor
     share = st.floats(0.0, 1.0)
     start = tuple(tuple(data.draw(share) / len(group.sums) for _ in group.sums) for group in problem.maxima)
     best = optimum(problem)
-    solution = solve(problem, work_limit=work / 1e4, start=start)
+    solution = solve(problem, work_limit=work / 1e4, sum_multipliers=start)
     assert solution.bound <= best <= solution.cost
     is_valid(problem, solution)
 
@@ -272,11 +272,11 @@ def test_a_bound_holds_wherever_the_search_starts_and_ends(problem: Problem, wor
 def test_a_search_that_ends_where_nothing_is_below_says_nothing_wrong(
     problem: Problem, above: int, averages: int, data: st.DataObject
 ) -> None:
-    """From any prices of a byte: the bound holds, and what is below `below` is found as without it."""
-    prices = {moment: data.draw(st.floats(0.0, 4.0)) for moment in range(problem.moments)}
+    """From any multipliers of a byte: the bound holds, and what is below `below` is found as without it."""
+    multipliers = {moment: data.draw(st.floats(0.0, 4.0)) for moment in range(problem.moments)}
     best = optimum(problem)
     below = best + above if math.isfinite(best) else float(above)
-    solution = solve(problem, below=below, averages=averages, prices=prices)
+    solution = solve(problem, below=below, averages=averages, memory_multipliers=multipliers)
     assert solution.bound <= best <= solution.cost
     if solution.choices is None:
         assert solution.outcome == "infeasible" or solution.bound >= below
@@ -297,7 +297,7 @@ def test_a_proof_that_is_asked_for_less_than_a_whole_unit_of_cost_is_none() -> N
 
 @laws
 @given(problems_of_two_sums(memory=True))
-def test_where_no_labels_can_be_read_off_the_messages_the_proof_is_sought_all_the_same(
+def test_where_decoding_meets_a_dead_end_the_proof_is_sought_all_the_same(
     both: tuple[Problem, Problem],
 ) -> None:
     def dead_end(*_: object) -> None:
@@ -316,20 +316,20 @@ def test_what_is_found_under_a_tighter_limit_keeps_the_limit_and_costs_what_it_s
 ) -> None:
     """All that is found here is: `solve` itself compares its cost with `evaluate`."""
     problem = between(*both)
-    fitted = small._fit
+    fitted = small_cores._fit
 
     def nothing_at_the_limit(graph: Graph, limit: int, *rest: object) -> bool:
         return limit == problem.limit or fitted(graph, limit, *rest)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(small, "_fit", nothing_at_the_limit)
+        patch.setattr(small_cores, "_fit", nothing_at_the_limit)
         solution = solve(problem)
     if solution.choices is not None:
         assert evaluate(problem, solution.choices).feasible
 
 
 def two_dense_sums(seed: int) -> tuple[Problem, Problem]:
-    """Chains with two more edges, whose sums have little in common: the best price of the sum leaves a gap."""
+    """Chains with two more edges, whose sums have little in common: the best multiplier of the sum leaves a gap."""
     random = np.random.default_rng(seed)
     sizes = random.integers(2, 4, int(random.integers(4, 7))).tolist()
 
@@ -350,35 +350,35 @@ def test_parts_find_the_least_larger_sum_with_fronts_and_without(seed: int, spli
     """With `split`, there is no fusion to start from, and parts are split to the end."""
     with pytest.MonkeyPatch.context() as patch:
         if split:
-            patch.setattr(small, "_fuse", lambda *_: None)
-            patch.setattr(parts, "PARETO_PAIRS", -1)
+            patch.setattr(small_cores, "_fuse", lambda *_: None)
+            patch.setattr(branch_and_bound, "PARETO_PAIRS", -1)
         check(between(*two_dense_sums(seed)))
 
 
 @laws
 @given(problems_of_two_sums(), st.sampled_from((0.25, 0.5, 1.0)), st.integers(0, 9), st.booleans())
 def test_fronts_find_the_least_larger_sum_and_say_where_they_had_no_room(
-    both: tuple[Problem, Problem], price: float, above: int, narrow: bool
+    both: tuple[Problem, Problem], multiplier: float, above: int, narrow: bool
 ) -> None:
     problem = between(*both)
     best, wide = optimum(problem), sums_to_nodes(problem)
     try:
         graph = build(wide.problem, Tables(), wide.amounts, wide.groups)
-        graph.settle()
-        if best == math.inf or graph.soft is None:
+        graph.propagate()
+        if best == math.inf or graph.hinge is None:
             return
         relaxation = Relaxation(
             graph, 0, Budget(), Profiles(graph.uses, core_of(graph).offsets, graph.tables.arrays, graph.base)
         )
-        point, reduced, dual = relaxation.look({graph.soft: price * graph.scale})
+        point, reduced, dual = relaxation.look({graph.hinge: multiplier * graph.scale})
     except (Contradiction, DeadEnd):
         return
     target = (best + above) * graph.scale
     order = tuple(step.node for step in reduced.postsolve if isinstance(step, Gone))
-    view = View(price * graph.scale, point.bound, Marginals(reduced, dual, math.inf), order)
+    view = View(multiplier * graph.scale, point.bound, Marginals(reduced, dual, math.inf), order)
     with pytest.MonkeyPatch.context() as patch:
         if narrow:
-            patch.setattr(pareto, "PARETO_WAYS", 8)
+            patch.setattr(pareto, "PARETO_POINTS", 8)
             patch.setattr(pareto, "PARETO_COARSE", 8)
         try:
             found = pareto.cheapest(graph, 0, [view], target) if not reduced.alive else None
@@ -407,12 +407,12 @@ def test_nodes_for_pairs_change_no_sum(both: tuple[Problem, Problem]) -> None:
     problem = between(*both)
     wide = sums_to_nodes(problem)
     for choices in assignments(problem):
-        priced, lifted = evaluate(problem, choices), wide.apply(choices)
+        priced, extended = evaluate(problem, choices), wide.apply(choices)
         if priced.cost == math.inf:
             continue
-        assert wide.invert(lifted) == choices
-        surplus = sum(int(row[lifted[node]]) for node, _, row in wide.amounts)
-        found = evaluate(wide.problem, lifted)
+        assert wide.invert(extended) == choices
+        surplus = sum(int(row[extended[node]]) for node, _, row in wide.amounts)
+        found = evaluate(wide.problem, extended)
         assert (found.cost + max(0, surplus), found.peak_bytes) == (priced.cost, priced.peak_bytes)
 
 
@@ -467,7 +467,7 @@ def test_tightening_keeps_exactly_what_fits(problem: Problem) -> None:
     assert problem.limit is not None
     try:
         graph = build(problem, Tables())
-        graph.settle()
+        graph.propagate()
         tighten(graph, problem.limit)
     except Contradiction:
         assert best == math.inf
@@ -488,20 +488,20 @@ def test_tightening_keeps_exactly_what_fits(problem: Problem) -> None:
 
 @laws
 @given(problems(memory=True, forbidden=False), st.integers(0, 8), st.integers(0, 5))
-def test_every_price_list_gives_a_lower_bound(problem: Problem, price: int, moment: int) -> None:
+def test_every_list_of_multipliers_gives_a_lower_bound(problem: Problem, multiplier: int, moment: int) -> None:
     assert problem.limit is not None
     best = optimum(problem)
     try:
         graph = build(problem, Tables())
-        graph.settle()
+        graph.propagate()
         tighten(graph, problem.limit)
     except Contradiction:
         return
     relaxation = Relaxation(
         graph, problem.limit, Budget(), Profiles(graph.uses, core_of(graph).offsets, graph.tables.arrays, graph.base)
     )
-    prices = {moment: price / 4} if moment < len(relaxation.room) else {}
-    assert relaxation.at(prices).bound <= best * graph.scale
+    multipliers = {moment: multiplier / 4} if moment < len(relaxation.room) else {}
+    assert relaxation.at(multipliers).bound <= best * graph.scale
 
 
 @laws
@@ -515,7 +515,7 @@ def test_pruning_keeps_everything_up_to_its_target(problem: Problem, above: int)
     wanted = sorted(cost for cost in costs if cost <= target)
     try:
         prune(graph, dual, target)
-        graph.settle()
+        graph.propagate()
     except Contradiction:
         assert not wanted
         return

@@ -13,10 +13,11 @@ from shardplan.graph.options import PlanOptions
 from shardplan.graph.problem import objective_of
 from shardplan.model.read import read_model
 from shardplan.planning.candidates import of_phases, shortest
-from shardplan.planning.chain import MOST_JUDGED, Question, answer, chain
+from shardplan.planning.chain import Question, answer, chain
+from shardplan.planning.constants import ANSWER_JUDGED
 from shardplan.planning.instance import CostGraphs, instance_of
 from shardplan.planning.judge import judged
-from shardplan.planning.reduction import Assignment, Posed
+from shardplan.planning.reduction import Assignment, Problems
 from shardplan.planning.rematerialisation import Rematerialisation
 from shardplan.planning.search import NoPlanError, Search
 from shardplan.schedule.objective import at_multipliers
@@ -84,11 +85,11 @@ def test_an_assignment_without_recomputing_costs_the_same_beside_those_with_it_a
     layouts = found.layouts
     repeated = answer(graphs, Question(None, linear=base, remat=replace(layouts.built.recompute))).layouts
     reduction = Rematerialisation()
-    posed, data = reduction.apply(Posed((layouts,), (repeated,)))
+    problems, data = reduction.apply(Problems((layouts,), (repeated,)))
     assignment = Assignment(found.solution.choices)
-    lifted = Assignment(without_recompute(data, assignment.choices))
-    assert evaluate(posed.sums[0].problem, lifted.choices).cost == found.solution.cost
-    back = reduction.invert(lifted, data)
+    combined = Assignment(without_recompute(data, assignment.choices))
+    assert evaluate(problems.sums[0].problem, combined.choices).cost == found.solution.cost
+    back = reduction.invert(combined, data)
     assert (back.choices, dict(back.remat.until)) == (assignment.choices, {})
 
 
@@ -102,7 +103,7 @@ def test_the_schedule_takes_at_least_what_the_objective_says(model):
 def test_other_assignments_of_the_solver_are_judged_too(model):
     graphs = graphs_of(model, remat="auto")
     found = answer(graphs, Question(10_000_000, chooses_remat=True))
-    assert 1 <= len(found.candidates) <= MOST_JUDGED
+    assert 1 <= len(found.candidates) <= ANSWER_JUDGED
     plans = judged(found.candidates, 10_000_000)
     assert [plan.step_s for plan in plans if plan.keeps(10_000_000)] == sorted(
         plan.step_s for plan in plans if plan.keeps(10_000_000)

@@ -77,10 +77,10 @@ def test_assignments_to_begin_with_never_make_a_bound_wrong(seed):
 def test_copies_of_a_block_are_one_node():
     model = described(MODEL.replace("layers=3", "layers=6"))
     graphs = CostGraphs(instance_of(model, CLUSTER, PlanOptions(), print))
-    posed = answer(graphs, Question(None)).whole
-    places = first_copies(posed.built, [cost.size for cost in posed.problem.costs])
+    whole = answer(graphs, Question(None)).whole
+    places = first_copies(whole.built, [cost.size for cost in whole.problem.costs])
     kinds = defaultdict(set)
-    for (kind, name), place in zip(posed.built.node_numbers, places, strict=True):
+    for (kind, name), place in zip(whole.built.node_numbers, places, strict=True):
         kinds[kind, pattern(name)].add(place)
     weights = {name: found for (kind, name), found in kinds.items() if kind == "kept" and name.endswith(".weight")}
     assert len(weights) > 8

@@ -56,7 +56,7 @@ def cluster():
     return make_cluster(load_profile("generic"), "2")
 
 
-def assignments(model, cluster, posed):
+def assignments(model, cluster, problem_of):
     """The problem of every set of operators that may run again, each with what else follows from it."""
     rules, options = model_rules(model), PlanOptions()
     flow = trace(model, rules, training=True)
@@ -65,7 +65,7 @@ def assignments(model, cluster, posed):
     for chosen in itertools.product(*labels):
         until = {index: label for index, label in enumerate(chosen) if label != ONCE}
         again = saving_least(model, rules, flow, fusion, until, holds=True)
-        yield until, posed(build_cost_graph(model, rules, cluster, options, remat=again))
+        yield until, problem_of(build_cost_graph(model, rules, cluster, options, remat=again))
 
 
 def best_of(tried, limit):

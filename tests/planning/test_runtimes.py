@@ -233,11 +233,11 @@ def test_roles_of_axes():
 def test_roles_that_bring_nothing_are_not_searched_to_the_end(models):
     """What is enough ends a search with a bound that is one; plans that are shorter are found all the same."""
     instance = read(Request(model=models["llama"], mesh="2x2", target="tp-plan", mode="training", effort="quick"))
-    posed = instance_of(instance.model, instance.cluster, instance.options, pytest.fail)
-    plans = RuntimePlans(Answers(posed, pytest.fail), RUNTIMES["tp-plan"], CoarsePlans())
+    own = instance_of(instance.model, instance.cluster, instance.options, pytest.fail)
+    plans = RuntimePlans(Answers(own, pytest.fail), RUNTIMES["tp-plan"], CoarsePlans())
 
     def step_and_bound(enough_s):
-        found = plans.with_roles(("data", "tensor"), Search.of(posed), enough_s)
+        found = plans.with_roles(("data", "tensor"), Search.of(own), enough_s)
         return found.candidate.step_s, found.bound_s
 
     step_s, bound_s = step_and_bound(math.inf)
@@ -255,7 +255,7 @@ def test_roles_are_searched_in_the_order_of_their_estimates(models, monkeypatch)
     with_roles = RuntimePlans.with_roles
 
     def heard(self, roles, search, enough_s=math.inf):
-        if len(roles) == len(posed.cluster.mesh) and self.answers is answers:
+        if len(roles) == len(own.cluster.mesh) and self.answers is answers:
             asked.append(roles)
         found = with_roles(self, roles, search, enough_s)
         search.interruption.asked = is_stopped
@@ -263,17 +263,17 @@ def test_roles_are_searched_in_the_order_of_their_estimates(models, monkeypatch)
 
     monkeypatch.setattr(RuntimePlans, "with_roles", heard)
     instance = read(Request(model=models["llama"], mesh="2x2", target="megatron", mode="training", effort="quick"))
-    posed = instance_of(instance.model, instance.cluster, instance.options, pytest.fail)
+    own = instance_of(instance.model, instance.cluster, instance.options, pytest.fail)
 
     def step_and_bound():
-        found = best_for_runtime(answers, RUNTIMES["megatron"], Search.of(posed), coarse=CoarsePlans())
+        found = best_for_runtime(answers, RUNTIMES["megatron"], Search.of(own), coarse=CoarsePlans())
         return found.candidate.step_s, found.bound_s
 
-    answers = Answers(posed, pytest.fail)
+    answers = Answers(own, pytest.fail)
     best_s, bound_s = step_and_bound()
-    every, named = [*asked], [*RUNTIMES["megatron"].arrangements(posed.cluster.mesh)]
+    every, named = [*asked], [*RUNTIMES["megatron"].arrangements(own.cluster.mesh)]
     assert every != sorted(every, key=named.index)
-    is_stopped, answers = True, Answers(posed, pytest.fail)
+    is_stopped, answers = True, Answers(own, pytest.fail)
     asked.clear()
     first_s, first_bound_s = step_and_bound()
     assert asked == every[:1]

@@ -29,7 +29,7 @@ def model():
 def many(monkeypatch):
     """Models of the size of the tests count as deep."""
     monkeypatch.setattr(shallower, "MANY_OPERATORS", 100)
-    monkeypatch.setattr(shallower, "COPIES", COPIES)
+    monkeypatch.setattr(shallower, "SHALLOW_COPIES", COPIES)
 
 
 def held(model, **options):

@@ -19,7 +19,7 @@ from shardplan.study.instance import read
 
 
 @pytest.fixture(scope="module")
-def posed():
+def setting():
     """A cost graph, its memory, and the problem of every sum of its objective."""
     asked = read(Request(model="transformer:layers=2,hidden=512,heads=8,vocab=1000,seq=256,batch=16", mesh="2x2"))
     built, _ = CostGraphs(instance_of(asked.model, asked.cluster, asked.options, pytest.fail)).asked()
@@ -31,8 +31,8 @@ def arrays(problem):
     return [*problem.costs, *(edge.table for edge in problem.edges)]
 
 
-def test_problems_made_together_are_those_made_alone(posed):
-    built, memory, sums, together = posed
+def test_problems_made_together_are_those_made_alone(setting):
+    built, memory, sums, together = setting
     assert len(sums) > 3
     for linear, problem in zip(sums, together, strict=True):
         alone = to_problem(built, memory, None, linear)
@@ -40,8 +40,8 @@ def test_problems_made_together_are_those_made_alone(posed):
         assert [(edge.u, edge.v) for edge in alone.edges] == [(edge.u, edge.v) for edge in problem.edges]
 
 
-def test_what_another_sum_does_not_change_is_the_same_object(posed):
-    _, _, _, (first, *others) = posed
+def test_what_another_sum_does_not_change_is_the_same_object(setting):
+    _, _, _, (first, *others) = setting
     same = [one is two for other in others for one, two in zip(arrays(first), arrays(other), strict=True)]
     assert sum(same) > len(same) / 3, "most terms belong to one phase, and the sums of others leave them"
     added = rises(first, others)
@@ -51,8 +51,8 @@ def test_what_another_sum_does_not_change_is_the_same_object(posed):
     assert not any(array.any() for array, is_same in zip(kept, same, strict=True) if is_same)
 
 
-def test_averages_are_the_weighted_sums(posed):
-    _, _, _, (first, *others) = posed
+def test_averages_are_the_weighted_sums(setting):
+    _, _, _, (first, *others) = setting
     sums = rises(first, others)
     problem = type(first)(first.costs, first.edges, maxima=(Maximum(sums),))
     functions, weights = Functions.of(problem), [3 * number for number in range(len(sums))]
@@ -64,8 +64,8 @@ def test_averages_are_the_weighted_sums(posed):
     assert not mixed.maxima
 
 
-def test_a_restriction_is_asked_once_for_a_cost_graph(posed):
-    built, _, _, problems = posed
+def test_a_restriction_is_asked_once_for_a_cost_graph(setting):
+    built, _, _, problems = setting
     asked = []
     recipe = RECIPES["ZeRO-3"]
     limited = Restricting(lambda graph: asked.append(graph) or recipe(graph))

@@ -11,7 +11,7 @@ from shardplan.graph.memory import Memory
 from shardplan.graph.options import PlanOptions
 from shardplan.graph.problem import objective_of, to_problem
 from shardplan.models import transformer
-from shardplan.planning.reduction import Assignment, Layouts, Posed
+from shardplan.planning.reduction import Assignment, Layouts, Problems
 from shardplan.planning.staying_weights import StayingWeights, staying
 from shardplan.rules import model_rules
 from shardplan.schedule.objective import single_sums
@@ -30,8 +30,8 @@ def built():
 def combined(built):
     memory, linear = Memory(built), single_sums(objective_of(built))[0]
     stay, again = (to_problem(graph, memory, None, linear) for graph in (built, regathering(built)))
-    posed = Posed((Layouts(built, memory, stay, {}),), regathered=(Layouts(built, memory, again, {}),))
-    reduced, sizes = StayingWeights().apply(posed)
+    problems = Problems((Layouts(built, memory, stay, {}),), regathered=(Layouts(built, memory, again, {}),))
+    reduced, sizes = StayingWeights().apply(problems)
     return stay, again, reduced.sums[0].problem, sizes
 
 
@@ -42,7 +42,7 @@ def assignments(built, problem, seed):
     return solve(type(problem)(costs, problem.edges)).choices
 
 
-def lifted(choices, sizes, problem, *, again):
+def extended(choices, sizes, problem, *, again):
     """An assignment of layouts in which every weight stays, or is gathered again."""
     twice = [cost.size == 2 * size for cost, size in zip(problem.costs, sizes, strict=True)]
     return tuple(c + size * (again and two) for c, size, two in zip(choices, sizes, twice, strict=True))
@@ -53,8 +53,8 @@ def test_both_problems_are_in_it(built, combined, seed):
     stay, again, problem, sizes = combined
     choices = assignments(built, stay, seed)
     costs = [
-        evaluate(problem, lifted(choices, sizes, problem, again=False)).cost,
-        evaluate(problem, lifted(choices, sizes, problem, again=True)).cost,
+        evaluate(problem, extended(choices, sizes, problem, again=False)).cost,
+        evaluate(problem, extended(choices, sizes, problem, again=True)).cost,
     ]
     assert costs[0] == evaluate(stay, choices).cost
     # the smaller weights of an operator always stay
@@ -66,7 +66,7 @@ def test_both_problems_are_in_it(built, combined, seed):
 def test_what_stays_takes_memory(built, combined, seed):
     stay, _, problem, sizes = combined
     choices = assignments(built, stay, seed)
-    held, freed = (evaluate(problem, lifted(choices, sizes, problem, again=again)) for again in (False, True))
+    held, freed = (evaluate(problem, extended(choices, sizes, problem, again=again)) for again in (False, True))
     assert freed.peak_bytes == evaluate(stay, choices).peak_bytes
     assert held.peak_bytes >= freed.peak_bytes
 

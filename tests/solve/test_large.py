@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from random_problems import optimum, random_problem
 
-from shardplan.solve import Edge, Problem, Progress, Usage, evaluate, small, solve
-from shardplan.solve.bound.subgradient import Multipliers
+from shardplan.solve import Edge, Problem, Progress, Usage, evaluate, small_cores, solve
+from shardplan.solve.bound.subgradient import SubgradientAscent
 from shardplan.solve.incumbent import Incumbent
 from shardplan.solve.reduce.core import core_of
 from shardplan.solve.reduce.graph import Contradiction, build
@@ -61,7 +61,7 @@ def test_large_engine_finds_the_optimum_of_small_problems(seed: int, nodes: int)
     problem = random_problem(seed, nodes)
     best = optimum(problem)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(small, "CUTSET_NODES", -1)  # every core counts as large
+        patch.setattr(small_cores, "CUTSET_NODES", -1)  # every core counts as large
         solution = solve(problem, work_limit=3000, seed=seed)
     assert solution.bound <= best <= solution.cost
     if solution.choices is not None:
@@ -71,24 +71,24 @@ def test_large_engine_finds_the_optimum_of_small_problems(seed: int, nodes: int)
 
 
 def test_cores_without_edges_do_not_shrink_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(small, "CUTSET_NODES", -1)
+    monkeypatch.setattr(small_cores, "CUTSET_NODES", -1)
     problem = random_problem(595749, 8)  # its core soon has no edges, and a gap
     solution = solve(problem, work_limit=3000, seed=595749)
     assert (solution.outcome, solution.cost) == ("optimal", optimum(problem))
 
 
-def scene(problem: Problem) -> tuple[Space, Multipliers, float]:
+def ascent(problem: Problem) -> tuple[Space, SubgradientAscent, float]:
     graph = build(problem, Tables())
     assert problem.limit is not None
     presolve(graph, problem.limit)
     core = core_of(graph)
     profiles = Profiles(core.uses, core.offsets, graph.tables.arrays, graph.base)
-    return Space(core, profiles, problem.limit), Multipliers(core, profiles, problem.limit), graph.scale
+    return Space(core, profiles, problem.limit), SubgradientAscent(core, profiles, problem.limit), graph.scale
 
 
 def test_assignments_stay_feasible_and_moves_never_cost_more() -> None:
     problem = random_problem(3, 300, choices=6)
-    space, duals, _ = scene(problem)
+    space, duals, _ = ascent(problem)
     rng = random.Random(0)
     for _ in range(20):
         duals.improve()
@@ -109,7 +109,7 @@ def test_assignments_stay_feasible_and_moves_never_cost_more() -> None:
 
 
 def test_trees_are_induced() -> None:
-    space, _, _ = scene(random_problem(5, 200))
+    space, _, _ = ascent(random_problem(5, 200))
     rng = random.Random(1)
     for _ in range(30):
         tree = grow(space, rng, 60)

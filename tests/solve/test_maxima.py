@@ -9,10 +9,10 @@ import pytest
 from random_problems import optimum, problem_of_maxima
 
 from shardplan.errors import ShardplanError
-from shardplan.solve import LinearSum, Maximum, Problem, Usage, evaluate, small, solve
+from shardplan.solve import LinearSum, Maximum, Problem, Usage, evaluate, small_cores, solve
 from shardplan.solve.bound.dual import Dual
 from shardplan.solve.bound.lagrange import DeadEnd, Relaxation
-from shardplan.solve.bound.multipliers import priced
+from shardplan.solve.bound.multipliers import lagrangian
 from shardplan.solve.budget import Budget
 from shardplan.solve.highs.program import HighsError, Program
 from shardplan.solve.reduce.core import core_of
@@ -38,12 +38,12 @@ def test_two_phases_balance_compute_and_traffic_each() -> None:
     solution = solve(phases())
     assert (solution.outcome, solution.cost) == ("optimal", 12.0)
     assert solution.choices in solution.candidates
-    assert all(0.0 <= weight <= 1.0 for group in solution.multipliers for weight in group)
+    assert all(0.0 <= weight <= 1.0 for group in solution.sum_multipliers for weight in group)
 
 
 def test_multipliers_to_start_from_change_no_optimum() -> None:
     for start in (((0.0,), (0.0,)), ((1.0,), (0.25,))):
-        assert solve(phases(), start=start).cost == 12.0
+        assert solve(phases(), sum_multipliers=start).cost == 12.0
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -52,19 +52,21 @@ def test_highs_has_one_epigraph_per_maximum_at_any_multipliers(seed: int) -> Non
     wide = sums_to_nodes(problem)
     try:
         graph = build(wide.problem, Tables(), wide.amounts, wide.groups)
-        graph.settle()
+        graph.propagate()
     except Contradiction:
         return
     rng = np.random.default_rng(seed)
-    prices = {}
+    multipliers = {}
     for group in graph.hinges:
         shares = np.floor(rng.dirichlet(np.ones(len(group) + 1)) * 64) / 64
-        prices |= {moment: share * graph.scale for moment, share in zip(group, shares.tolist(), strict=False) if share}
+        multipliers |= {
+            moment: share * graph.scale for moment, share in zip(group, shares.tolist(), strict=False) if share
+        }
     core = core_of(graph)
-    dual = Dual(core_of(priced(graph, prices)))
+    dual = Dual(core_of(lagrangian(graph, multipliers)))
     dual.sweep()
     profiles = Profiles(core.uses, core.offsets, graph.tables.arrays, graph.base)
-    program = Program(dual, Budget(), np.inf, profiles, 0, prices, hinges=graph.hinges, over=graph.scale)
+    program = Program(dual, Budget(), np.inf, profiles, 0, multipliers, hinges=graph.hinges, over=graph.scale)
     answer = program.solve()
     assert answer.choices is not None
     assert core.cost(answer.choices) + answer.above == optimum(problem) * graph.scale
@@ -83,9 +85,9 @@ def test_a_step_that_fails_only_weakens_the_bound(seed: int, fault: type[Excepti
         look = Relaxation.look
         left = [2]
 
-        def look_twice(self: Relaxation, prices: dict[int, float]):
+        def look_twice(self: Relaxation, multipliers: dict[int, float]):
             left[0] -= 1
-            return look(self, prices) if left[0] >= 0 else fail()
+            return look(self, multipliers) if left[0] >= 0 else fail()
 
         monkeypatch.setattr(Relaxation, "look", look_twice)
     else:
@@ -113,10 +115,10 @@ def test_a_maximum_needs_sums_of_the_right_shape() -> None:
 def test_one_maximum_at_a_time_raises_the_lagrangian_bound_and_never_above_the_optimum(monkeypatch) -> None:
     """Nothing else that recombines or proves is there to close the gap."""
     for name in ("_finish", "_fuse", "_crossover"):
-        monkeypatch.setattr(small, name, lambda *_: None)
+        monkeypatch.setattr(small_cores, name, lambda *_: None)
     problems = [problem_of_maxima(seed, memory=False) for seed in range(40)]
     bounds = [solve(problem).bound for problem in problems]
-    monkeypatch.setattr(small, "one_by_one", lambda *_: None)
+    monkeypatch.setattr(small_cores, "one_by_one", lambda *_: None)
     lagrangian = [solve(problem).bound for problem in problems]
     assert all(less <= more <= optimum(one) for less, more, one in zip(lagrangian, bounds, problems, strict=True))
     assert sum(less < more for less, more in zip(lagrangian, bounds, strict=True)) >= 2

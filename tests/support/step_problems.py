@@ -12,7 +12,7 @@ from shardplan.graph.build import CostGraph
 from shardplan.graph.memory import Memory
 from shardplan.graph.problem import objective_of, to_problem
 from shardplan.planning.objective import Maxima
-from shardplan.planning.reduction import Layouts, Posed
+from shardplan.planning.reduction import Layouts, Problems
 from shardplan.schedule.objective import Linear, serial_objective, single_sums
 from shardplan.solve.problem import Problem
 
@@ -40,8 +40,8 @@ def step_problem(built: CostGraph, limit_bytes: int | None = None) -> Problem:
     """The problem of a step: the sum over phases of the largest of their sums."""
     objective, memory = objective_of(built), Memory(built)
     sums = (Layouts(built, memory, to_problem(built, memory, limit_bytes, one), {}) for one in single_sums(objective))
-    posed, _ = Maxima(objective.sizes).apply(Posed(tuple(sums)))
-    return posed.sums[0].problem
+    problems, _ = Maxima(objective.sizes).apply(Problems(tuple(sums)))
+    return problems.sums[0].problem
 
 
 def count(problem: Problem) -> int:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from shardplan.graph.options import PlanOptions
 from shardplan.interruption import Interruption
-from shardplan.planning.search import WORK
+from shardplan.planning.constants import SEARCH_WORK
 from shardplan.planning.standing import OnProgress, Standing
 from shardplan.units import PS_PER_NS
 
@@ -54,7 +54,7 @@ class Course:
 
     @property
     def _most_work(self) -> float:
-        return WORK[self.options.effort] if self.options.gap > 0.0 else math.inf
+        return SEARCH_WORK[self.options.effort] if self.options.gap > 0.0 else math.inf
 
     def stage_s(self, stages: int) -> float | None:
         """Seconds for planning one of so many remaining stages."""

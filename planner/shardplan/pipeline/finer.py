@@ -1,9 +1,9 @@
-"""Pipelines on meshes of many axes: the search uses one merged axis per link; its stages are lifted to the requested
-axes.
+"""Pipelines on meshes of many axes: the search uses one merged axis per link; the plans of its stages are then refined
+on the requested axes.
 
 The choices multiply with every axis, so cuts are searched, and stages planned, with all axes over one link merged
-(`shardplan.cluster.mesh.merged`). Every plan there is also a plan on the requested axes. The plan of a stage is lifted
-onto these, between borders as on the merged mesh. The slowest stage of every size is improved over pairs of axes
+(`shardplan.cluster.mesh.merged`). Every plan there is also a plan on the requested axes. The plan of a stage becomes
+one on these, between borders as on the merged mesh. The slowest stage of every size is improved over pairs of axes
 (`shardplan.planning.finer`); the others take its layers if that makes them faster. The only bound is the model's
 compute: the bound on the merged mesh is not valid here.
 """
@@ -51,7 +51,7 @@ def searched_on(model: Model, cluster: Cluster, options: PlanOptions) -> Cluster
 
 @dataclass
 class FinerStages:
-    """Lifts pipelines of the merged mesh onto `cluster`. `parts[i]`: what part i of the merged mesh is there."""
+    """Refines pipelines of the merged mesh on `cluster`. `parts[i]`: what part i of the merged mesh is there."""
 
     cluster: Cluster
     options: PlanOptions
@@ -69,7 +69,7 @@ class FinerStages:
         """The pipeline on the requested axes."""
         parts = [self.parts[cut.submesh] for cut in found.cuts]
         borders = [
-            (self._lifted(source, mine), self._lifted(target, theirs))
+            (self._on_finer(source, mine), self._on_finer(target, theirs))
             for (source, target), (mine, theirs) in zip(found.borders, itertools.pairwise(parts), strict=True)
         ]
         slowest = sorted(range(len(parts)), key=lambda place: (-found.plans[place].summary.step_ns, place))
@@ -83,7 +83,7 @@ class FinerStages:
         return replace(result, bound_ns=min(least_ns, result.step_ns))
 
     def _plan(self, found: PipelineResult, place: int, borders: Sequence[tuple[Layout, Layout]]) -> Plan:
-        """The plan of one stage: its decisions on the merged mesh, lifted."""
+        """The plan of one stage: its decisions on the merged mesh, refined."""
         cut, waiting, chain = found.cuts[place], found.in_flight[place], found.chain
         self.coarser.course.tell(f"taking over stage {place + 1} of {len(found.cuts)} from a coarser mesh")
         name = f"{chain.model.name}.stage{place}"
@@ -114,5 +114,5 @@ class FinerStages:
             self._works[kind] = work_s(model, self.cluster, self.options)
         return self._works[kind]
 
-    def _lifted(self, layout: Layout, part: Submesh) -> Layout:
+    def _on_finer(self, layout: Layout, part: Submesh) -> Layout:
         return layout.on_finer(self._groups, {axis for axis, size in enumerate(part.mesh.shape) if size == 1})

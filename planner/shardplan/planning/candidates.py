@@ -15,57 +15,40 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from shardplan.graph.remat import Recompute
-from shardplan.planning.asking import ROUGH_WORK, about, asked, best_among, better_of
-from shardplan.planning.chain import AVERAGES, Answer, Question
+from shardplan.planning.chain import Answer, Question
+from shardplan.planning.constants import (
+    AVERAGES,
+    CROSSOVER_PARENTS,
+    CROSSOVERS_JUDGED,
+    IMPROVED_GAP,
+    LESS_MEMORY,
+    LESS_MEMORY_GAP,
+    LESS_MEMORY_WORK,
+    LESS_TIGHT_LIMIT,
+    PLAIN_SHARES,
+    PROOF_SHARE,
+    RECIPE_HOPE,
+    REMAT_UNPROVEN,
+    RESCHEDULED,
+    RESCHEDULED_STAYING,
+    RESCUE_S,
+    ROUGH_WORK,
+    TIGHTER_LIMIT,
+    UNLIMITED_GAP,
+    UNLIMITED_MEMORY,
+)
 from shardplan.planning.judge import Candidate
 from shardplan.planning.outside_blocks import outside_blocks
-from shardplan.planning.real_buckets import at_real_buckets
+from shardplan.planning.questions import about, asked, best_among, better_of
 from shardplan.planning.recipes import RECIPES, without_axis
 from shardplan.planning.reduction import Restrict
 from shardplan.planning.rematerialisation import FLAGS, flags
+from shardplan.planning.scheduled_buckets import at_scheduled_buckets
 from shardplan.planning.search import Found, NoBetterError, NoPlanError, Questions, Search
 from shardplan.schedule.objective import Linear, Objective, Weights, plain_sum
 from shardplan.solve import Plane
-from shardplan.solve.search.mixing import mixed_with
+from shardplan.solve.search.crossover_of_problems import crossovers_with
 from shardplan.units import PS_PER_S
-
-UNPROVEN = 0.03
-"""Relative gap left open if the search chooses what is recomputed: its integer programs are large."""
-PLAIN_SHARES = ((0.5, 0.75, False), (0.25, 0.5, False), (0.5, 0.5, True))
-"""Rules of thumb as `plain_sum` takes them: communication in forward overlaps better than communication in backward."""
-CLOSE = 0.01
-"""If the gap is larger than this share of the step, hand-written recipes, flags and tighter limits are tried too."""
-HOPE = 2 / 3
-"""Recipes are searched further if their bound is below the step by more than this share of the gap: their schedule
-exceeds their bound by about as much as the best plan's does."""
-NEAR = 0.05
-"""If the gap at the best multipliers without a memory limit is at most this, no others are searched: plain problems
-under a limit take long."""
-ROOMY = 1.5
-"""If the best plan without a memory limit needs at most this many times the limit, all searches run without it first:
-later candidates may need less."""
-RESCHEDULED = 16
-"""Number of plans without a memory limit that are scheduled again under it."""
-RESCHEDULED_STAYING = 4
-"""The same if weights would stay: how many do is found by scheduling several times."""
-TIGHTER = 0.8
-"""Share of the memory limit under which another plan is searched if memory is scarce."""
-LESS_TIGHT = 0.9
-"""The same, if no plan within that share is better."""
-LESS = 0.98
-"""Share of the best plan's memory under which others are searched: a tighter limit must not lead to a better plan."""
-UNSURE = 0.03
-"""Gap below which they are not searched: they take a third of the time of a search."""
-FIRST_WORK = 0.6
-"""Share of the remaining work for the question that proves the bound."""
-LESS_WORK = 2e2
-"""Work of the question for plans that need less memory than the best one: one plan is enough to start from."""
-PARENTS = 2
-"""Number of the best simulated plans that are crossed over with all others."""
-CROSSED = 16
-"""Maximum number of crossovers of the best plan that are scheduled."""
-RESCUE_S = 0.4
-"""Seconds for each recipe after a time limit that gave no plan."""
 
 
 def shortest(search: Search, enough_s: float = math.inf) -> Questions[Found]:
@@ -75,7 +58,7 @@ def shortest(search: Search, enough_s: float = math.inf) -> Questions[Found]:
     instance, spent, most = search.instance, search.spent, _most_solved(search)
     spent.later = most * len(FLAGS) if instance.chooses_remat else 0
     found = yield from searched(search, chooses_remat=instance.chooses_remat, enough_s=enough_s)
-    if not instance.chooses_remat or found.limit_bytes is None or found.gap <= CLOSE:
+    if not instance.chooses_remat or found.limit_bytes is None or found.gap <= IMPROVED_GAP:
         return found
     for remat in flags(found.candidate.layouts.built):
         spent.later = max(0, spent.later - most)
@@ -103,7 +86,7 @@ def searched(
     free = yield from without_limit(roomy, remat, enough_s)
     if free is not None and free.candidate.step_s >= search.worth_s:
         raise NoBetterError(free.bound_s)
-    if free is not None and free.bound_s < below_s and free.candidate.holds_bytes <= ROOMY * limit_bytes:
+    if free is not None and free.bound_s < below_s and free.candidate.holds_bytes <= UNLIMITED_MEMORY * limit_bytes:
         free = yield from improved(roomy, free)
     if free is not None and (free.bound_s >= below_s or free.candidate.keeps(limit_bytes)):
         return free
@@ -130,7 +113,7 @@ def _with_fewer_staying(
     limit_bytes = search.limit_bytes
     others = _rescheduled(search, roomy, RESCHEDULED_STAYING)
     free = replace(free, limit_bytes=limit_bytes).better(others, limit_bytes)
-    if free.candidate.keeps(limit_bytes) and (free.gap <= NEAR or search.is_over):
+    if free.candidate.keeps(limit_bytes) and (free.gap <= UNLIMITED_GAP or search.is_over):
         return free
     found = yield from searched(replace(search, regather=True), remat, below_s=below_s)
     proven = free
@@ -153,7 +136,7 @@ def improved(search: Search, found: Found) -> Questions[Found]:
     improvements = _improvements(search)
     after = sum(improvements.values())
     for improve, most in improvements.items():
-        if found.gap <= CLOSE or found.is_only_one or found.outcome == "interrupted" or search.is_over:
+        if found.gap <= IMPROVED_GAP or found.is_only_one or found.outcome == "interrupted" or search.is_over:
             break
         search.spent.left, after = after, after - most
         found = yield from improve(search, found)
@@ -177,7 +160,7 @@ def _improvements(search: Search) -> dict[Improvement, int]:
     axes, restricted = len(instance.cluster.mesh), 1 + AVERAGES["quick"]
     improvements: dict[Improvement, int] = {with_plain_sums: 1 if instance.is_quick else len(PLAIN_SHARES)}
     if not (instance.is_quick or search.restricted):
-        improvements = {at_real_buckets: 1, **improvements}
+        improvements = {at_scheduled_buckets: 1, **improvements}
         improvements |= {
             with_recipes: restricted * len(RECIPES),
             on_coarser_meshes: restricted * axes if axes > 1 else 0,
@@ -223,7 +206,7 @@ def under_the_limit(
                 raise
         if near is not None:
             near = near.proven_by(free)
-            if near.gap <= NEAR or search.is_over:
+            if near.gap <= UNLIMITED_GAP or search.is_over:
                 return near
     found = yield from of_phases(search, limit_bytes, remat, chooses_remat=chooses_remat, enough_s=enough_s)
     return found if near is None else found.proven_by(near).better([near.candidate], limit_bytes)
@@ -260,7 +243,7 @@ def of_phases(
     """The best plan for the maxima of the phases' sums (those of `objective`), searched from the multipliers `start` or
     the cutting planes `planes`. Raises `NoPlanError` if there is no plan, and `NoBetterError` if every plan takes
     `enough_s` or more."""
-    unproven = UNPROVEN if chooses_remat and search.instance.options.gap else 0.0
+    unproven = REMAT_UNPROVEN if chooses_remat and search.instance.options.gap else 0.0
     question = Question(
         limit_bytes,
         objective,
@@ -272,7 +255,7 @@ def of_phases(
         averages=averages,
         below_s=enough_s,
     )
-    answer = yield from asked(search, replace(question, ends_s=search.share(parts)), FIRST_WORK * search.work_left)
+    answer = yield from asked(search, replace(question, ends_s=search.share(parts)), PROOF_SHARE * search.work_left)
     solution = answer.solution
     bound_s = max(0.0, solution.bound / PS_PER_S)  # a search that the clock ended may have none
     if bound_s >= enough_s and solution.outcome != "infeasible":
@@ -280,8 +263,8 @@ def of_phases(
     if solution.choices is None:
         raise NoPlanError(answer)
     best = search.judged(answer.candidates)[0]
-    multipliers = _by_phase(answer.objective, solution.multipliers)
-    proof = solution.outcome, solution.reproducible, solution.planes, solution.prices
+    multipliers = _by_phase(answer.objective, solution.sum_multipliers)
+    proof = solution.outcome, solution.reproducible, solution.planes, solution.memory_multipliers
     return Found(best, bound_s, answer.objective, multipliers, limit_bytes, *proof, answer.whole)
 
 
@@ -317,7 +300,7 @@ def with_recipes(search: Search, found: Found) -> Questions[Found]:
     """Candidates in the layouts of hand-written recipes: the free choices are solved at the best multipliers known, and
     at the recipe's own multipliers where its bound leaves hope."""
     for recipe in RECIPES.values():
-        found = yield from _restricted(search, found, recipe, HOPE, equal_layers=True)
+        found = yield from _restricted(search, found, recipe, RECIPE_HOPE, equal_layers=True)
     return found
 
 
@@ -358,13 +341,13 @@ def regathering(search: Search, found: Found) -> Questions[Found]:
 def needing_less_memory(search: Search, found: Found) -> Questions[Found]:
     """Plans with equal layers that need less memory than the best plan, and crossovers with them: starting points in
     another part of the search space."""
-    if found.gap <= UNSURE:
+    if found.gap <= LESS_MEMORY_GAP:
         return found
-    less = int(LESS * found.candidate.holds_bytes)
+    less = int(LESS_MEMORY * found.candidate.holds_bytes)
     question = replace(about(found, None), equal_layers=True, limit_bytes=less, stay=True)
     met = search.met
     question = replace(question, averages=AVERAGES["quick"])
-    found, _ = yield from better_of(search, found, question, proves=False, work=LESS_WORK)
+    found, _ = yield from better_of(search, found, question, proves=False, work=LESS_MEMORY_WORK)
     if search.met > met:
         found = yield from crossed(search, found)
     return found
@@ -373,10 +356,10 @@ def needing_less_memory(search: Search, found: Found) -> Questions[Found]:
 def under_less_memory(search: Search, found: Found) -> Questions[Found]:
     """The best plan at the best multipliers under a tighter memory limit, if memory is scarce: it keeps the real limit
     too, and is a starting point in another part of the search space."""
-    if not found.candidate.is_tight(search.limit_bytes, TIGHTER):
+    if not found.candidate.is_tight(search.limit_bytes, TIGHTER_LIMIT):
         return found
     question = replace(about(found, found.linear), equal_layers=True)
-    for share in (TIGHTER, LESS_TIGHT):
+    for share in (TIGHTER_LIMIT, LESS_TIGHT_LIMIT):
         tighter = int(share * search.limit_bytes)
         before_s = found.candidate.step_s
         found, _ = yield from better_of(search, found, replace(question, limit_bytes=tighter))
@@ -397,5 +380,5 @@ def crossed(search: Search, found: Found) -> Questions[Found]:
     below = candidate.step_s * PS_PER_S  # what its sums say is a lower bound on the schedule of each
     others = (choices for choices, layouts in search.hopeless.items() if layouts.built is whole.built)
     choices = list(dict.fromkeys((*(tuple(one.priced.choice.values()) for one in ranked), *others)))
-    assignments = mixed_with(whole.functions, PARENTS, choices, CROSSED, below)
+    assignments = crossovers_with(whole.functions, CROSSOVER_PARENTS, choices, CROSSOVERS_JUDGED, below)
     return found.better(search.judged([(candidate.layouts, one) for one in assignments]), search.limit_bytes)

@@ -7,22 +7,31 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, TypeAlias
+from typing import Any, TypeAlias
 
 from shardplan.constraints.types import Constraint
 from shardplan.graph.build import CostGraph, in_buckets
 from shardplan.graph.cuts import binding_cuts
 from shardplan.graph.memory import Memory
 from shardplan.graph.near import Near
-from shardplan.graph.options import Effort, PlanOptions
+from shardplan.graph.options import PlanOptions
 from shardplan.graph.problem import objective_of, to_problem, to_problems
 from shardplan.graph.remat import Recompute
 from shardplan.interruption import Interruption
+from shardplan.planning.constants import (
+    ANSWER_JUDGED,
+    ANSWER_JUDGED_NODES,
+    AVERAGES,
+    CUT_LEAST,
+    CUT_ROUNDS,
+    EQUAL_JUDGED,
+    WORTH_FOLDING,
+)
 from shardplan.planning.constraint_masks import ConstraintMasks
-from shardplan.planning.equal_layers import WORTH_FOLDING, EqualLayers
+from shardplan.planning.equal_layers import EqualLayers
 from shardplan.planning.instance import CostGraphs, Instance
 from shardplan.planning.objective import Maxima
-from shardplan.planning.reduction import Assignment, Layouts, Posed, Reduction, Restrict
+from shardplan.planning.reduction import Assignment, Layouts, Problems, Reduction, Restrict
 from shardplan.planning.rematerialisation import Rematerialisation, everything
 from shardplan.planning.restrictions import KnownToPlanner, Restriction
 from shardplan.planning.staying_weights import StayingWeights
@@ -30,60 +39,35 @@ from shardplan.schedule.objective import Linear, Objective, Sum, Weights, fittin
 from shardplan.solve import Plane, Problem, Progress, Solution, Start, solve
 from shardplan.units import PS_PER_S
 
-AVERAGES: Final[Mapping[Effort, int]] = {"quick": 3, "thorough": 10, "exhaustive": 10}
-"""Maximum number of plain problems for the objective's maxima: more raise the bound a little."""
-MOST_JUDGED = 6
-"""Candidates of one answer that are scheduled: the best by the sums need not have the shortest schedule."""
-JUDGED_NODES = 12_000
-"""More candidates are scheduled as long as they have at most this many nodes in all: small plans take almost
-no time."""
-CUT_ROUNDS = 2
-"""Maximum number of times that sums are added to the objective of a step."""
-CUT_LEAST = 0.05
-"""Share of the step that a sum must add."""
-MOST_EQUAL = 6
-"""Minimum number of candidates with equal layers among them, if the search found such first."""
-
 
 @dataclass(frozen=True)
 class Question:
-    """A problem to solve.
+    """A problem to solve: what is minimised, over which choices, where the search starts and where it ends."""
 
-    Objective: `objective` (default: that of the step), or `linear`, one linear function of the terms in its place.
-    Choices: `remat` fixes what is recomputed (default: the options), with `chooses_remat` the solver chooses it;
-    `equal_layers` gives all copies of a block the same layouts; `near` offers only layouts near these plans; `regather`
-    asks for prices as if all weights were gathered again for backward, `stay` as if all stayed and took no memory,
-    `bucket_bytes` as if gradients were sent in buckets of another size (not with `chooses_remat`);
-    `restriction` is what is allowed; `without` are constraints that are dropped; `limit_bytes` is the memory limit, if
-    any. Where the search starts: `start` are multipliers, `planes` cutting planes of questions that allow less,
-    `prices` the multipliers of memory (picoseconds per byte at each moment). Where it ends: `ends_s` is a time
-    (`time.monotonic`), `work` a limit in the units of `shardplan.solve.constants`, `averages` a limit on plain problems
-    (default: the effort of the instance), `unproven` the relative gap that may stay open where a proof takes long; it
-    also ends once it is proven that no plan takes less than `below_s` seconds. With `shortfall`, an infeasible answer
-    says how many bytes are missing.
-    """
+    limit_bytes: int | None  # memory limit, if any
+    objective: Objective | None = None  # default: that of the step
+    linear: Linear | None = None  # one linear function of the terms, in place of the objective
 
-    limit_bytes: int | None
-    objective: Objective | None = None
-    linear: Linear | None = None
-    remat: Recompute | None = None
-    chooses_remat: bool = False
-    equal_layers: bool = False
-    near: Near | None = None
-    regather: bool = False
-    stay: bool = False
-    bucket_bytes: float | None = None
-    restriction: Restrict | None = None
-    without: Sequence[Constraint] = ()
-    start: Weights = ()
-    planes: Sequence[Plane] = ()
-    prices: Mapping[int, float] = field(default_factory=dict)
-    averages: int | None = None
-    ends_s: float = math.inf
-    unproven: float = 0.0
-    work: float = math.inf
-    below_s: float = math.inf
-    shortfall: bool = True
+    remat: Recompute | None = None  # what is recomputed; default: what the options say
+    chooses_remat: bool = False  # the solver chooses what is recomputed
+    equal_layers: bool = False  # all copies of a block have the same layouts
+    near: Near | None = None  # only layouts near these plans
+    regather: bool = False  # costs as if all weights were gathered again for backward
+    stay: bool = False  # costs as if all gathered weights stayed until backward and took no memory
+    bucket_bytes: float | None = None  # costs for gradient buckets of this size; not with `chooses_remat`
+    restriction: Restrict | None = None  # what is allowed
+    without: Sequence[Constraint] = ()  # constraints that are dropped
+
+    start: Weights = ()  # multipliers of the sums, by phase
+    planes: Sequence[Plane] = ()  # cutting planes of questions that allow less
+    memory_multipliers: Mapping[int, float] = field(default_factory=dict)  # picoseconds per byte, by moment
+
+    averages: int | None = None  # maximum number of plain problems; default: that of the instance's effort
+    ends_s: float = math.inf  # end by the clock `time.monotonic`
+    unproven: float = 0.0  # relative gap that may stay open where a proof takes long
+    work: float = math.inf  # maximum work, in the units of `shardplan.solve.constants`
+    below_s: float = math.inf  # the search ends once it is proven that no plan takes less
+    shortfall: bool = True  # an infeasible answer says how many bytes are missing
 
 
 Assigned: TypeAlias = tuple[Layouts, tuple[int, ...]]
@@ -151,16 +135,16 @@ def answer(
     if solution.choices is None:
         return Answer(question, objective, layouts, solution)
     candidates = []
-    most = max(MOST_JUDGED, JUDGED_NODES // len(solution.choices))
+    most = max(ANSWER_JUDGED, ANSWER_JUDGED_NODES // len(solution.choices))
     ranked = (solution.candidates or (solution.choices,))[:most]
-    for choices in dict.fromkeys((*ranked, *alike[:MOST_EQUAL])):
+    for choices in dict.fromkeys((*ranked, *alike[:EQUAL_JUDGED])):
         assignment = _inverted(undo, choices)
         chosen = layouts
         if assignment.remat is not None:
             decided = graphs.recomputing(assignment.remat)
             alone = Layouts(*decided, to_problem(*decided, question.limit_bytes, _linears(question, objective)[0]), {})
-            posed, _ = _applied(chain(instance, question, objective)[0], Posed((alone,)))
-            chosen = posed.sums[0]
+            restricted, _ = _applied(chain(instance, question, objective)[0], Problems((alone,)))
+            chosen = restricted.sums[0]
         candidates.append((chosen, assignment.choices))
     whole = None if question.chooses_remat or _most_left(instance, question) else layouts.having(reduced.problem)
     best, choices = candidates[0]
@@ -230,17 +214,17 @@ def _reduced(graphs: CostGraphs, question: Question, asked: tuple[CostGraph, Mem
     """The question with an objective, after all reductions."""
     instance = graphs.instance
     restricting, transforming = chain(instance, question, objective)
-    posed, _ = _applied(restricting, _posed(graphs, question, asked, _linears(question, objective)))
-    last, undo = _applied(transforming, posed)
+    restricted, _ = _applied(restricting, _problems(graphs, question, asked, _linears(question, objective)))
+    last, undo = _applied(transforming, restricted)
     usual, given = (
-        Start(tuple(each for each in multipliers if each), question.planes, question.prices)
+        Start(tuple(each for each in multipliers if each), question.planes, question.memory_multipliers)
         for multipliers in (objective.usual_multipliers, question.start and fitting(question.start, objective))
     )
-    start = given if given.multipliers else usual
+    start = given if given.sum_multipliers else usual
     is_new = question.linear is None and not (_most_left(instance, question) or question.planes)
     if is_new and _averages(question, instance.options):
         start = _from_equal_layers(last, instance.options, question, usual) or start
-    return _Reduced(objective, posed.sums[0], last.sums[0].problem, undo, start)
+    return _Reduced(objective, restricted.sums[0], last.sums[0].problem, undo, start)
 
 
 def _graph(graphs: CostGraphs, question: Question) -> tuple[CostGraph, Memory]:
@@ -250,31 +234,35 @@ def _graph(graphs: CostGraphs, question: Question) -> tuple[CostGraph, Memory]:
     return graphs.asked() if question.remat is None else graphs.recomputing(question.remat)
 
 
-def _posed(graphs: CostGraphs, question: Question, asked: tuple[CostGraph, Memory], linears: Sequence[Linear]) -> Posed:
-    """The problem of layouts for every sum of the objective."""
+def _problems(
+    graphs: CostGraphs, question: Question, asked: tuple[CostGraph, Memory], linears: Sequence[Linear]
+) -> Problems:
+    """The problems of layouts for every sum of the objective."""
 
-    def posed(priced: tuple[CostGraph, Memory]) -> tuple[Layouts, ...]:
-        problems = to_problems(*priced, question.limit_bytes, linears)
-        return tuple(Layouts(*(priced if question.chooses_remat else asked), problem, {}) for problem in problems)
+    def layouts_of(priced: tuple[CostGraph, Memory]) -> tuple[Layouts, ...]:
+        made = to_problems(*priced, question.limit_bytes, linears)
+        return tuple(Layouts(*(priced if question.chooses_remat else asked), problem, {}) for problem in made)
 
     if question.chooses_remat:
-        return Posed(posed(asked), posed(graphs.recomputing(everything(asked[0]))))
+        return Problems(layouts_of(asked), layouts_of(graphs.recomputing(everything(asked[0]))))
     is_open = question.limit_bytes is not None and not question.stay
     size_bytes = question.bucket_bytes
     priced = asked if size_bytes is None else (in_buckets(asked[0], size_bytes), asked[1])
     if not asked[0].recompute.held or not (question.regather or is_open):
-        return Posed(posed(priced))
-    regathered = posed(graphs.regathering(priced))
-    return Posed(regathered) if question.regather else Posed(posed(priced), regathered=regathered)
+        return Problems(layouts_of(priced))
+    regathered = layouts_of(graphs.regathering(priced))
+    return Problems(regathered) if question.regather else Problems(layouts_of(priced), regathered=regathered)
 
 
-def _applied(reductions: Sequence[Reduction[Any]], posed: Posed) -> tuple[Posed, list[tuple[Reduction[Any], Any]]]:
-    """The problem after all of `reductions`, and the data that their inversions need."""
+def _applied(
+    reductions: Sequence[Reduction[Any]], problems: Problems
+) -> tuple[Problems, list[tuple[Reduction[Any], Any]]]:
+    """The problems after all of `reductions`, and the data that their inversions need."""
     undo = []
     for reduction in reductions:
-        posed, data = reduction.apply(posed)
+        problems, data = reduction.apply(problems)
         undo.append((reduction, data))
-    return posed, undo
+    return problems, undo
 
 
 def _inverted(undo: Sequence[tuple[Reduction[Any], Any]], choices: tuple[int, ...]) -> Assignment:
@@ -285,12 +273,12 @@ def _inverted(undo: Sequence[tuple[Reduction[Any], Any]], choices: tuple[int, ..
     return assignment
 
 
-def _from_equal_layers(posed: Posed, options: PlanOptions, question: Question, usual: Start) -> Start | None:
+def _from_equal_layers(problems: Problems, options: PlanOptions, question: Question, usual: Start) -> Start | None:
     """The question with the starting point that plans with equal layers give, if the model has equal layers: solving
     the problem of one layer takes a fraction of the time."""
     layers = EqualLayers(WORTH_FOLDING)
-    alike, places = layers.apply(posed)
-    if alike is posed:
+    alike, places = layers.apply(problems)
+    if alike is problems:
         return None
     now = time.monotonic()
     ends_s = now + (question.ends_s - now) / 4
@@ -299,7 +287,7 @@ def _from_equal_layers(posed: Posed, options: PlanOptions, question: Question, u
     if found.choices is None:
         return None
     met = [layers.invert(Assignment(each), places).choices for each in found.candidates or (found.choices,)]
-    return replace(usual, multipliers=found.multipliers, assignments=met)
+    return replace(usual, sum_multipliers=found.sum_multipliers, assignments=met)
 
 
 def _solved(
@@ -320,10 +308,10 @@ def _solved(
         presolve=options.presolve,
         on_progress=on_progress,
         unproven=question.unproven,
-        start=start.multipliers,
+        sum_multipliers=start.sum_multipliers,
         averages=_averages(question, options),
         planes=start.planes,
-        prices=start.prices,
+        memory_multipliers=start.memory_multipliers,
         assignments=start.assignments,
         below=question.below_s * PS_PER_S,
         effort=question.work,

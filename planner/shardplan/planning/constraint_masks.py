@@ -16,7 +16,7 @@ from shardplan.graph.build import CostGraph, Node
 from shardplan.graph.problem import node_order
 from shardplan.graph.tensors import TensorSpace
 from shardplan.layout.collective import CollectiveKind
-from shardplan.planning.reduction import Layouts, Mask, Posed, Reduction, Restricting
+from shardplan.planning.reduction import Layouts, Mask, Problems, Reduction, Restricting
 from shardplan.solve.problem import Costs, Problem
 from shardplan.units import PS_PER_US
 
@@ -96,7 +96,7 @@ class ConstraintMasks(Reduction[None]):
     constraints: ResolvedConstraints
     without: Sequence[Constraint] = ()
 
-    def apply(self, posed: Posed) -> tuple[Posed, None]:
+    def apply(self, problems: Problems) -> tuple[Problems, None]:
         known: dict[int, tuple[ConstraintMask, ...]] = {}
 
         def masks(built: CostGraph) -> tuple[ConstraintMask, ...]:
@@ -112,7 +112,7 @@ class ConstraintMasks(Reduction[None]):
             problem = limited(penalised(layouts.problem, built, penalties), built)
             return replace(layouts, problem=problem, penalties=penalties)
 
-        return posed.map(masked), None
+        return problems.map(masked), None
 
 
 @dataclass(frozen=True, slots=True)

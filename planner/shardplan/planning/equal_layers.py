@@ -10,17 +10,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
 
 import numpy as np
 
 from shardplan.graph.build import CostGraph, Node
 from shardplan.graph.problem import node_order
-from shardplan.planning.reduction import Assignment, Posed, Reduction
+from shardplan.planning.reduction import Assignment, Problems, Reduction
 from shardplan.solve.problem import Costs, Edge, LinearSum, Maximum, Problem
 
-WORTH_FOLDING: Final = 0.5
-"""Share of the nodes that may remain if a problem of equal layers is to be worth its time."""
 Places = tuple[int, ...]
 """For every node the number of its representative; empty if each node represents itself."""
 View = Callable[[Costs], Costs]
@@ -34,13 +31,13 @@ class EqualLayers(Reduction[Places]):
 
     most_left: float
 
-    def apply(self, posed: Posed) -> tuple[Posed, Places]:
-        first = posed.sums[0]
+    def apply(self, problems: Problems) -> tuple[Problems, Places]:
+        first = problems.sums[0]
         sizes = [cost.size for cost in first.problem.costs]
         places = first_copies(first.built, sizes) if self.most_left else ()
         if len(set(places)) > self.most_left * len(places) or not places:
-            return posed, ()
-        return Posed((first.having(folded(first.problem, places)),)), places
+            return problems, ()
+        return Problems((first.having(folded(first.problem, places)),)), places
 
     def invert(self, assignment: Assignment, data: Places) -> Assignment:
         if not data:

@@ -22,22 +22,16 @@ from shardplan.graph.options import PlanOptions
 from shardplan.graph.remat import Recompute
 from shardplan.layout.mesh import Axis, Mesh
 from shardplan.model.types import Model
-from shardplan.planning.asking import ROUGH, asked
 from shardplan.planning.candidates import of_phases
-from shardplan.planning.chain import AVERAGES, Question
+from shardplan.planning.chain import Question
+from shardplan.planning.constants import AVERAGES, PAIR_JUDGED, PAIR_WORK, ROUGH_GAP, WHOLE_AVERAGES
 from shardplan.planning.decided import Decided
 from shardplan.planning.instance import MOST_WHOLE, CostGraphs, Instance, instance_of, real_axes
+from shardplan.planning.questions import asked
 from shardplan.planning.runtimes.table import Roles
 from shardplan.planning.search import Found, NoPlanError, Questions, Search
 from shardplan.schedule.objective import Weights, fitting
 from shardplan.solve import Plane
-
-PAIR_WORK = 1.2e3
-"""Work, in the units of `shardplan.solve.constants`, of the search of one pair of axes: more finds better plans."""
-WHOLE_AVERAGES = 2
-"""Plain problems of all axes together, each of which takes seconds; good multipliers are known from the pairs."""
-MOST_JUDGED = 4
-"""Candidates of a pair of axes that are scheduled."""
 
 
 @dataclass(frozen=True)
@@ -118,16 +112,17 @@ def finer(search: Search, coarser: Coarser, no_less_s: float) -> Questions[Found
     axes = len(real_axes(search.instance.cluster.mesh))
     together = WHOLE_AVERAGES if axes <= MOST_WHOLE else 0
     search.spent.left = search.averages + AVERAGES["quick"] * math.comb(axes, 2) + together
-    found = yield from lifted(search, coarser, no_less_s)
+    found = yield from transferred(search, coarser, no_less_s)
     found = yield from by_pairs(search, found)
     return (yield from _proven(search, found, coarser.recompute, planes=found.planes))
 
 
-def lifted(
+def transferred(
     search: Search, coarser: Coarser, no_less_s: float, decided: Decided | None = None, *, every_path: bool = False
 ) -> Questions[Found]:
-    """The coarser mesh's plan on the finer mesh, or the plan with the decisions `decided`. `every_path`: its moves may
-    lead over all layouts, not only over those near to it. Raises `NoPlanError` if that is not valid there."""
+    """The coarser mesh's plan as an assignment of the finer mesh, or that with the decisions `decided`. `every_path`:
+    its moves may lead over all layouts, not only over those near to it. Raises `NoPlanError` if it is not valid there.
+    """
     decided, limit_bytes = decided or coarser.on(search.instance.cluster.mesh), coarser.limit_bytes
     near = None if every_path else Near(decided.met())
     question = Question(limit_bytes, remat=coarser.recompute, near=near, restriction=decided.fixed)
@@ -143,14 +138,14 @@ def lifted(
 
 def same(search: Search, fewer: Coarser) -> Questions[Found]:
     """The plan of the mesh without axes of size 1 as one of this mesh, with its proof. Raises `NoPlanError`."""
-    found = yield from lifted(search, fewer, fewer.bound_s, every_path=True)
+    found = yield from transferred(search, fewer, fewer.bound_s, every_path=True)
     return replace(found, multipliers=fitting(fewer.multipliers, found.objective))
 
 
 def deeper(search: Search, shallow: Coarser, no_less_s: float) -> Questions[Found]:
     """The plan of a shallower model as one of the whole model, with the bound of the whole model where that can be
     searched. Raises `NoPlanError` where the plan is none of the whole model."""
-    found = yield from lifted(search, shallow, no_less_s, shallow.decided)
+    found = yield from transferred(search, shallow, no_less_s, shallow.decided)
     return (yield from _proven(search, found, shallow.recompute, start=shallow.multipliers))
 
 
@@ -181,7 +176,7 @@ def by_pairs(search: Search, found: Found) -> Questions[Found]:
     """The best plan that a search over pairs of axes finds."""
     instance = search.instance
     remat: Recompute = found.candidate.layouts.built.recompute
-    question = Question(found.limit_bytes, found.objective, remat=remat, averages=AVERAGES["quick"], unproven=ROUGH)
+    question = Question(found.limit_bytes, found.objective, remat=remat, averages=AVERAGES["quick"], unproven=ROUGH_GAP)
     for pair in itertools.combinations(real_axes(instance.cluster.mesh), 2):
         if search.is_over or found.outcome == "interrupted":
             break
@@ -197,7 +192,7 @@ def by_pairs(search: Search, found: Found) -> Questions[Found]:
         found = replace(found, outcome=outcome, reproducible=reproducible, planes=planes)
         if answer.solution.choices is not None:
             here = replace(search, known={})  # a graph of its own, which is not to outlive the pair
-            found = found.better(here.judged(answer.candidates[:MOST_JUDGED]), instance.limit_bytes)
+            found = found.better(here.judged(answer.candidates[:PAIR_JUDGED]), instance.limit_bytes)
     return found
 
 

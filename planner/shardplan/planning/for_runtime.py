@@ -17,33 +17,23 @@ from shardplan.graph.problem import objective_of
 from shardplan.layout.mesh import Mesh
 from shardplan.planning.answers import Answers
 from shardplan.planning.candidates import estimated, of_phases, shortest
-from shardplan.planning.chain import AVERAGES
-from shardplan.planning.finer import CoarsePlans, Coarser, finer, least_s, lifted, with_fewer_axes
+from shardplan.planning.constants import AVERAGES, COARSER_HOPELESS, ROLES_FEW, ROLES_HOPELESS, ROLES_SLOWER
+from shardplan.planning.expressible import best_expressible, expressible_with, weights_fit
+from shardplan.planning.finer import CoarsePlans, Coarser, finer, least_s, transferred, with_fewer_axes
 from shardplan.planning.infeasible import no_coarser_plan
 from shardplan.planning.instance import MOST_WHOLE, Instance, instance_of, real_axes
 from shardplan.planning.judge import Known
-from shardplan.planning.one_sum import bound_at
+from shardplan.planning.linear_questions import bound_at
 from shardplan.planning.reduction import Restrict, both
 from shardplan.planning.runtimes.arrangement import Arrangement
 from shardplan.planning.runtimes.table import FREE_ROLES, Roles, Runtime
 from shardplan.planning.runtimes.trainer import check_kind, dividing
-from shardplan.planning.said import best_said, said_with, weights_fit
 from shardplan.planning.search import Found, NoBetterError, NoPlanError, Questions, Search
 from shardplan.planning.standing import OnProgress, Turn, without_bound
 from shardplan.schedule.objective import at_multipliers
 
 _SAME_S = 1e-9
 """Steps are integer nanoseconds."""
-SLOWER = 1.01
-"""A search for further roles ends where its plan without a memory limit takes this many times the best step."""
-HOPELESS = 1.2
-"""Roles whose estimate is above this many times the best step so far are not searched: estimates are within a tenth of
-the plan that a search finds."""
-FARTHER = 1.1
-"""Where the plan of the coarser mesh takes this many times the best step, the finer mesh is not searched: its plans are
-a few percent shorter at most."""
-FEW = 3
-"""So many assignments of roles are searched in the order in which the runtime names them."""
 
 
 def best_for_runtime(
@@ -74,7 +64,7 @@ def best_for_runtime(
         return plans.with_roles(roles, search, enough_s)
 
     try:
-        found = best_said(plans.promising_first(some, search), ask, instance.limit_bytes, coarse.enough_s)
+        found = best_expressible(plans.promising_first(some, search), ask, instance.limit_bytes, coarse.enough_s)
     except NoBetterError as none:
         raise none if len(some) == len(every) else NoBetterError(min(none.bound_s, least_s(instance))) from None
     if found is None and len(real_axes(cluster.mesh)) > MOST_WHOLE:
@@ -117,7 +107,7 @@ class RuntimePlans:
     def promising_first(self, every: list[Roles], search: Search) -> list[Roles]:
         """`every` in the order of the steps that one plain problem with equal layers gives, those that fit in memory
         first. A search that begins near the best plan proves of most roles that they give no shorter one."""
-        if len(every) <= FEW or len(real_axes(self._instance.cluster.mesh)) > MOST_WHOLE:
+        if len(every) <= ROLES_FEW or len(real_axes(self._instance.cluster.mesh)) > MOST_WHOLE:
             return every
         ranks = {roles: self._estimated(roles, search) for roles in every}
         return sorted(every, key=ranks.__getitem__)
@@ -166,8 +156,8 @@ class RuntimePlans:
         if coarser is not None and are_one:
             if coarser.step_s > enough_s - _SAME_S:
                 raise NoBetterError(coarser.bound_s)
-            return self.answers.to(lifted(own, coarser, coarser.bound_s), own, on_progress=self.on_progress)
-        if coarser is not None and coarser.step_s > FARTHER * enough_s:
+            return self.answers.to(transferred(own, coarser, coarser.bound_s), own, on_progress=self.on_progress)
+        if coarser is not None and coarser.step_s > COARSER_HOPELESS * enough_s:
             raise NoBetterError(bound_s)
         if coarser is not None:
             questions = finer(own, coarser, least_s(self._instance))
@@ -195,13 +185,13 @@ class RuntimePlans:
         """The best of all plans with these roles. Raises as `with_roles`."""
 
         def asked(limits: Restrict) -> Found:
-            own = replace(self._search_like(search, roles, search.known), worth_s=SLOWER * enough_s)
+            own = replace(self._search_like(search, roles, search.known), worth_s=ROLES_SLOWER * enough_s)
             limits = both(limits, self.restriction) or limits
             self._check_hopeful(own, roles, limits, enough_s)
             self._last = self.answers.to(shortest(own, enough_s), own, limits, self.on_progress)
             return self._last
 
-        return said_with(self.runtime, roles, asked)
+        return expressible_with(self.runtime, roles, asked)
 
     def _check_hopeful(self, search: Search, roles: Roles, limits: Restrict, enough_s: float) -> float:
         """A lower bound (seconds) on every plan with these roles, by plain problems at good multipliers of other roles.
@@ -214,7 +204,7 @@ class RuntimePlans:
             bound_s = max(bound_s, self.answers.to(bound_at(search, linear), search, limits, self.on_progress))
             if bound_s >= enough_s:
                 break
-        is_hopeless = self._estimates.get(roles, 0.0) > HOPELESS * enough_s
+        is_hopeless = self._estimates.get(roles, 0.0) > ROLES_HOPELESS * enough_s
         if is_hopeless and bound_s < last.bound_s:  # it would be the bound of the best plan
             bound_s = max(bound_s, self.answers.to(_raised_bound(search, last, enough_s), search, limits))
         if bound_s >= enough_s or is_hopeless:

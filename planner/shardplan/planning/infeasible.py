@@ -13,13 +13,11 @@ from shardplan.errors import Diagnostic, InfeasibleError, LimitError, ShardplanE
 from shardplan.graph.options import PlanOptions
 from shardplan.model.types import Model
 from shardplan.planning.chain import Answer, Question, answer
+from shardplan.planning.constants import NEED_SECONDS
 from shardplan.planning.constraint_masks import masks_of
 from shardplan.planning.instance import CostGraphs
 from shardplan.planning.memory_need import Need, need_of
 from shardplan.units import size, sizes_apart
-
-NEED_SECONDS = 15.0
-"""Time for the plan that shows what fills the memory, if none fits."""
 
 
 def lighter_options(options: PlanOptions) -> tuple[str, ...]:

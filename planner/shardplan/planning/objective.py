@@ -1,8 +1,8 @@
 """The objective as one problem: the sum over the scheduled step's phases of the maximum of several linear sums.
 
-`shardplan.schedule.objective` defines the sums. A question is first posed once for each sum; these problems have the
-same choices and differ only in their finite costs. `Maxima` merges them: the costs are those of the base sums, and each
-phase adds the maximum over what its other sums add to its base.
+`shardplan.schedule.objective` defines the sums. A question first becomes one problem for each sum; these problems
+have the same choices and differ only in their finite costs. `Maxima` merges them: the costs are those of the base sums,
+and each phase adds the maximum over what its other sums add to its base.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from shardplan.planning.reduction import Posed, Reduction
+from shardplan.planning.reduction import Problems, Reduction
 from shardplan.solve.problem import LinearSum, Maximum, rises
 
 
@@ -20,13 +20,13 @@ class Maxima(Reduction[None]):
 
     sizes: tuple[int, ...]
 
-    def apply(self, posed: Posed) -> tuple[Posed, None]:
-        first, *others = posed.sums
+    def apply(self, problems: Problems) -> tuple[Problems, None]:
+        first, *others = problems.sums
         if not others:
-            return posed, None
+            return problems, None
         sums = iter(rises(first.problem, [other.problem for other in others]))
         maxima = tuple(_maxima(self.sizes, sums))
-        return Posed((replace(first, problem=replace(first.problem, maxima=maxima)),)), None
+        return Problems((replace(first, problem=replace(first.problem, maxima=maxima)),)), None
 
 
 def _maxima(sizes: tuple[int, ...], sums: Iterator[LinearSum]) -> Iterator[Maximum]:

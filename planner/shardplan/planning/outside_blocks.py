@@ -10,20 +10,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from shardplan.planning.equal_layers import WORTH_FOLDING, first_copies
+from shardplan.planning.constants import OUTSIDE_GAIN, OUTSIDE_ROUNDS, OUTSIDE_TOWARDS, WORTH_FOLDING
+from shardplan.planning.equal_layers import first_copies
 from shardplan.planning.reduction import Layouts
 from shardplan.planning.search import Found, Questions, Search
 from shardplan.schedule.objective import Weights
-from shardplan.solve.part import Part
-from shardplan.solve.problem import Multipliers
-
-ROUNDS = 3
-"""Maximum number of times that each part is solved again around a better plan; one round gives nearly all of it."""
-LEAST_GAIN = 1e-3
-"""Share of the step by which a part must shorten it, or it is the last."""
-TOWARDS = 0.4
-"""How far the multipliers go from the best ones towards each single sum: little leads to the same choices, much to
-those of one sum alone."""
+from shardplan.solve.problem import SumMultipliers
+from shardplan.solve.subproblem import Subproblem
 
 
 def outside_blocks(search: Search, found: Found) -> Questions[Found]:
@@ -33,12 +26,12 @@ def outside_blocks(search: Search, found: Found) -> Questions[Found]:
     whole = found.whole
     if whole is None or found.candidate.layouts.built is not whole.built:
         return found
-    for free in _parts(whole) * ROUNDS:
+    for free in _parts(whole) * OUTSIDE_ROUNDS:
         before_s = found.candidate.step_s
         if len(free) > WORTH_FOLDING * len(whole.problem.costs) or search.is_over:
             break
         found = _resolved(search, found, whole, free)
-        if found.candidate.step_s > before_s * (1.0 - LEAST_GAIN):
+        if found.candidate.step_s > before_s * (1.0 - OUTSIDE_GAIN):
             break
     return found
 
@@ -62,16 +55,18 @@ def _resolved(search: Search, found: Found, whole: Layouts, free: Sequence[int])
     """The best of the known plan and of those in which the nodes `free` are optimal at multipliers around the best
     ones."""
     best = found.candidate
-    part = Part.of(whole.problem, tuple(best.priced.choice.values()), free)
+    part = Subproblem.of(whole.problem, tuple(best.priced.choice.values()), free)
     near = dict.fromkeys(filter(None, map(part.best_at, _around(found.multipliers))))
     return search.best_of(found, [(best.layouts, choices) for choices in near])
 
 
-def _around(multipliers: Weights) -> Iterator[Multipliers]:
+def _around(multipliers: Weights) -> Iterator[SumMultipliers]:
     """The best multipliers, and for each phase those on the way from there to one of its sums, or to none."""
     best = tuple(weights for weights in multipliers if weights)
     yield best
     for phase, weights in enumerate(best):
         for towards in range(-1, len(weights)):
-            moved = tuple([(1 - TOWARDS) * weight + TOWARDS * (k == towards) for k, weight in enumerate(weights)])
+            moved = tuple(
+                [(1 - OUTSIDE_TOWARDS) * weight + OUTSIDE_TOWARDS * (k == towards) for k, weight in enumerate(weights)]
+            )
             yield (*best[:phase], moved, *best[phase + 1 :])

@@ -22,8 +22,9 @@ from shardplan.model.types import Model
 from shardplan.plan.assemble import Outcome, Priced, Proof, assemble, in_best_buckets
 from shardplan.plan.types import Plan
 from shardplan.planning.answers import Answers
-from shardplan.planning.candidates import CLOSE, shortest
+from shardplan.planning.candidates import shortest
 from shardplan.planning.chain import Answer
+from shardplan.planning.constants import DEEPENING_S, IMPROVED_GAP
 from shardplan.planning.decided import Decided
 from shardplan.planning.finer import (
     CoarsePlans,
@@ -32,8 +33,8 @@ from shardplan.planning.finer import (
     deeper,
     finer,
     least_s,
-    lifted,
     same,
+    transferred,
     with_fewer_axes,
     without_idle_axes,
 )
@@ -41,11 +42,11 @@ from shardplan.planning.for_runtime import best_for_runtime
 from shardplan.planning.infeasible import no_coarser_plan, refusal
 from shardplan.planning.instance import MOST_WHOLE, CostGraphs, instance_of, real_axes
 from shardplan.planning.judge import Known
-from shardplan.planning.one_sum import of_linear
+from shardplan.planning.linear_questions import of_linear
 from shardplan.planning.reduction import Restrict
 from shardplan.planning.runtimes import RUNTIMES
 from shardplan.planning.search import Found, NoPlanError, Questions, Search, T
-from shardplan.planning.shallower import DEEPENING_S, deepened, shallower
+from shardplan.planning.shallower import deepened, shallower
 from shardplan.planning.standing import OnProgress, of_shallow, without_effort
 from shardplan.schedule.objective import Weights, at_multipliers, serial_objective
 
@@ -179,7 +180,7 @@ class Planner:
         with Interruption() as interruption:
             search = Search.of(self.instance, interruption, restricted=restriction is not None)
             try:
-                found = self._answered(lifted(search, coarser, least_s), search)
+                found = self._answered(transferred(search, coarser, least_s), search)
             except NoPlanError:
                 asked = self.instance
                 raise LimitError(no_coarser_plan(asked.model, asked.cluster, merged(asked.cluster)[0])) from None
@@ -188,7 +189,7 @@ class Planner:
             elif not search.is_over:
                 decided = like(coarser.on(self.instance.cluster.mesh))
                 with contextlib.suppress(NoPlanError):
-                    other = self._answered(lifted(search, coarser, least_s, decided), search)
+                    other = self._answered(transferred(search, coarser, least_s, decided), search)
                     found = found.better([other.candidate], self.limit_bytes)
             return self._assembled(found, interrupted=interruption.asked).plan
 
@@ -286,7 +287,7 @@ class Planner:
         """The better of a plan and of what a search finds with the operators split as in the best plan without
         `shard_optimizer`: that option must not lead to a longer step."""
         options = self.instance.options
-        if not options.shard_optimizer or self.instance.is_quick or search.is_over or found.gap <= CLOSE:
+        if not options.shard_optimizer or self.instance.is_quick or search.is_over or found.gap <= IMPROVED_GAP:
             return found
         asked, told = self.instance, without_effort(self._on_progress)
         other = replace(options, shard_optimizer=False)
@@ -296,7 +297,7 @@ class Planner:
         search.spent.work += work
         own = replace(search, restricted=True)
         with contextlib.suppress(NoPlanError):
-            same = self._answered(lifted(own, kept, 0.0, kept.decided), own)
+            same = self._answered(transferred(own, kept, 0.0, kept.decided), own)
             found = found.better([same.candidate], self.limit_bytes)
             split = self._answered(shortest(own), own, kept.decided.as_split)
             found = found.better([split.candidate], self.limit_bytes)

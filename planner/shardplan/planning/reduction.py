@@ -52,19 +52,20 @@ class Layouts:
 
 
 @dataclass(frozen=True)
-class Posed:
-    """`sums[0]`: the problem of the base sums of all phases; `sums[k]`: that with another sum in place of its phase's
-    base (`shardplan.schedule.objective.single_sums`). All have the same choices. `repeated[k]`: the same as if every
-    operator were recomputed, if the search chooses what is; `regathered[k]`: the same as if all weights were gathered
-    again for backward, if the solver chooses which are."""
+class Problems:
+    """The problems of one question, which a chain of reductions transforms. `sums[0]`: the problem of the base sums of
+    all phases; `sums[k]`: that with another sum in place of its phase's base
+    (`shardplan.schedule.objective.single_sums`). All have the same choices. `repeated[k]`: the same as if every
+    operator were recomputed, if the search chooses what is; `regathered[k]`: the same as if all weights were
+    gathered again for backward, if the solver chooses which are."""
 
     sums: tuple[Layouts, ...]
     repeated: tuple[Layouts, ...] = ()
     regathered: tuple[Layouts, ...] = ()
 
-    def map(self, change: Callable[[Layouts], Layouts]) -> Posed:
+    def map(self, change: Callable[[Layouts], Layouts]) -> Problems:
         """The same change of every problem."""
-        return Posed(*(tuple(map(change, each)) for each in (self.sums, self.repeated, self.regathered)))
+        return Problems(*(tuple(map(change, each)) for each in (self.sums, self.repeated, self.regathered)))
 
 
 @dataclass(frozen=True)
@@ -78,8 +79,8 @@ class Assignment:
 class Reduction(Generic[Data]):
     """One step of the chain. `apply` returns data that takes assignments back; by default assignments stay the same."""
 
-    def apply(self, posed: Posed) -> tuple[Posed, Data]:
-        """The changed problem, and the data for its inversion."""
+    def apply(self, problems: Problems) -> tuple[Problems, Data]:
+        """The changed problems, and the data for the inversion."""
         raise NotImplementedError
 
     def invert(self, assignment: Assignment, data: Data) -> Assignment:

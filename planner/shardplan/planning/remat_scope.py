@@ -18,12 +18,11 @@ from shardplan.graph.memory import Fate
 from shardplan.graph.options import PlanOptions
 from shardplan.graph.remat import Segment, attention_cores, blocks, latest_reads, recompute
 from shardplan.model.types import CONTROL, Model, Operator
+from shardplan.planning.constants import STRETCH_FACTOR, STRETCH_LEAST
 from shardplan.rules.types import Rule
 
 ONCE = -1
 """The label of an operator that runs once; other labels are the operator before whose backward it is recomputed."""
-SHORTEST, LENGTH = 4, 1.25
-"""A stretch has at most this many operators, or this many times the square root of all."""
 
 
 @dataclass(frozen=True)
@@ -156,7 +155,7 @@ def _lasting(model: Model, rules: Sequence[Rule], flow: Flow, fusion: Fusion, op
 def stretches(model: Model, flow: Flow) -> list[Segment]:
     """The operators in order, cut into segments of about the square root of their number: at the borders of blocks, and
     elsewhere where the fewest bytes cross."""
-    most = max(SHORTEST, round(LENGTH * math.sqrt(len(model.operators))))
+    most = max(STRETCH_LEAST, round(STRETCH_FACTOR * math.sqrt(len(model.operators))))
     of_block = {
         index: (number, copy[0]) for number, block in enumerate(model.blocks) for copy in block.copies for index in copy
     }

@@ -23,7 +23,7 @@ from shardplan.graph.moments import Moments
 from shardplan.graph.options import Remat
 from shardplan.graph.problem import node_order
 from shardplan.graph.remat import Recompute, recompute, recomputed
-from shardplan.planning.reduction import Assignment, Layouts, Posed, Reduction
+from shardplan.planning.reduction import Assignment, Layouts, Problems, Reduction
 from shardplan.planning.remat_scope import ONCE, Scope, scope
 from shardplan.solve.problem import Bytes, Costs, Edge, Problem, Usage
 
@@ -66,12 +66,12 @@ class RematNumbering:
 class Rematerialisation(Reduction[RematNumbering | None]):
     """The reduction that makes recomputation part of the choices; if it is given, the problem stays the same."""
 
-    def apply(self, posed: Posed) -> tuple[Posed, RematNumbering | None]:
-        if not posed.repeated:
-            return posed, None
-        combined = [with_remat(once, repeated) for once, repeated in zip(posed.sums, posed.repeated, strict=True)]
-        sums = (replace(once, problem=problem) for once, (problem, _) in zip(posed.sums, combined, strict=True))
-        return Posed(tuple(sums)), combined[0][1]
+    def apply(self, problems: Problems) -> tuple[Problems, RematNumbering | None]:
+        if not problems.repeated:
+            return problems, None
+        combined = [with_remat(once, repeated) for once, repeated in zip(problems.sums, problems.repeated, strict=True)]
+        sums = (replace(once, problem=problem) for once, (problem, _) in zip(problems.sums, combined, strict=True))
+        return Problems(tuple(sums)), combined[0][1]
 
     def invert(self, assignment: Assignment, data: RematNumbering | None) -> Assignment:
         if data is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shardplan.cost.named import CostModel
-from shardplan.planning.reduction import Posed, Reduction, Restrict, Restricting
+from shardplan.planning.reduction import Problems, Reduction, Restrict, Restricting
 
 
 @dataclass(frozen=True)
@@ -14,11 +14,11 @@ class Restriction(Reduction[None]):
 
     restrict: Restrict | None
 
-    def apply(self, posed: Posed) -> tuple[Posed, None]:
+    def apply(self, problems: Problems) -> tuple[Problems, None]:
         if self.restrict is None:
-            return posed, None
+            return problems, None
         limited = Restricting(self.restrict)
-        return posed.map(lambda each: each.having(limited(each.problem, each.built))), None
+        return problems.map(lambda each: each.having(limited(each.problem, each.built))), None
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,6 @@ class KnownToPlanner(Reduction[None]):
 
     cost_model: CostModel
 
-    def apply(self, posed: Posed) -> tuple[Posed, None]:
+    def apply(self, problems: Problems) -> tuple[Problems, None]:
         known = self.cost_model.restricted
-        return posed.map(lambda each: each.having(known(each.problem, each.built))), None
+        return problems.map(lambda each: each.having(known(each.problem, each.built))), None

@@ -6,13 +6,14 @@ import math
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 
-from shardplan.graph.options import UNLIMITED_BYTES, Effort
+from shardplan.graph.options import UNLIMITED_BYTES
 from shardplan.interruption import Interruption
 from shardplan.planning.chain import Answer, Assigned, Question, most_solved
+from shardplan.planning.constants import CLOSING_RESERVE, SEARCH_WORK
 from shardplan.planning.instance import Instance
 from shardplan.planning.judge import Candidate, Known, first_judged, judged
 from shardplan.planning.reduction import Layouts
@@ -24,13 +25,6 @@ from shardplan.units import PS_PER_S
 T = TypeVar("T")
 Questions: TypeAlias = Generator[Question, Answer, T]
 """A generator that yields questions, is sent their answers, and returns its result."""
-
-WORK: Final[Mapping[Effort, float]] = {"quick": 1e4, "thorough": 2e4, "exhaustive": math.inf}
-"""Work, in the units of `shardplan.solve.constants` (a thousand are about a second), after which no further question is
-asked and the best plan is the answer: more finds better plans, and better bounds of models whose proofs take long."""
-CLOSING = 3.5
-"""Reserve at the end of a time limit for making the file of the best plan, in units of the time that scheduling a plan
-takes."""
 
 
 class NoPlanError(Exception):
@@ -54,8 +48,8 @@ class Found:
     """The best result of a search: the plan with the shortest schedule, the greatest proven lower bound on any schedule
     (seconds), and the multipliers of that bound. `limit_bytes`: the memory limit of that proof, kept for further
     questions, since a limit that does not bind only costs time. `outcome`: of the last answer; `reproducible`: no clock
-    ended it; `planes`: cutting planes of the assignments met; `prices`: multipliers of memory, picoseconds per byte at
-    each moment. `whole`: the problem with all its maxima, if it has the choices of a cost graph."""
+    ended it; `planes`: cutting planes of the assignments met; `memory_multipliers`: those of memory, picoseconds per
+    byte at each moment. `whole`: the problem with all its maxima, if it has the choices of a cost graph."""
 
     candidate: Candidate
     bound_s: float
@@ -65,7 +59,7 @@ class Found:
     outcome: str = "feasible"
     reproducible: bool = True
     planes: tuple[Plane, ...] = ()
-    prices: Mapping[int, float] = field(default_factory=dict)
+    memory_multipliers: Mapping[int, float] = field(default_factory=dict)
     whole: Layouts | None = None
 
     @property
@@ -173,13 +167,13 @@ class Search:
     @property
     def ends_s(self) -> float:
         """The time after which no further question is asked; the rest of the time limit is for writing the plan."""
-        return self.limit_s - CLOSING * self.spent.layout_s
+        return self.limit_s - CLOSING_RESERVE * self.spent.layout_s
 
     @property
     def work_left(self) -> float:
         """The work that may still be spent."""
         options = self.instance.options
-        return (WORK[options.effort] if options.gap > 0.0 else math.inf) - self.spent.work
+        return (SEARCH_WORK[options.effort] if options.gap > 0.0 else math.inf) - self.spent.work
 
     @property
     def averages(self) -> int:

@@ -7,28 +7,23 @@ those of all. In the shallow model each copy holds as many bytes as the copies t
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Final
 
 from shardplan.model.thin import shallow
 from shardplan.model.types import Model
+from shardplan.planning.constants import MANY_OPERATORS, SHALLOW_COPIES
 from shardplan.planning.finer import Coarser
 from shardplan.planning.instance import Instance
-
-MANY_OPERATORS: Final = 3_000
-"""Number of operators from which on a shallower model is searched: a search of the whole model takes minutes then."""
-COPIES: Final = 8
-"""Copies of a block in the shallow model: more are closer to the whole model, whose first and last copies differ."""
-DEEPENING_S: Final = 4e-3
-"""Seconds of a time limit that are left for the plan of the whole model, for each of its operators."""
 
 
 def shallower(instance: Instance) -> Model | None:
     """A shallow form of the model, if it is deep and nothing that was asked names its copies."""
     options, model = instance.options, instance.model
-    is_deep = len(model.operators) >= MANY_OPERATORS and any(len(block.copies) > COPIES for block in model.blocks)
+    is_deep = len(model.operators) >= MANY_OPERATORS and any(
+        len(block.copies) > SHALLOW_COPIES for block in model.blocks
+    )
     names = bool(options.constraints) or instance.decided or instance.offer or model.padding
     is_plain = options.cost_model.is_ours and not (names or instance.complete or instance.chooses_remat)
-    return shallow(model, COPIES) if is_deep and is_plain else None
+    return shallow(model, SHALLOW_COPIES) if is_deep and is_plain else None
 
 
 def deepened(coarser: Coarser, thin: Model, model: Model) -> Coarser:

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from shardplan.planning.chain import Question, most_solved
+from shardplan.planning.constants import SEARCH_WORK
 from shardplan.planning.instance import Instance
-from shardplan.planning.search import WORK, Search
+from shardplan.planning.search import Search
 from shardplan.solve import Progress
 from shardplan.units import PS_PER_S
 
@@ -123,7 +124,7 @@ class Watch:
 
     def _share(self, search: Search, work: float) -> float:
         options = search.instance.options
-        whole = WORK[options.effort] if options.gap > 0.0 else math.inf
+        whole = SEARCH_WORK[options.effort] if options.gap > 0.0 else math.inf
         return min(1.0, (search.spent.work + work) / whole) if math.isfinite(whole) else 0.0
 
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from shardplan.graph.build import CostGraph, Join, Node
 from shardplan.graph.memory import Memory
-from shardplan.planning.reduction import Assignment, Posed, Reduction
+from shardplan.planning.reduction import Assignment, Problems, Reduction
 from shardplan.solve.problem import Bytes, Costs, Edge, Problem, Usage
 
 Array = TypeVar("Array", Costs, Bytes)
@@ -30,16 +30,16 @@ Staying = Mapping[Node, tuple[str, Bytes, int, int]]
 class StayingWeights(Reduction[Sizes]):
     """The reduction that makes it a choice which weights stay; if that is not open, the problem stays the same."""
 
-    def apply(self, posed: Posed) -> tuple[Posed, Sizes]:
-        if not posed.regathered:
-            return posed, ()
-        first = posed.sums[0]
+    def apply(self, problems: Problems) -> tuple[Problems, Sizes]:
+        if not problems.regathered:
+            return problems, ()
+        first = problems.sums[0]
         combine = _Combination(first.built, first.memory)
         sums = [
             stay.having(combine.problem(stay.problem, regather.problem))
-            for stay, regather in zip(posed.sums, posed.regathered, strict=True)
+            for stay, regather in zip(problems.sums, problems.regathered, strict=True)
         ]
-        return Posed(tuple(sums)), tuple(cost.size for cost in first.problem.costs)
+        return Problems(tuple(sums)), tuple(cost.size for cost in first.problem.costs)
 
     def invert(self, assignment: Assignment, data: Sizes) -> Assignment:
         if not data:

@@ -20,6 +20,8 @@ COST_SPARE = 4.0
 `COST_DIGITS`."""
 BOUND_SAFETY = 1e-13
 """Relative floating-point error of the sum of multipliers times room; it is deducted from bounds."""
+COST_TOLERANCE = 1e-6
+"""Share of a unit of cost that a bound may be above an integer by rounding: more is safer, and proves a unit less."""
 REPORTED_FAULTS = 20
 """Maximum number of faults that are reported for a malformed problem."""
 CHECKED_TOGETHER = 1_000_000
@@ -58,6 +60,8 @@ DOMINATE_BLOCK = 1 << 15
 """Differences held at once: memory against the length of vector operations."""
 DOMINATE_BATCH = 1 << 18
 """Pairs of choices compared at once."""
+PEAKS_SEEN = 64
+"""Moments looked at for each peak of memory that is wanted: more finds peaks further apart, and takes longer."""
 MINPLUS_LONG = 64
 """Entries of a row from which each k of a (min, +) product is an operation of its own: with fewer, that takes longer
 than the sums."""
@@ -91,7 +95,7 @@ AVERAGES_UNPROVEN = 0.02
 """Relative gap left open in each plain problem if memory binds: a proof there closes little of the whole gap."""
 AVERAGES_EFFORT = 2e3
 """Work on each plain problem: a longer proof closes little of the whole gap."""
-AVERAGES_MIXED = 8
+AVERAGES_CROSSOVERS = 8
 """Maximum number of crossovers of their assignments that are kept."""
 AVERAGES_GAP = 4e-3
 """Share of the cost by which new multipliers must promise to raise the bound."""
@@ -124,9 +128,14 @@ MASTER_PULL = 0.7
 and slower."""
 MASTER_STEADY = 0.02
 """The full step is taken if that maximum moved by no more than this share."""
-SETTLE_SWEEPS = 12
+MASTER_LARGEST = 4.0
+"""Least upper limit of a multiplier of memory in the master problem, in costs of an assignment per memory limit. More
+lets the first steps go further, and overshoot."""
+LAGRANGE_SWEEPS = 12
 """Sweeps over the graph that elimination leaves, per list."""
-PRICED_MOMENTS = 24
+LAGRANGE_IDLE = 1e-6
+"""These sweeps end when one raises the bound by no more than this share."""
+MULTIPLIER_MOMENTS = 24
 """Maximum number of moments with a multiplier: more give a tighter bound, and a master problem that converges more
 slowly."""
 FRESH_MOMENTS = 3
@@ -146,6 +155,9 @@ SUBGRADIENT_IDLE = 20
 """Steps without a better bound after which the bound counts as not rising."""
 SUBGRADIENT_MEMORY = 0.9
 """Weight of the previous steps in the average direction."""
+SUBGRADIENT_DAMPING = 1e-4
+"""Added to the mean square of a moment's past excesses, of which the root divides its step: more shortens the steps of
+moments with small excesses."""
 MESSAGE_MOMENTUM = 0.9
 """Share of their last change by which messages are moved on before a sweep."""
 SUBGRADIENT_FRESH = 8
@@ -163,6 +175,8 @@ EXACT_DECODED = (1, 5, 15)
 """Numbers of sweeps after which assignments are decoded."""
 EXACT_PROOF_SWEEPS = 10
 """Sweeps before a program is given to HiGHS."""
+EXACT_IDLE = 1e-3
+"""Sweeps end when one closes less than this share of the gap."""
 EXACT_SHRINKS = 0.8
 """Another round follows if a round leaves less than this share of the pairs,"""
 EXACT_RISE = 0.02
@@ -184,6 +198,8 @@ NEAR_POINTS = 4
 """Number of assignments near the best multipliers that are crossed over and fused."""
 CROSSOVERS = 20
 """Number of crossovers of a pair that are tried."""
+FRUGAL_WORK = 200.0
+"""Work on the cheapest assignment of least memory, which is only a first answer."""
 PROOF_CEILINGS = (0.02, 0.1, 0.4, 1.0)
 """Shares of the gap for which a proof is tried, one after the other."""
 FUSION_OF_SUMS: tuple[float, float, float] = (150.0, 0.05, 5.0)
@@ -211,7 +227,7 @@ PART_WORK = 1.5e3
 PART_REDUCED_PAIRS = 200_000
 """Number of pairs up to which all reductions are applied."""
 PARETO_PAIRS = 60_000
-"""Number of pairs up to which all non-dominated ways may be kept."""
+"""Number of pairs up to which all non-dominated points may be kept."""
 PART_CEILINGS = (0.05, 0.2, 1.0)
 """Shares of the gap within which a part's best assignments are searched, one after the other."""
 PART_ASIDE = 0.35
@@ -224,12 +240,12 @@ PART_NODE_ENTRIES = 3e5
 """Average number of entries looked at in a part, per node,"""
 PART_PAIR_ENTRIES = 200.0
 """and per pair."""
-PART_PRICING = 0.2
+PART_MULTIPLIER_WORK = 0.2
 """Share of the work of a part for its multiplier."""
-PARETO_WAYS = 1 << 17
-"""Number of ways that are compared at once;"""
+PARETO_POINTS = 1 << 17
+"""Number of points that are compared at once;"""
 PARETO_COARSE = 1 << 13
-"""if there are more, ways are dropped until at most this many are left."""
+"""if there are more, points are dropped until at most this many are left."""
 
 # HiGHS
 
@@ -242,6 +258,13 @@ PROGRAM_LP_ROUNDS = 30
 PROGRAM_TOLERANCE = 1e-9
 """Relative tolerance of HiGHS, which computes in floating point: its optimum may be more expensive than the true one by
 this share."""
+PROGRAM_ABSOLUTE_GAP = 1e-6
+"""Gap in scaled costs at which HiGHS stops, which is its own default: less takes longer and proves nothing more."""
+PROGRAM_VIOLATION = 1e-7
+"""Share of the limit by which a fractional solution must exceed it for a memory row: HiGHS itself is no
+more exact."""
+PROGRAM_LEAST_SECONDS = 0.01
+"""Least time that a call of HiGHS gets: its limit must be later than its clock."""
 UNPRESOLVED_COLUMNS = 2_000
 """Number of columns up to which programs are solved without HiGHS's presolve, which never ends on some of them and
 gains little."""
@@ -268,6 +291,12 @@ ROUNDING_REPAIRS = 200
 """Maximum number of trees solved around forbidden pairs of a rounding,"""
 ROUNDING_REPAIR_TREE = 120
 """with this many nodes each."""
+ROUNDING_UNFIT = 1e3
+"""Forbidden pairs that count as much as a label that exceeds the memory, at dead ends of a rounding."""
+ROUNDING_POLISH = 1
+"""Rounds of single changes of a rounded assignment: it is one of many,"""
+POLISH_ROUNDS = 3
+"""and of an assignment that the search continues from."""
 LARGE_STALL = 60
 """The bound is no longer raised when this many sweeps"""
 LARGE_CLOSED = 0.1
@@ -281,13 +310,28 @@ LARGE_BOUND_WORK = 3e4
 LARGE_WORK = 6e4
 """Work of the search without a limit: about a minute."""
 
+# Large cores: measured work of steps, in table entries, so that a work limit takes about as long whatever is done
+
+RAISE_PAIR_ENTRIES = 3
+"""A sweep and a subgradient step: per pair,"""
+RAISE_LABEL_ENTRIES = 20
+"""and per label."""
+ROUNDING_PAIR_ENTRIES = 6
+"""A rounding with its sweeps: per pair,"""
+ROUNDING_LABEL_ENTRIES = 200
+"""and per label."""
+TREE_NODE_ENTRIES = 2000
+"""A tree move, per node."""
+SHRINK_PAIR_ENTRIES = 10
+"""An attempt to build a smaller core, per pair."""
+
 # Large cores: proofs on what is left
 
-SCENE_SHRINKS = 0.7
+STATE_SHRINKS = 0.7
 """A smaller core is built if pruning alone leaves less than this share of the pairs,"""
-SCENE_SHRUNK = 0.8
+STATE_SHRUNK = 0.8
 """and used if the reductions leave less than this share."""
-SCENE_BISECTIONS = 40
+STATE_BISECTIONS = 40
 """Steps of the search for the largest reduced cost of the kept labels."""
 LARGE_CEILINGS = (0.05, 0.25, 1.0)
 """Shares of the gap for which a proof is tried, one after the other."""
@@ -312,16 +356,25 @@ CLIMB_FLAT = 1e-5
 """improve the cost by less than this share."""
 CLIMB_SHARE = 0.1
 """Share of the remaining time or work that a climb may take."""
-CLIMB_PRICE_WEIGHTS = (0.0, 0.1, 0.3, 1.0)
+CLIMB_MOST_TREES = 10**9
+"""Maximum number of trees of a climb: in effect none, as it ends by itself."""
+LARGE_CYCLE = 4
+"""Rounds of a cycle: in one, labels with low reduced costs are searched; in the others, crossovers. More makes the
+former rarer."""
+CLIMB_MULTIPLIER_WEIGHTS = (0.0, 0.1, 0.3, 1.0)
 """Weights of multipliers in the choice of a tree's labels, drawn at random."""
 LARGE_RAISES = 40
 """Sweeps for another assignment from a better bound."""
 LARGE_SHAKE = 0.15
 """Standard deviation of the logarithm of perturbed multipliers, for another assignment."""
+SHAKE_SWEEPS = 6
+"""Sweeps at them before the assignment is rounded: more follows them better."""
 KICK_HEAT = (3e-5, 2e-3)
 """Range of temperatures, as shares of the cost,"""
 KICK_TREES = (20, 120)
 """and of the numbers of trees at them."""
+KICK_RAREST = 1e-9
+"""Least random number of which the logarithm is a move's slack: less allows rarer, worse moves."""
 CROSSOVER_WORST = 1.3
 """Cost, relative to the incumbent's, above which another assignment is not fused with it."""
 CROSSOVER_EFFORT: tuple[float, float, float] = (4e3, 0.01, 8.0)

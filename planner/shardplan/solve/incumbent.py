@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from shardplan.solve.constants import POOL_SIZE
+from shardplan.solve.constants import COST_TOLERANCE, POOL_SIZE
 from shardplan.solve.reduce.core import Core, Indices
 from shardplan.solve.reduce.graph import Graph
 
@@ -70,7 +70,7 @@ class Incumbent:
 
     def step_up(self, cost: float) -> float:
         """The next higher cost that an assignment can have; a program with a target below that would prove nothing."""
-        return float(np.ceil(cost / self.scale - 1e-6) * self.scale) if np.isfinite(cost) else cost
+        return float(np.ceil(cost / self.scale - COST_TOLERANCE) * self.scale) if np.isfinite(cost) else cost
 
     @property
     def target(self) -> float:

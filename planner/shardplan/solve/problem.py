@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 
 Costs = NDArray[np.float64]
 Bytes = NDArray[np.int64]
-Multipliers = tuple[tuple[float, ...], ...]
-"""One per sum, by maximum."""
+SumMultipliers = tuple[tuple[float, ...], ...]
+"""A Lagrange multiplier per sum, by maximum: at least 0, with a sum of at most 1 for each maximum."""
 Outcome = Literal["optimal", "feasible", "infeasible", "interrupted", "limit"]
 
 
@@ -86,13 +86,13 @@ class Plane:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """A starting point: `multipliers` of the sums of maxima; `planes` of assignments of more restricted problems, from
-    which the averaging starts; `prices`, the multipliers of memory at moments; `assignments`, of which those that fit
-    are answers."""
+    """A starting point: `sum_multipliers`, those of the sums of maxima; `planes` of assignments of more restricted
+    problems, from which the averaging starts; `memory_multipliers`, those of memory at moments; `assignments`, of which
+    those that fit are answers."""
 
-    multipliers: Multipliers = ()
+    sum_multipliers: SumMultipliers = ()
     planes: Sequence[Plane] = ()
-    prices: Mapping[int, float] = field(default_factory=dict)
+    memory_multipliers: Mapping[int, float] = field(default_factory=dict)
     assignments: Sequence[tuple[int, ...]] = ()
 
 
@@ -106,11 +106,11 @@ class Solution:
     `cost`: re-computed from the problem, independently of the search. `bound`: proven lower bound on the optimum (`inf`
     if infeasibility is proven). `outcome` `optimal`: bound equals cost. `shortfall_bytes`: if infeasible for memory,
     the least excess over the limit of any assignment. `reproducible`: no wall-clock limit took effect.
-    `multipliers[g][k]`: multipliers of the sums of `Problem.maxima` at the best Lagrangian bound; at least 0, with a
-    sum of at most 1 for each maximum. `candidates`: with maxima, different feasible assignments met at various
-    multipliers, the cheapest first, `choices` among them; `planes`: theirs, if maxima were only averaged. `prices`:
-    multipliers of memory at moments (cost per byte) at the best bound under the memory limit. `work`: the work spent,
-    in the units of a work limit. `failure`: the error of a step that failed, if any; all other results stand.
+    `sum_multipliers`: those of the sums of `Problem.maxima` at the best Lagrangian bound. `candidates`: with maxima,
+    different feasible assignments met at various multipliers, the cheapest first, `choices` among them; `planes`:
+    theirs, if maxima were only averaged. `memory_multipliers`: those of memory at moments (cost per byte) at the best
+    bound under the memory limit. `work`: the work spent, in the units of a work limit. `failure`: the error of a step
+    that failed, if any; all other results stand.
     """
 
     outcome: Outcome
@@ -122,10 +122,10 @@ class Solution:
     seconds: float = 0.0
     work: float = 0.0
     failure: str = ""
-    multipliers: Multipliers = ()
+    sum_multipliers: SumMultipliers = ()
     candidates: tuple[tuple[int, ...], ...] = ()
     planes: tuple[Plane, ...] = ()
-    prices: Mapping[int, float] = field(default_factory=dict)
+    memory_multipliers: Mapping[int, float] = field(default_factory=dict)
 
     @property
     def gap(self) -> float:

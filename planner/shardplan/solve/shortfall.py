@@ -10,22 +10,22 @@ import numpy as np
 
 from shardplan.solve.bound.decoding import cutset
 from shardplan.solve.bound.dual import Dual
-from shardplan.solve.bound.multipliers import priced
+from shardplan.solve.bound.multipliers import lagrangian
 from shardplan.solve.budget import Budget
 from shardplan.solve.constants import CUTSET_NODES, LIMIT_STRIDE, PRESOLVE_ROUNDS, PROOF_WORK
 from shardplan.solve.highs.program import Program
 from shardplan.solve.incumbent import Incumbent
 from shardplan.solve.problem import Bytes, Costs, Problem
 from shardplan.solve.prove.exact import close
+from shardplan.solve.reduce.aggregate import aggregate, flatten
 from shardplan.solve.reduce.core import core_of
 from shardplan.solve.reduce.dominate import dominate
 from shardplan.solve.reduce.eliminate import eliminate
-from shardplan.solve.reduce.follow import flatten, follow
 from shardplan.solve.reduce.graph import Contradiction, Graph, build
 from shardplan.solve.reduce.memory import Profiles, drop_moments
 from shardplan.solve.reduce.presolve import presolve
 from shardplan.solve.reduce.tables import Tables
-from shardplan.solve.small import fit
+from shardplan.solve.small_cores import fit
 
 Verdict = Literal["fits", "too much", "unknown"]
 
@@ -40,7 +40,7 @@ def least_limit(problem: Problem, budget: Budget) -> int | None:
     try:
         graph = build(replace(free, limit=everything), Tables())
         whole = Profiles(graph.uses, np.cumsum([0, *graph.sizes]), graph.tables.arrays, graph.base)
-        graph.settle()
+        graph.propagate()
         if len(cutset(graph)) > CUTSET_NODES:
             return _Large(free, budget).least(int(graph.base.max(initial=0)), everything)
         low = _of_one_moment(graph, budget)
@@ -64,7 +64,7 @@ def _of_one_moment(graph: Graph, budget: Budget) -> int | None:
     """A lower bound: the least use at the moment of the largest minimum; `None` if nothing is allowed."""
     base = graph.base
     moment = int(np.argmax(base)) if len(base) else 0
-    used = priced(graph, {moment: 1.0} if len(base) else {})
+    used = lagrangian(graph, {moment: 1.0} if len(base) else {})
     for node in used.alive:
         used.uses[node] = ()
     best = Incumbent(1.0)
@@ -79,15 +79,15 @@ def _thinned(graph: Graph, low: int) -> Graph:
     there on."""
     thin = graph.copy()
     drop_moments(thin, low)
-    thin.settle()
+    thin.propagate()
     for _ in range(PRESOLVE_ROUNDS):
-        changed = follow(thin)
-        thin.settle()
+        changed = aggregate(thin)
+        thin.propagate()
         eliminate(thin)
         for node in thin.alive:
             flatten(thin, node)
         changed |= dominate(thin)
-        thin.settle()
+        thin.propagate()
         eliminate(thin)
         if not changed:
             break

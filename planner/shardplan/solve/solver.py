@@ -1,4 +1,4 @@
-"""From a problem to a solution: reduce, bound, search, prove, and evaluate the answer independently."""
+"""The entry of the solver: chooses the method for a problem, and evaluates its answer independently."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from shardplan.solve.constants import (
 )
 from shardplan.solve.evaluate import evaluate
 from shardplan.solve.incumbent import Incumbent, Pool
-from shardplan.solve.problem import ANYWHERE, Multipliers, Outcome, Plane, Problem, Solution, Start
+from shardplan.solve.problem import ANYWHERE, Outcome, Plane, Problem, Solution, Start, SumMultipliers
 from shardplan.solve.prove.exact import close, prove
 from shardplan.solve.reduce.core import core_of
 from shardplan.solve.reduce.graph import Contradiction, Graph, build
@@ -30,7 +30,7 @@ from shardplan.solve.reduce.memory import tighten
 from shardplan.solve.reduce.sums import SumsOnNodes, breadth, sums_to_nodes
 from shardplan.solve.reduce.tables import Tables
 from shardplan.solve.shortfall import least_limit
-from shardplan.solve.small import fit
+from shardplan.solve.small_cores import fit
 from shardplan.solve.validate import validate
 
 _EXACT, _ROUNDED = 2.0**53, 1e-12
@@ -48,10 +48,10 @@ def solve(
     on_progress: Callable[[Progress], None] | None = None,
     roomy: Solution | None = None,
     unproven: float = 0.0,
-    start: Multipliers = (),
+    sum_multipliers: SumMultipliers = (),
     averages: int = 0,
     planes: Sequence[Plane] = (),
-    prices: Mapping[int, float] = ANYWHERE.prices,
+    memory_multipliers: Mapping[int, float] = ANYWHERE.memory_multipliers,
     assignments: Sequence[tuple[int, ...]] = (),
     below: float = math.inf,
     effort: float = math.inf,
@@ -63,19 +63,19 @@ def solve(
     `gap`: with memory rows, the relative gap that is good enough; `seed` moves the search on large cores.
     `presolve=False` gives the whole integer program to HiGHS. `roomy`: the solution without the limit, if known;
     `unproven`: a relative gap that may stay open when better multipliers of memory close it no further, without a
-    further proof; `start`: multipliers of the sums of `Problem.maxima` to begin with; `averages`: maxima are only
-    averaged, by at most so many plain problems, which is fast and leaves the remaining gap open; `planes`: cutting
-    planes of more restricted problems, from which averaging starts; `prices`: multipliers of memory at moments to begin
-    with; `assignments`: known ones, which give planes too and are answers; `below`: it ends if no assignment costs
-    less; `effort`: work after which it ends with what it has, without effect on a problem that needs less; `shortfall`:
-    if nothing fits, determine how much memory is missing. Ctrl-C ends the search and returns the best assignment so
-    far. Raises `ShardplanError` for a malformed problem.
+    further proof; `sum_multipliers`, `memory_multipliers`: those of the sums of `Problem.maxima` and of memory at
+    moments to begin with; `averages`: maxima are only averaged, by at most so many plain problems, which is fast and
+    leaves the remaining gap open; `planes`: cutting planes of more restricted problems, from which averaging starts;
+    `assignments`: known ones, which give planes too and are answers; `below`: it ends if no assignment costs less;
+    `effort`: work after which it ends with what it has, without effect on a problem that needs less; `shortfall`: if
+    nothing fits, determine how much memory is missing. Ctrl-C ends the search and returns the best assignment so far.
+    Raises `ShardplanError` for a malformed problem.
     """
     validate(problem)
     return search(
         problem, time_limit, work_limit, gap=gap, seed=seed, presolve=presolve, on_progress=on_progress, roomy=roomy,
-        unproven=unproven, start=Start(start, planes, prices, assignments), averages=averages, below=below,
-        effort=effort, shortfall=shortfall,
+        unproven=unproven, start=Start(sum_multipliers, planes, memory_multipliers, assignments),
+        averages=averages, below=below, effort=effort, shortfall=shortfall,
     )  # fmt: skip
 
 
@@ -151,13 +151,13 @@ def _averaged(
     with Budget(time_limit, work_limit, effort) as budget:
         report, failures, bounds = on_progress or (lambda _: None), [""], [-math.inf]
 
-        def plain(averaged: Problem, prices: Mapping[int, float]) -> Solution:
+        def plain(averaged: Problem, multipliers: Mapping[int, float]) -> Solution:
             left = None if time_limit is None else max(0.0, budget.seconds_left) / 2
             work = None if work_limit is None else work_limit / most
             found = search(
                 averaged, left, work, gap=gap, seed=seed, presolve=True, on_progress=None,
                 unproven=max(unproven, AVERAGES_UNPROVEN) if gap else unproven,
-                start=Start(prices=prices), effort=min(AVERAGES_EFFORT, budget.effort_left),
+                start=Start(memory_multipliers=multipliers), effort=min(AVERAGES_EFFORT, budget.effort_left),
                 shortfall=shortfall,
             )  # fmt: skip
             budget.work += found.work
@@ -185,10 +185,10 @@ def _shortfall(problem: Problem, limit: int, budget: Budget) -> int:
 
 def _whole(graph: Graph, best: Incumbent, budget: Budget, limit: int | None) -> None:
     """The integer program of the whole problem."""
-    graph.settle()
+    graph.propagate()
     if limit is not None:
         tighten(graph, limit)
-        graph.settle()
+        graph.propagate()
     prove(graph, core_of(graph), best, budget, limit if not graph.groups else limit or 0)
 
 
@@ -213,13 +213,13 @@ def _solution(problem: Problem, wide: SumsOnNodes, best: Incumbent, budget: Budg
         reproducible=not budget.timed_out and not budget.interrupted,
         seconds=budget.seconds,
         work=budget.work,
-        multipliers=_multipliers(problem, best),
+        sum_multipliers=_sum_multipliers(problem, best),
         candidates=_candidates(problem, wide, best),
-        prices={moment: price for moment, price in best.multipliers.items() if moment < problem.moments and price},
+        memory_multipliers={m: each for m, each in best.multipliers.items() if m < problem.moments and each},
     )
 
 
-def _multipliers(problem: Problem, best: Incumbent) -> Multipliers:
+def _sum_multipliers(problem: Problem, best: Incumbent) -> SumMultipliers:
     """The multipliers of the best bound, by maximum; sums that cannot be above zero have none."""
     numbers = iter(range(problem.moments, problem.moments + sum(len(maximum.sums) for maximum in problem.maxima)))
     return tuple(tuple(best.multipliers.get(next(numbers), 0.0) for _ in maximum.sums) for maximum in problem.maxima)
@@ -229,9 +229,9 @@ def _candidates(problem: Problem, wide: SumsOnNodes, best: Incumbent) -> tuple[t
     """The cheapest different assignments met that fit."""
     found: dict[tuple[int, ...], None] = {}
     for choices in [] if best.pool is None else best.pool.ranked():
-        lowered = wide.invert(choices)
-        if lowered not in found and evaluate(problem, lowered).feasible:
-            found[lowered] = None
+        original = wide.invert(choices)
+        if original not in found and evaluate(problem, original).feasible:
+            found[original] = None
         if len(found) == CANDIDATES:
             break
     return tuple(found)

@@ -24,11 +24,11 @@ from shardplan.plan.types import Plan
 from shardplan.planning import Planner
 from shardplan.planning.chain import Answer
 from shardplan.planning.decided import Decided
+from shardplan.planning.expressible import Chosen, alike
 from shardplan.planning.judge import judged
 from shardplan.planning.reduction import Allowed, Restrict, both
 from shardplan.planning.runtimes.arrangement import Arrangement
 from shardplan.planning.runtimes.table import RUNTIMES, Roles, Runtime
-from shardplan.planning.said import Chosen, alike
 from shardplan.planning.search import NoPlanError
 from shardplan.planning.standing import OnProgress, Turn
 from shardplan.units import NS_PER_S, size

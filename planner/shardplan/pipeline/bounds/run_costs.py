@@ -183,7 +183,7 @@ def _matrix(piece: UnitProblem, charges: AddedCosts) -> Costs:
     try:
         graph = build(Problem(costs, piece.edges, kept, limit=1 << 40), Tables())
         eliminate(graph)
-        graph.settle()
+        graph.propagate()
         table = _contracted(graph, piece.ends) / graph.scale
     except Contradiction:
         return np.full(_two_sided(shape, piece), np.inf)

@@ -18,8 +18,8 @@ import numpy as np
 
 from shardplan.solve.constants import (
     AVERAGES_CLOSE,
+    AVERAGES_CROSSOVERS,
     AVERAGES_GAP,
-    AVERAGES_MIXED,
     AVERAGES_OPEN,
     AVERAGES_SOLVES,
     AVERAGES_WEAK,
@@ -30,8 +30,8 @@ from shardplan.solve.constants import (
 from shardplan.solve.evaluate import evaluate
 from shardplan.solve.highs.program import quiet_highs
 from shardplan.solve.linear_functions import Choices, Functions
-from shardplan.solve.problem import Edge, Multipliers, Plane, Problem, Solution, Start
-from shardplan.solve.search.mixing import mixed
+from shardplan.solve.problem import Edge, Plane, Problem, Solution, Start, SumMultipliers
+from shardplan.solve.search.crossover_of_problems import crossovers
 
 Solve = Callable[[Problem, Mapping[int, float]], Solution]
 
@@ -53,19 +53,19 @@ def by_averages(
     search = _Search(problem, start)
     weights = search.first()
     seconds, reproducible, tried = 0.0, True, {weights}
-    paid: Mapping[int, float] = {moment: price * 2**MULTIPLIER_DIGITS for moment, price in start.prices.items()}
+    memory: Mapping[int, float] = _times(2.0**MULTIPLIER_DIGITS, start.memory_multipliers)
     interrupted = False
     for _ in range(most):
         if search.planes and stop():
             break
-        plain = solve(averaged(problem, search.functions, weights, MULTIPLIER_DIGITS), paid)
-        paid = plain.prices or paid
+        plain = solve(averaged(problem, search.functions, weights, MULTIPLIER_DIGITS), memory)
+        memory = plain.memory_multipliers or memory
         seconds, reproducible = seconds + plain.seconds, reproducible and plain.reproducible
         if plain.choices is None and not search.planes:
-            return replace(plain, bound=plain.bound / 2**MULTIPLIER_DIGITS, multipliers=search.grouped(weights))
+            return replace(plain, bound=plain.bound / 2**MULTIPLIER_DIGITS, sum_multipliers=search.grouped(weights))
         search.learn(weights, plain)
         interrupted = plain.outcome == "interrupted"
-        if interrupted or stop() or search.settled(plain) or search.bound >= below:
+        if interrupted or stop() or search.converged(plain) or search.bound >= below:
             break
         is_weak = plain.choices is None or plain.cost - plain.bound > AVERAGES_WEAK * abs(plain.cost)
         goal = search.milder(weights) if is_weak else search.goal()
@@ -74,9 +74,13 @@ def by_averages(
         tried.add(goal)
         weights = goal
     if search.bound < below:
-        search.mix()
+        search.cross_over()
     found = search.answer(interrupted, seconds, reproducible)
-    return replace(found, prices={moment: price / 2**MULTIPLIER_DIGITS for moment, price in paid.items()})
+    return replace(found, memory_multipliers=_times(2.0**-MULTIPLIER_DIGITS, memory))
+
+
+def _times(factor: float, multipliers: Mapping[int, float]) -> dict[int, float]:
+    return {moment: factor * multiplier for moment, multiplier in multipliers.items()}
 
 
 def averaged(problem: Problem, functions: Functions, weights: Sequence[int], digits: int) -> Problem:
@@ -95,7 +99,7 @@ class _Search:
     """Planes and bounds so far. Multipliers are integers in units of 2 ** -DIGITS."""
 
     def __init__(self, problem: Problem, start: Start) -> None:
-        self.problem, self.start = problem, start.multipliers
+        self.problem, self.start = problem, start.sum_multipliers
         self.sizes = [len(maximum.sums) for maximum in problem.maxima]
         self.known = [plane for plane in start.planes if len(plane.sums) == sum(self.sizes)]
         self.functions = Functions.of(problem)
@@ -121,7 +125,7 @@ class _Search:
         given = [weight / 2**MULTIPLIER_DIGITS for weight in weights]
         return self._whole([MASTER_PULL * a + (1.0 - MASTER_PULL) * b for a, b in zip(given, equal, strict=True)])
 
-    def grouped(self, weights: Sequence[int]) -> Multipliers:
+    def grouped(self, weights: Sequence[int]) -> SumMultipliers:
         """Integers as multipliers, by maximum."""
         left = iter(weights)
         return tuple(tuple(next(left) / 2**MULTIPLIER_DIGITS for _ in maximum.sums) for maximum in self.problem.maxima)
@@ -142,9 +146,9 @@ class _Search:
             for choices, (cost, *values) in zip(assignments, totals, strict=True):
                 self.planes.setdefault(choices, Plane(cost, tuple(values)))
 
-    def mix(self) -> None:
+    def cross_over(self) -> None:
         """Adds crossovers of the assignments met, as far as they fit in memory."""
-        found = mixed(self.functions, list(self.planes), AVERAGES_MIXED)
+        found = crossovers(self.functions, list(self.planes), AVERAGES_CROSSOVERS)
         self._meet(found if self.problem.limit is None else self._that_fit(found))
 
     def _that_fit(self, assignments: Sequence[Choices]) -> list[Choices]:
@@ -157,7 +161,7 @@ class _Search:
         left = iter(plane.sums)
         return plane.cost + sum(max([0.0, *(next(left) for _ in maximum.sums)]) for maximum in self.problem.maxima)
 
-    def settled(self, plain: Solution) -> bool:
+    def converged(self, plain: Solution) -> bool:
         """Whether no multipliers can raise the bound much, compared with the gap that the last plain problem
         left open."""
         best = min(map(self.cost, self.planes.values()))
@@ -222,7 +226,7 @@ class _Search:
             bound=bound,
             reproducible=reproducible,
             seconds=seconds,
-            multipliers=self.grouped(self.best or self.first()),
+            sum_multipliers=self.grouped(self.best or self.first()),
             candidates=tuple(ranked),
             planes=tuple(self.planes[choices] for choices in ranked),
         )

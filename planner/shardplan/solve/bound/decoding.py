@@ -38,10 +38,10 @@ def cutset(graph: Graph) -> list[int]:
         _shrink(rows)
         if not rows:
             return sorted(chosen)
-        hub = max(rows, key=lambda node: (len(rows[node]), -graph.sizes[node], -node))
-        chosen.append(hub)
-        for other in rows.pop(hub):
-            rows[other].discard(hub)
+        separator = max(rows, key=lambda node: (len(rows[node]), -graph.sizes[node], -node))
+        chosen.append(separator)
+        for other in rows.pop(separator):
+            rows[other].discard(separator)
 
 
 def _shrink(rows: dict[int, set[int]]) -> None:

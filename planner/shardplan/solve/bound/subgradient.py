@@ -3,8 +3,8 @@
 Only moments that were short of memory have multipliers. A step follows the excess at those moments of the decoded
 assignment, averaged over the last steps and scaled by its own history (AdaGrad). When the bound stops rising, the
 search returns to the best state and shortens the step. Before a sweep, the messages continue in the direction of the
-last one (momentum), which makes them converge several times faster. Priced amounts are rounded down, so all costs stay
-integers and the bound is exact up to the last sum.
+last one (momentum), which makes them converge several times faster. Amounts times multipliers are rounded down, so all
+costs stay integers and the bound is exact up to the last sum.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from shardplan.solve.bound.dual import Dual
 from shardplan.solve.constants import (
     BOUND_SAFETY,
     MESSAGE_MOMENTUM,
+    SUBGRADIENT_DAMPING,
     SUBGRADIENT_FRESH,
     SUBGRADIENT_IDLE,
     SUBGRADIENT_MEMORY,
@@ -35,10 +36,10 @@ class _State:
     messages: Costs
     theta: Costs
     paid: Costs
-    prices: Costs
+    multipliers: Costs
 
 
-class Multipliers:
+class SubgradientAscent:
     """Messages and multipliers of a core, the bound that they prove, and the best of both so far."""
 
     def __init__(self, core: Core, profiles: Profiles, limit: int) -> None:
@@ -47,7 +48,7 @@ class Multipliers:
         self.profiles = profiles
         self.limit = limit
         self.room = (limit - profiles.base).astype(np.float64)
-        self.prices = np.zeros(len(profiles.base))
+        self.multipliers = np.zeros(len(profiles.base))
         self.active = np.zeros(len(profiles.base), dtype=bool)
         self.slope = np.zeros(len(profiles.base))
         self.history = np.zeros(len(profiles.base))
@@ -63,21 +64,21 @@ class Multipliers:
 
     def _state(self, bound: float) -> _State:
         dual = self.dual
-        return _State(bound, dual.messages.copy(), dual.theta.copy(), self.paid.copy(), self.prices.copy())
+        return _State(bound, dual.messages.copy(), dual.theta.copy(), self.paid.copy(), self.multipliers.copy())
 
     def bound(self) -> float:
         """Valid right after a sweep."""
-        held = float((self.prices * self.room).sum())
-        return self.dual.bound() - held - BOUND_SAFETY * abs(held)
+        constant = float((self.multipliers * self.room).sum())
+        return self.dual.bound() - constant - BOUND_SAFETY * abs(constant)
 
-    def set_prices(self, prices: Costs) -> None:
+    def set_multipliers(self, multipliers: Costs) -> None:
         """Adds the multipliers times the bytes to the choices' costs."""
-        total = np.concatenate([[0.0], np.cumsum(prices)])
+        total = np.concatenate([[0.0], np.cumsum(multipliers)])
         per_use = np.maximum(total[self.profiles.end] - total[self.profiles.start], 0.0)
         owed = np.floor(per_use[self._use] * self.profiles.amounts)
         paid = np.asarray(np.bincount(self._label, weights=owed, minlength=len(self.core.costs)), dtype=np.float64)
         self.dual.theta += paid - self.paid
-        self.paid, self.prices = paid, prices
+        self.paid, self.multipliers = paid, multipliers
 
     def improve(self) -> float:
         """One sweep and one subgradient step; returns the bound after the sweep."""
@@ -105,11 +106,11 @@ class Multipliers:
         self.history += slope**2
         self.steps += self.active
         mean = self.history / np.maximum(self.steps, 1.0)
-        change = self.length * money / max(self.limit, 1) * self.slope / np.sqrt(mean + 1e-4)
-        self.set_prices(np.maximum(self.prices + change, 0.0))
+        change = self.length * money / max(self.limit, 1) * self.slope / np.sqrt(mean + SUBGRADIENT_DAMPING)
+        self.set_multipliers(np.maximum(self.multipliers + change, 0.0))
 
     def back(self) -> None:
         """Returns to the best state."""
         self.dual.messages[:] = self._before = self.best.messages
         self.dual.theta[:] = self.best.theta
-        self.paid, self.prices = self.best.paid.copy(), self.best.prices.copy()
+        self.paid, self.multipliers = self.best.paid.copy(), self.best.multipliers.copy()

@@ -1,9 +1,15 @@
 """The integer linear program of a core, solved by HiGHS.
 
-Binary x for each label; continuous y >= 0 for each finite pair of an edge, whose row and column sums equal the x of its
-ends: integral x makes y integral, and the LP is as tight as a pairwise LP can be. Pairs that cost infinity have no
-variable. Memory rows are added when a solution violates them (lazy constraints). Costs are those above the dual's
-bound, so that no digits are lost on the settled part.
+    minimise    sum_v sum_i c_vi x_vi  +  sum_e sum_ij r_eij y_eij  +  sum_g e_g
+    subject to  sum_i x_vi = 1                                       for every node v
+                sum_j y_eij = x_ui,  sum_i y_eij = x_vj              for every edge e = (u, v), labels i and j
+                sum_vi usage_vi(t) x_vi <= limit                     for every moment t (lazy: when it is violated)
+                s_gk(x) <= e_g                                       for every sum k of a maximum g
+                x binary,  y >= 0,  e >= 0
+
+Integral x makes y integral, and the relaxation is as tight as a pairwise LP can be. Pairs that cost infinity have no y.
+c and r are the dual's excess costs above its bound, so that no digits are lost on what the dual proves; c includes
+multipliers times memory, which the columns of memory rows refund (`_add_row`).
 """
 
 from __future__ import annotations
@@ -20,12 +26,15 @@ from shardplan.solve.bound.dual import Dual
 from shardplan.solve.budget import Budget
 from shardplan.solve.constants import (
     MIP_CALL,
+    PROGRAM_ABSOLUTE_GAP,
     PROGRAM_COLUMN,
     PROGRAM_HUNG,
+    PROGRAM_LEAST_SECONDS,
     PROGRAM_LP_ROUNDS,
     PROGRAM_ROWS,
     PROGRAM_SPAN,
     PROGRAM_TOLERANCE,
+    PROGRAM_VIOLATION,
     SIMPLEX_CALL,
     UNPRESOLVED_COLUMNS,
 )
@@ -72,7 +81,7 @@ class Answer:
 class Program:
     """The integer program of a core above a dual's bound.
 
-    `profiles` and `limit` give the memory rows; `prices` are multipliers per moment that the dual's costs include. A
+    `profiles` and `limit` give the memory rows; `multipliers` are those that the dual's costs include, per moment. A
     moment with a multiplier has a slack column, which refunds the multiplier times the unused memory. The moments
     `hinges` stand for sums: the largest excess of a group costs `over`. `effort` in units of work and `gap` as a share
     of the range (target less bound) end the search early, and so does a gap of `small_gap` after `enough`.
@@ -83,7 +92,7 @@ class Program:
     target: float
     profiles: Profiles | None = None
     limit: int = 0
-    prices: dict[int, float] = field(default_factory=dict)
+    multipliers: dict[int, float] = field(default_factory=dict)
     effort: float = np.inf
     gap: float = 0.0
     enough: float = np.inf
@@ -96,34 +105,37 @@ class Program:
     columns: int = 0
     work: float = 0.0
     allowed: float = np.inf
-    reached: float = -np.inf
+    best_bound: float = -np.inf
     abandoned: bool = False
     moments: set[int] = field(default_factory=set)
     epigraphs: dict[int, int] = field(default_factory=dict)
 
     @property
-    def floor(self) -> float:
-        """The part of a solution's cost outside of the program's objective."""
-        return self.dual.bound() - sum(price * self._row(moment)[2] for moment, price in self.prices.items())
+    def offset(self) -> float:
+        """What the objective leaves out: `cost(x) = offset + objective / scale`, with `offset = bound of the dual -
+        sum_t p_t room_t` for the multipliers p."""
+        return self.dual.bound() - sum(
+            multiplier * self._row(moment)[2] for moment, multiplier in self.multipliers.items()
+        )
 
     def solve(self) -> Answer:
         """Solves the LP with lazy memory rows, then the integer program with lazy memory rows. If HiGHS fails, only the
         dual's bound is proven."""
-        if self.floor > self.target:
-            return Answer("optimal", None, self.floor)
+        if self.offset > self.target:
+            return Answer("optimal", None, self.offset)
         if np.isfinite(self.target) and PROGRAM_COLUMN * self.dual.core.pairs > self.budget.effort_left:
-            return Answer("limit", None, self.floor)
+            return Answer("limit", None, self.offset)
         try:
             within_deadline(self._create, self.budget)
             return self._solved()
         except (AbandonedError, HighsError):
-            return Answer("limit", None, self.floor)
+            return Answer("limit", None, self.offset)
 
     def _solved(self) -> Answer:
         verdict, values = self._relax()
         if verdict == "infeasible":
             return Answer("infeasible", None, np.inf)
-        bound = self.floor + (self._objective(values) if verdict == "optimal" else 0.0)
+        bound = self.offset + (self._objective(values) if verdict == "optimal" else 0.0)
         if verdict != "optimal" or bound > self.target:
             return Answer(verdict, None, bound)
         labels = np.arange(len(self.dual.core.costs), dtype=np.int32)
@@ -139,8 +151,8 @@ class Program:
             if verdict == "infeasible":
                 return Answer("infeasible", None, np.inf)
             if not self.abandoned:
-                self._reach(float(self.highs.getInfo().mip_dual_bound))
-            bound = max(bound, self.reached)
+                self._bound_of(float(self.highs.getInfo().mip_dual_bound))
+            bound = max(bound, self.best_bound)
             if values is None:
                 return Answer("limit", None, bound)
             choices = _largest(core, values)
@@ -167,34 +179,36 @@ class Program:
         if self.profiles is None:
             return core.cost(choices), 0.0
         used = self.profiles.of(choices)
-        paid = sum(price * float(used[m] - self.profiles.base[m]) for m, price in self.prices.items())
+        paid = sum(multiplier * float(used[m] - self.profiles.base[m]) for m, multiplier in self.multipliers.items())
         above = self.over * self.profiles.excess(choices, self.limit, self.hinges)[1]
         return core.cost(choices) - paid + above, above
 
     def _create(self) -> None:
+        """Makes the program without memory rows that have neither a multiplier nor a maximum. A label or pair whose
+        excess alone is above `target - offset` has x = 0, or no y."""
         core, dual = self.dual.core, self.dual
         slacks = [dual.slack(edge) for edge in range(len(core.tables))]
         excess = dual.theta - np.repeat(dual.least(), core.sizes)
-        room = max(self.target - self.floor, 1.0)
+        room = max(self.target - self.offset, 1.0)
         self.scale = PROGRAM_SPAN / room if np.isfinite(room) else _spread(excess, slacks)
         self.highs = quiet_highs()
-        self.highs.setOptionValue("mip_abs_gap", max(self.gap * PROGRAM_SPAN, 1e-6))
-        self.highs.cbMipInterrupt.subscribe(lambda event: self._watch(event, MIP_CALL, self._settled))
+        self.highs.setOptionValue("mip_abs_gap", max(self.gap * PROGRAM_SPAN, PROGRAM_ABSOLUTE_GAP))
+        self.highs.cbMipInterrupt.subscribe(lambda event: self._watch(event, MIP_CALL, self._may_stop))
         self.highs.cbSimplexInterrupt.subscribe(lambda event: self._watch(event, SIMPLEX_CALL, lambda _: False))
         closed = excess > room  # what costs so much alone is part of nothing that meets the target
         slacks = [np.where(slack > room, np.inf, slack * self.scale) for slack in slacks]
-        _pass(self.highs, core, np.where(closed, 0.0, excess * self.scale), closed, slacks)
+        _pass_labels(self.highs, core, np.where(closed, 0.0, excess * self.scale), closed, slacks)
         self.columns = self.highs.getNumCol()
         if self.columns <= UNPRESOLVED_COLUMNS:
             self.highs.setOptionValue("presolve", "off")
-        for moment in sorted({*self.prices, *flat(self.hinges)}):
+        for moment in sorted({*self.multipliers, *flat(self.hinges)}):
             self._add_row(moment)
 
     def _run(self) -> tuple[Verdict, Costs | None]:
         highs = self.highs
         left = self.budget.seconds_left
         if np.isfinite(left):  # without a time limit, no clock decides anything
-            left = max(min(left, self.seconds), 0.01)
+            left = max(min(left, self.seconds), PROGRAM_LEAST_SECONDS)
             highs.setOptionValue("time_limit", highs.getRunTime() + left)
         allowed = self.budget.work_left
         if np.isfinite(self.target):  # an assignment is known: a proof may end without an answer
@@ -215,30 +229,31 @@ class Program:
         found = info.primal_solution_status == highspy.kSolutionStatusFeasible
         return _VERDICTS[status], np.array(highs.getSolution().col_value) if found else None
 
-    def _watch(self, event: Any, weight: float, settled: Callable[[Any], bool]) -> None:
+    def _watch(self, event: Any, weight: float, may_stop: Callable[[Any], bool]) -> None:
         self.work += weight * self.columns
         spent = self.work > min(self.effort, self.allowed)
-        if self.budget.interrupted or spent or settled(event.data_out):
+        if self.budget.interrupted or spent or may_stop(event.data_out):
             event.interrupt()
 
-    def _settled(self, state: Any) -> bool:
+    def _may_stop(self, state: Any) -> bool:
         """Whether nothing can reach the target any more, or the rest is not worth the work."""
-        bound = self._reach(float(state.mip_dual_bound))  # an interrupted run forgets it
-        found = self.floor + float(state.mip_primal_bound) / self.scale
+        bound = self._bound_of(float(state.mip_dual_bound))  # an interrupted run forgets it
+        found = self.offset + float(state.mip_primal_bound) / self.scale
         return bound > self.target or (self.work > self.enough and min(found, self.target) - bound <= self.small_gap)
 
-    def _reach(self, objective: float) -> float:
+    def _bound_of(self, objective: float) -> float:
         """The bound that HiGHS's dual objective proves; the best so far is kept."""
-        bound = self.floor + objective / self.scale
-        self.reached = max(self.reached, bound) if np.isfinite(bound) else self.reached
+        bound = self.offset + objective / self.scale
+        self.best_bound = max(self.best_bound, bound) if np.isfinite(bound) else self.best_bound
         return bound
 
     def _add_moments(self, values: Costs) -> bool:
-        """Adds memory rows that a fractional solution violates; returns whether there were any."""
+        """Adds the memory rows `usage_t(x) <= limit` that a fractional solution violates; returns whether there
+        were any."""
         if self.profiles is None:
             return False
         used = self.profiles.of_weights(values[: len(self.dual.core.costs)])
-        excess = used / self.limit - 1 - 1e-7 if self.limit else used
+        excess = used / self.limit - 1 - PROGRAM_VIOLATION if self.limit else used
         fresh = [m for m in peaks(excess, PROGRAM_ROWS, 1) if m not in self.moments]
         for moment in fresh:
             self._add_row(moment)
@@ -258,32 +273,35 @@ class Program:
         return bool(broken)
 
     def _add_row(self, moment: int) -> None:
-        """The memory row of a moment, in units of the room there: usage at most 1.
+        """The row of a moment t, or of sum k of maximum g, divided by `unit`; a_i: what label i uses or adds.
 
-        At the moment of sum k of maximum g: s_k(x) <= e_g, where e_g >= 0 costs one. The costs of x already include the
-        multiplier p of a moment: the share of the unused room is refunded by a slack column with cost p, and the share
-        of e_g is deducted from the cost of e_g.
+            sum_i a_i x_i <= room                        no multiplier
+            sum_i a_i x_i + unit z_t = room              multiplier p_t: z_t >= 0 costs p_t unit
+            sum_i a_i x_i + unit z_k - unit e_g <= room  sum k, where s_k(x) = sum_i a_i x_i - room; `=` with z_k
+
+        The costs of x include p_t sum_i a_i x_i, and `offset` includes -p_t room. So z_t takes back what they
+        refund for unused room, and e_g >= 0 costs (over - sum_k p_k) unit: in all, the cost without multipliers.
         """
         self.moments.add(moment)
         labels, amounts, room = self._row(moment)
         group = next((group for group in self.hinges if moment in group), ())
         unit = max(PROGRAM_SPAN / (self.scale * self.over) if group else room, 1.0)
-        price = self.prices.get(moment, 0.0)
-        if price:  # usage + slack = room
-            labels, amounts = self._with_column(price * unit, labels, np.append(amounts, unit))
+        multiplier = self.multipliers.get(moment, 0.0)
+        if multiplier:  # usage + slack = room
+            labels, amounts = self._with_column(multiplier * unit, labels, np.append(amounts, unit))
         if group:  # usage + slack - what is above = room
-            asked = sum(self.prices.get(other, 0.0) for other in group)
+            asked = sum(self.multipliers.get(other, 0.0) for other in group)
             known = self.epigraphs.get(group[0])
             if known is None:
                 labels, amounts = self._with_column((self.over - asked) * unit, labels, np.append(amounts, -unit))
                 self.epigraphs[group[0]] = int(labels[-1])
             else:
                 labels, amounts = np.append(labels, known), np.append(amounts, -unit)
-        lower = room / unit if price else -highspy.kHighsInf
+        lower = room / unit if multiplier else -highspy.kHighsInf
         self.highs.addRow(lower, room / unit, len(labels), labels.astype(np.int32), amounts / unit)
 
     def _with_column(self, cost: float, labels: Indices, amounts: Costs) -> tuple[Indices, Costs]:
-        """A row whose last amount is that of a new column."""
+        """A row whose last amount is that of a new column `z >= 0` with a cost."""
         column = self.highs.getNumCol()
         self.highs.addCol(cost * self.scale, 0.0, highspy.kHighsInf, 0, np.zeros(0, np.int32), np.zeros(0))
         return np.append(labels, column), amounts
@@ -299,7 +317,7 @@ class Program:
         return labels, amounts, float((self.limit - int(self.profiles.base[moment])) // step * step)
 
     def _forbid(self, moment: int, choices: Indices) -> None:
-        """A cut: at least one of the chosen labels that use memory at a moment must change."""
+        """A cover cut: `sum_{i in C} x_i <= |C| - 1` for the chosen labels C that use memory at a moment."""
         assert self.profiles is not None
         labels, amounts = self.profiles.row(moment)
         chosen = self.dual.core.offsets[:-1] + choices
@@ -319,7 +337,13 @@ class _Silent(highspy.Highs):  # type: ignore[misc]
 def quiet_highs() -> Any:
     """A solver with options that make runs reproducible: one thread, a fixed seed, no gap."""
     highs = _Silent()
-    options = {"output_flag": False, "threads": 1, "random_seed": 0, "mip_rel_gap": 0.0, "mip_abs_gap": 1e-6}
+    options = {
+        "output_flag": False,
+        "threads": 1,
+        "random_seed": 0,
+        "mip_rel_gap": 0.0,
+        "mip_abs_gap": PROGRAM_ABSOLUTE_GAP,
+    }
     for name, value in options.items():
         if highs.setOptionValue(name, value) != highspy.HighsStatus.kOk:
             raise HighsError(f"HiGHS does not take {name}={value}")
@@ -331,9 +355,10 @@ def _spread(excess: Costs, slacks: list[Costs]) -> float:
     return PROGRAM_SPAN / max(largest, 1.0)
 
 
-def _pass(highs: Any, core: Core, costs: Costs, closed: NDArray[np.bool_], tables: list[Costs]) -> None:
-    """Columns x, then y. Rows: one per node (its x add up to 1), then one per label of either end of each edge (y
-    less x is 0)."""
+def _pass_labels(highs: Any, core: Core, costs: Costs, closed: NDArray[np.bool_], tables: list[Costs]) -> None:
+    """The program of labels and pairs. Columns: `0 <= x_vi <= 1` (0 if closed) with `costs`, then `y_eij >= 0` with
+    the finite entries of `tables`. Rows: `sum_i x_vi = 1` per node, then `sum_j y_eij - x_ui = 0` and
+    `sum_i y_eij - x_vj = 0` per label of either end of each edge."""
     nodes, labels = len(core.nodes), len(core.costs)
     ends = core.sizes[core.first] + core.sizes[core.second]
     tops = nodes + np.concatenate([[0], np.cumsum(ends)]).astype(np.int64)

@@ -1,5 +1,5 @@
-"""What the bounds leave open: assignments of the cutset that may be better, and choices that no better assignment
-takes."""
+"""Conditioning on a cutset: branches of its assignments that may be better than the incumbent; and reduced-cost fixing
+of choices and pairs."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from shardplan.solve.reduce.fixing import prune
 from shardplan.solve.reduce.graph import Graph, Take
 from shardplan.solve.reduce.tables import open_rows
 
-Way = tuple[float, dict[int, tuple[int, ...]]]
-"""A bound, and the choices to keep for some nodes."""
+Branch = tuple[float, dict[int, tuple[int, ...]]]
+"""A lower bound, and the choices to keep for some nodes."""
 
 
-def cutset_branches(relaxation: Relaxation, best: Incumbent, most: int = CUTSET_BRANCHES) -> list[Way]:
+def cutset_branches(relaxation: Relaxation, best: Incumbent, most: int = CUTSET_BRANCHES) -> list[Branch]:
     """Choices to keep for the nodes of the cutset; together, the branches contain everything better than the incumbent.
 
     One branch per surviving assignment of the cutset if there are at most `CUTSET_BRANCHES`, else a single branch with
@@ -35,9 +35,9 @@ def cutset_branches(relaxation: Relaxation, best: Incumbent, most: int = CUTSET_
     bound = relaxation.known.bound
     if dual is None:
         return [(bound, {})]
-    held = relaxation.held(relaxation.known.prices)
+    constant = relaxation.constant(relaxation.known.multipliers)
     trial = reduced.copy()
-    prune(trial, dual, best.target + held)
+    prune(trial, dual, best.target + constant)
     eliminate(trial)
     left = {node: tuple(range(relaxation.graph.sizes[node])) for node in dual.core.nodes}
     for step in trial.postsolve:
@@ -46,15 +46,15 @@ def cutset_branches(relaxation: Relaxation, best: Incumbent, most: int = CUTSET_
     fixed = cutset(trial)
     if combinations(trial) > CUTSET_COMBINATIONS:
         return [(bound, left)]
-    ways: list[Way] = []
+    branches: list[Branch] = []
     for labels in product(*(range(trial.sizes[node]) for node in fixed)):
         found = condition(trial, dict(zip(fixed, labels, strict=True)))
-        if found is not None and found[0] - held <= best.target:
+        if found is not None and found[0] - constant <= best.target:
             kept = {node: (left[node][label],) for node, label in zip(fixed, labels, strict=True)}
-            ways.append((max(bound, found[0] - held), left | kept))
-    if len(ways) <= most:
-        return ways
-    return [(bound, left | {node: tuple(sorted({way[node][0] for _, way in ways})) for node in fixed})]
+            branches.append((max(bound, found[0] - constant), left | kept))
+    if len(branches) <= most:
+        return branches
+    return [(bound, left | {node: tuple(sorted({branch[node][0] for _, branch in branches})) for node in fixed})]
 
 
 def forbid(

@@ -14,6 +14,7 @@ from shardplan.solve.constants import (
     CUTSET_COMBINATIONS,
     CUTSET_NODES,
     EXACT_DECODED,
+    EXACT_IDLE,
     EXACT_PROOF_SWEEPS,
     EXACT_PROVABLE_PAIRS,
     EXACT_RISE,
@@ -59,7 +60,7 @@ def close(graph: Graph, best: Incumbent, budget: Budget) -> None:
 
 
 def combinations(graph: Graph) -> int:
-    """The number of ways to fix the cutset, without which elimination removes everything."""
+    """The number of assignments of the cutset, without which elimination removes everything."""
     return math.prod(graph.sizes[node] for node in cutset(graph))
 
 
@@ -87,7 +88,7 @@ def raise_bound(graph: Graph, core: Core, best: Incumbent, budget: Budget) -> Du
         best.prove(bound)
         if sweep in EXACT_DECODED:
             decode(graph, core, dual, best, refine=sweep == EXACT_SWEEPS)
-        idle = bound - last < max(best.scale, 1e-3 * (best.cost - bound))
+        idle = bound - last < max(best.scale, EXACT_IDLE * (best.cost - bound))
         last = bound
         if best.closed or idle or budget.expired():
             break
@@ -106,7 +107,7 @@ def decode(graph: Graph, core: Core, dual: Dual, best: Incumbent, *, refine: boo
             continue
         offer(graph, core, choices, best)
         if not best.closed and fixed and len(fixed) <= CUTSET_NODES:
-            found = condition(graph, {hub: int(choices[position[hub]]) for hub in fixed})
+            found = condition(graph, {node: int(choices[position[node]]) for node in fixed})
             if found is not None:
                 _offer_all(graph, *found, best)
 

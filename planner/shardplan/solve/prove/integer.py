@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from shardplan.solve.bound.dual import Dual
-from shardplan.solve.bound.multipliers import Prices, priced
+from shardplan.solve.bound.multipliers import Multipliers, lagrangian
 from shardplan.solve.budget import Budget
 from shardplan.solve.constants import FRESH_MOMENTS, FUSION, PROGRAM_SWEEPS, PROOF_SMALL_GAP
 from shardplan.solve.highs.program import Program
@@ -26,15 +26,15 @@ Effort = tuple[float, float, float]
 
 @dataclass(frozen=True, slots=True)
 class Pressure:
-    """The moments at which memory is short. `numbers[i]`: the problem's number of moment i; `moments` and `prices` have
-    the same order."""
+    """The moments at which memory is short. `numbers[i]`: the problem's number of moment i; `moments` and `multipliers`
+    have the same order."""
 
     numbers: Indices
     limit: int
     budget: Budget
     whole: Profiles
     moments: tuple[int, ...]
-    prices: Prices
+    multipliers: Multipliers
     hinges: Groups = ()
 
     def excess(self, choices: tuple[int, ...]) -> tuple[Bytes, int]:
@@ -81,10 +81,10 @@ def _program(graph: Graph, pressure: Pressure, best: Incumbent, effort: Effort |
         close(graph, best, budget)
         return
     place = {int(moment): index for index, moment in enumerate(graph.moments)}
-    prices = {int(pressure.numbers[m]): price for m, price in pressure.prices.items()}
-    here = {place[moment]: price for moment, price in prices.items() if moment in place}
+    multipliers = {int(pressure.numbers[m]): multiplier for m, multiplier in pressure.multipliers.items()}
+    here = {place[moment]: multiplier for moment, multiplier in multipliers.items() if moment in place}
     core = core_of(graph)
-    dual = Dual(core_of(priced(graph, here)))
+    dual = Dual(core_of(lagrangian(graph, here)))
     for _ in range(PROGRAM_SWEEPS):
         dual.sweep()
     profiles = Profiles(core.uses, core.offsets, graph.tables.arrays, graph.base)

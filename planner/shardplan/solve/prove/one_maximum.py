@@ -6,8 +6,9 @@ For multipliers w_g of every maximum g except h,
     min over x of  cost(x) + sum over g, k of w_gk s_gk(x) + max(0, max_k s_hk(x))
 
 is a lower bound too, at least the Lagrangian one, in which maximum h is averaged as well. It is a problem with one
-maximum: if that has one sum, branch and bound with Pareto fronts (`parts.py`) solves it. Often only one maximum has
-multipliers that are neither 0 nor 1; then nothing is lost as long as the sums of the others keep their signs.
+maximum: if that has one sum, branch and bound with Pareto fronts (`branch_and_bound.py`) solves it. Often only one
+maximum has multipliers that are neither 0 nor 1; then nothing is lost as long as the sums of the others keep their
+signs.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from collections.abc import Callable
 import numpy as np
 
 from shardplan.solve.bound.lagrange import Relaxation
-from shardplan.solve.bound.multipliers import Prices, priced
+from shardplan.solve.bound.multipliers import Multipliers, lagrangian
 from shardplan.solve.incumbent import Incumbent, Pool
 from shardplan.solve.reduce.graph import Graph
 from shardplan.solve.reduce.memory import flat, keep_moments, paid_above
@@ -30,13 +31,13 @@ averages on."""
 def one_by_one(relaxation: Relaxation, best: Incumbent, enough: float, prove: Prove) -> None:
     """Bounds and assignments of the problems in which one maximum alone is left, starting with the most fractional
     multipliers."""
-    known = relaxation.known.prices
+    known = relaxation.known.multipliers
     for group in sorted(relaxation.hinges, key=lambda group: -_undecided(relaxation, group)):
         if best.within(enough) or relaxation.budget.expired() or _undecided(relaxation, group) <= 0:
             return
         others = {m: known[m] for m in flat(relaxation.hinges) if m not in group and m in known}
         scale = relaxation.graph.scale
-        whole = all(price % scale == 0 for price in others.values())
+        whole = all(multiplier % scale == 0 for multiplier in others.values())
         trial = Incumbent(best.scale, pool=_Judge(relaxation, best))
         left = Relaxation(_averaged(relaxation, group, others), relaxation.limit, relaxation.budget, relaxation.whole)
         prove(left, trial, known.get(group[0], 0.0))
@@ -46,15 +47,15 @@ def one_by_one(relaxation: Relaxation, best: Incumbent, enough: float, prove: Pr
 
 def _undecided(relaxation: Relaxation, group: tuple[int, ...]) -> float:
     """The total distance of a maximum's multipliers from 0 and 1."""
-    prices = [relaxation.known.prices.get(moment, 0.0) / relaxation.graph.scale for moment in group]
-    return max(min(price, 1.0 - price) for price in prices)
+    multipliers = [relaxation.known.multipliers.get(moment, 0.0) / relaxation.graph.scale for moment in group]
+    return max(min(multiplier, 1.0 - multiplier) for multiplier in multipliers)
 
 
-def _averaged(relaxation: Relaxation, group: tuple[int, ...], others: Prices) -> Graph:
+def _averaged(relaxation: Relaxation, group: tuple[int, ...], others: Multipliers) -> Graph:
     """The graph whose costs include the averages of all other maxima."""
-    graph = priced(relaxation.graph, others)
+    graph = lagrangian(relaxation.graph, others)
     graph.postsolve = relaxation.graph.postsolve.copy()
-    graph.const -= relaxation.held(others)
+    graph.const -= relaxation.constant(others)
     gone = set(flat(relaxation.hinges)) - set(group)
     keep_moments(graph, np.array([m for m in range(len(graph.moments)) if m not in gone], dtype=np.int64))
     return graph

@@ -1,10 +1,10 @@
 """Pareto-front elimination on small graphs with one sum: it keeps every non-dominated pair of cost and value of the
 sum.
 
-Where elimination minimises a node out, this keeps all ways to label it that no other way beats in both cost and sum,
-for every pair of labels of its two neighbours. Multipliers of the sum bound the cost of the rest of the graph: a way
-that exceeds the target at any of the multipliers is dropped. Equal layers give equal sums, so the number of ways does
-not multiply with the layers, as the nodes of an integer program do.
+Where elimination minimises a node out, this keeps its Pareto front for every pair of labels of its two neighbours: a
+point is a label with its cost and sum, which no other point beats in both. Multipliers of the sum bound
+the cost of the rest of the graph: a point that exceeds the target at any of the multipliers is dropped. Equal layers
+give equal sums, so the number of points does not multiply with the layers, as the nodes of an integer program do.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from shardplan.solve.bound.marginals import Marginals
-from shardplan.solve.constants import PARETO_COARSE, PARETO_WAYS
+from shardplan.solve.constants import PARETO_COARSE, PARETO_POINTS
 from shardplan.solve.problem import Costs
 from shardplan.solve.reduce.core import Indices
 from shardplan.solve.reduce.graph import Contradiction, Graph
@@ -23,7 +23,7 @@ from shardplan.solve.reduce.tables import NONE
 
 
 class TooManyError(Exception):
-    """The number of label pairs, or of ways, is too large for this method."""
+    """The number of label pairs, or of points, is too large for this method."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class View:
     """A graph at one multiplier of the sum, times its scale: the bound, the excess of labels and pairs above it, and
     the order in which elimination removes all nodes (empty if it does not)."""
 
-    price: float
+    multiplier: float
     bound: float
     known: Marginals
     order: tuple[int, ...]
@@ -39,32 +39,32 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class _Front:
-    """Ways to label what has been removed between `nodes`, for given labels of these nodes: one way per array entry.
-    `origins`: the fronts that it was joined from, and each way's index there; `settled`: removed nodes, with their
-    labels."""
+    """Labels, costs and sums of what has been removed between `nodes`, for labels of these nodes: a point per array
+    entry. `origins`: the fronts that it was joined from, and each point's index there; `eliminated`: removed nodes,
+    with their labels."""
 
     nodes: tuple[int, ...]
     labels: tuple[Indices, ...]
     costs: Costs
     amounts: Costs
     origins: tuple[tuple[_Front, Indices], ...] = ()
-    settled: tuple[tuple[int, Indices], ...] = ()
+    eliminated: tuple[tuple[int, Indices], ...] = ()
     exact: bool = True
 
     def some(self, kept: Indices) -> _Front:
-        """Only the ways `kept`."""
+        """Only the points `kept`."""
         return _Front(
             self.nodes,
             tuple(row[kept] for row in self.labels),
             self.costs[kept],
             self.amounts[kept],
             tuple((front, place[kept]) for front, place in self.origins),
-            tuple((node, row[kept]) for node, row in self.settled),
+            tuple((node, row[kept]) for node, row in self.eliminated),
             self.exact,
         )
 
     def halved(self, sizes: Sequence[int]) -> _Front:
-        """Every second way among those with the same labels of `nodes`, by cost."""
+        """Every second point among those with the same labels of `nodes`, by cost."""
         kind = self.keys(self.nodes, sizes)
         order = np.lexsort((self.costs, kind))
         first = np.searchsorted(kind[order], kind[order])
@@ -74,14 +74,14 @@ class _Front:
         return replace(self.some(kept), exact=False)
 
     def without(self, node: int) -> _Front:
-        """The same ways, without distinguishing the label of a node."""
+        """The same points, without distinguishing the label of a node."""
         rows = dict(zip(self.nodes, self.labels, strict=True))
-        settled = ((node, rows.pop(node)),)
+        eliminated = ((node, rows.pop(node)),)
         nodes = tuple(sorted(rows))
-        return replace(self, nodes=nodes, labels=tuple(rows[other] for other in nodes), settled=settled)
+        return replace(self, nodes=nodes, labels=tuple(rows[other] for other in nodes), eliminated=eliminated)
 
     def keys(self, nodes: Sequence[int], sizes: Sequence[int]) -> Indices:
-        """The labels of some nodes, encoded as one number per way."""
+        """The labels of some nodes, encoded as one number per point."""
         keys = np.zeros(len(self.costs), dtype=np.int64)
         for node in nodes:
             keys = keys * sizes[node] + self.labels[self.nodes.index(node)]
@@ -90,7 +90,7 @@ class _Front:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The least cost found, with its maximum, and labels of all nodes; `exact`: no way was dropped to save space."""
+    """The least cost found, with its maximum, and labels of all nodes; `exact`: no point was dropped to save space."""
 
     cost: float
     labels: dict[int, int]
@@ -101,12 +101,12 @@ def cheapest(graph: Graph, limit: int, views: Sequence[View], target: float) -> 
     """The cheapest labels of a graph. Labels that cost more than `target` may be missed.
 
     `views` belong to this graph; the order is that of the first and has all nodes. Raises `Contradiction` if nothing
-    costs `target` or less, and `TooManyError` if there are too many ways.
+    costs `target` or less, and `TooManyError` if there are too many points.
     """
-    soft = graph.soft
-    assert soft is not None
+    hinge = graph.hinge
+    assert hinge is not None
     fronts = _fronts(graph)
-    whole = _Front((), (), np.array([graph.const]), np.array([float(graph.base[soft] - limit)]))
+    whole = _Front((), (), np.array([graph.const]), np.array([float(graph.base[hinge] - limit)]))
     for node in views[0].order:
         parts = sorted(fronts.pop(node).values(), key=lambda front: len(front.costs))
         part = parts[0]
@@ -144,7 +144,7 @@ def _fronts(graph: Graph) -> dict[int, dict[tuple[int, ...], _Front]]:
 
 
 def _joined(one: _Front, other: _Front, sizes: Sequence[int]) -> _Front:
-    """All combinations of a way of each front that agree on the labels of the shared nodes."""
+    """All combinations of a point of each front that agree on the labels of the shared nodes."""
     shared = [node for node in one.nodes if node in other.nodes]
     ours, theirs = one.keys(shared, sizes), other.keys(shared, sizes)
     order = np.argsort(theirs, kind="stable")
@@ -152,7 +152,7 @@ def _joined(one: _Front, other: _Front, sizes: Sequence[int]) -> _Front:
     counts = high - low
     total = int(counts.sum())
     exact = one.exact and other.exact
-    if total > (PARETO_WAYS if exact else PARETO_COARSE):
+    if total > (PARETO_POINTS if exact else PARETO_COARSE):
         if len(one.costs) >= len(other.costs):
             return _joined(one.halved(sizes), other, sizes)
         return _joined(one, other.halved(sizes), sizes)
@@ -170,14 +170,14 @@ def _joined(one: _Front, other: _Front, sizes: Sequence[int]) -> _Front:
 
 
 def _thinned(front: _Front, sizes: Sequence[int], views: Sequence[View], target: float) -> _Front:
-    """The front without ways that exceed the target at some multiplier, and without dominated ways."""
+    """The front without points that exceed the target at some multiplier, and without dominated points."""
     kinds, kind = np.unique(front.keys(front.nodes, sizes), return_inverse=True)
     good = np.ones(len(kind), dtype=bool)
     for view in views:
-        priced = front.costs + view.price * front.amounts
+        relaxed = front.costs + view.multiplier * front.amounts
         least = np.full(len(kinds), np.inf)
-        np.minimum.at(least, kind, priced)
-        good &= view.bound + _elsewhere(front, view.known) + (priced - least[kind]) <= target + 1.0
+        np.minimum.at(least, kind, relaxed)
+        good &= view.bound + _elsewhere(front, view.known) + (relaxed - least[kind]) <= target + 1.0
     front, kind = front.some(np.flatnonzero(good)), kind[good]
     if not len(kind):
         raise Contradiction if front.exact else TooManyError
@@ -202,13 +202,13 @@ def _elsewhere(front: _Front, known: Marginals) -> Costs | float:
 
 
 def _least(whole: _Front, scale: float) -> Found:
-    """The cheapest way, traced back to labels of all nodes."""
+    """The cheapest point, traced back to labels of all nodes."""
     paid = whole.costs + scale * np.maximum(0.0, whole.amounts)
     at = int(np.argmin(paid))
     labels: dict[int, int] = {}
     left = [(whole, at)]
     while left:
-        front, way = left.pop()
-        labels.update((node, int(row[way])) for node, row in front.settled)
-        left += [(origin, int(place[way])) for origin, place in front.origins]
+        front, point = left.pop()
+        labels.update((node, int(row[point])) for node, row in front.eliminated)
+        left += [(origin, int(place[point])) for origin, place in front.origins]
     return Found(float(paid[at]), labels, whole.exact)

@@ -3,7 +3,7 @@
     sums        sums of maxima become sums over nodes (`apply`, `invert`)
     graph       the working copy: equal tables share a number, a postsolve stack leads back (`Graph.invert`)
     memory      moments that cannot bind and choices that cannot fit
-    follow      nodes that a neighbour decides are merged into it
+    aggregate   nodes that a neighbour determines are merged into it
     eliminate   nodes without memory and with at most two neighbours are minimised out
     dominate    choices that another one beats whatever happens
     fixing      choices and pairs that cost more than a bound allows (reduced-cost fixing)

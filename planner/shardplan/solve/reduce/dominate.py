@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable, Iterator
 from itertools import islice
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,8 +22,16 @@ from shardplan.solve.constants import DOMINATE_BATCH, DOMINATE_BLOCK, DOMINATE_E
 from shardplan.solve.reduce.graph import Graph
 from shardplan.solve.reduce.tables import NONE, Tables, open_rows
 
-Look = tuple[str, int, int, tuple[int, ...], tuple[int, ...]]
-"""What decides which choices of a node are dominated: its size, costs, matrices and amounts."""
+
+class Look(NamedTuple):
+    """What decides which choices of a node are dominated: its size, costs, matrices and amounts. `kind` sets the key of
+    its result apart from others."""
+
+    kind: str
+    size: int
+    costs: int
+    matrices: tuple[int, ...]
+    amounts: tuple[int, ...]
 
 
 def dominate(graph: Graph) -> bool:
@@ -40,7 +49,7 @@ def dominate(graph: Graph) -> bool:
         if size > 1 and work <= min(DOMINATE_NODE_ENTRIES, left):
             matrices = tuple(sorted(graph.neighbours[node].values()))
             amounts = tuple(sorted({use.amount for use in graph.uses[node]}))
-            looks[node] = look = ("kept", size, graph.costs[node], matrices, amounts)
+            looks[node] = look = Look("kept", size, graph.costs[node], matrices, amounts)
             if tables.known(look) is None and look not in fresh.setdefault(size, {}):
                 left -= work
                 fresh[size][look] = None
@@ -68,15 +77,15 @@ def batched(items: Iterable[Look], size: int) -> Iterator[tuple[Look, ...]]:
 def _kept(tables: Tables, size: int, looks: tuple[Look, ...]) -> list[tuple[int, ...]]:
     """The choices to keep for each distinct node, all of one size."""
     arrays = tables.arrays
-    own = np.stack([np.zeros(size) if look[2] == NONE else arrays[look[2]] for look in looks])
+    own = np.stack([np.zeros(size) if look.costs == NONE else arrays[look.costs] for look in looks])
     loss = own[:, :, None] - own[:, None, :]  # [look, b, a]
     for index, look in enumerate(looks):
-        for matrix in look[3]:
+        for matrix in look.matrices:
             loss[index] += excess(tables, matrix)
     beats = loss <= 0
-    owners = [index for index, look in enumerate(looks) for _ in look[4]]
+    owners = [index for index, look in enumerate(looks) for _ in look.amounts]
     if owners:
-        used = np.stack([arrays[amount] for look in looks for amount in look[4]])
+        used = np.stack([arrays[amount] for look in looks for amount in look.amounts])
         first = np.flatnonzero(np.diff(owners, prepend=-1))
         more = np.logical_or.reduceat(used[:, :, None] > used[:, None, :], first)
         beats[np.array(owners)[first]] &= ~more

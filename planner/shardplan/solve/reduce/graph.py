@@ -112,8 +112,9 @@ class Graph:
         return tuple(group for group in left if group)
 
     @property
-    def soft(self) -> int | None:
-        """The moment of the only sum that may be above zero; `None` if there are none or several."""
+    def hinge(self) -> int | None:
+        """The moment of the only sum s that may be above zero, of the hinge term max(0, s); `None` if there are none or
+        several."""
         hinges = self.hinges
         return hinges[0][0] if len(hinges) == 1 and len(hinges[0]) == 1 else None
 
@@ -213,8 +214,8 @@ class Graph:
         self.keep(node, open_rows(np.isfinite(self.tables.arrays[costs])))
         return True
 
-    def settle(self) -> None:
-        """Removes infinite choices until there are none at any node."""
+    def propagate(self) -> None:
+        """Constraint propagation: removes infinite choices until there are none at any node."""
         while self.touched:
             touched, self.touched = self.touched, {}
             for node in touched:

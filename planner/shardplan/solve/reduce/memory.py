@@ -8,6 +8,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from shardplan.solve.constants import PEAKS_SEEN
 from shardplan.solve.problem import Bytes, Costs
 from shardplan.solve.reduce.core import Indices, spans
 from shardplan.solve.reduce.eliminate import eliminate
@@ -260,7 +261,7 @@ def peaks(excess: Costs, count: int, separation: int) -> list[int]:
     """Up to `count` moments of largest positive excess, at least `separation` apart, largest first."""
     chosen: list[int] = []
     order = np.argsort(-excess, kind="stable")
-    for moment in order[: 64 * count].tolist():
+    for moment in order[: PEAKS_SEEN * count].tolist():
         if excess[moment] <= 0 or len(chosen) == count:
             break
         if all(abs(moment - other) >= separation for other in chosen):

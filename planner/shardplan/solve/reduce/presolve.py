@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from shardplan.solve.constants import PRESOLVE_MANY, PRESOLVE_ROUNDS, PRESOLVE_WORTH
+from shardplan.solve.reduce.aggregate import aggregate, flatten
 from shardplan.solve.reduce.dominate import dominate
 from shardplan.solve.reduce.eliminate import eliminate
-from shardplan.solve.reduce.follow import flatten, follow
 from shardplan.solve.reduce.graph import Graph
 from shardplan.solve.reduce.memory import tighten
 
@@ -13,18 +13,18 @@ from shardplan.solve.reduce.memory import tighten
 def presolve(graph: Graph, limit: int) -> None:
     """Repeats all reductions: forbidden choices, moments and choices that memory decides, followers, elimination,
     dominated choices."""
-    graph.settle()
+    graph.propagate()
     tighten(graph, limit)
-    graph.settle()
+    graph.propagate()
     left = len(graph.alive) + graph.pairs
     for _ in range(PRESOLVE_ROUNDS):
-        changed = follow(graph)
-        graph.settle()
+        changed = aggregate(graph)
+        graph.propagate()
         eliminate(graph)
         for node in graph.alive:
             flatten(graph, node)
         changed |= dominate(graph)
-        graph.settle()
+        graph.propagate()
         changed |= tighten(graph, limit)
         eliminate(graph)
         before, left = left, len(graph.alive) + graph.pairs

@@ -93,10 +93,10 @@ class Tables:
             return table
         return self.memo(("scaled", table, factor), lambda: self.add(self.arrays[table] * factor))
 
-    def at_price(self, amounts: int, price: float) -> tuple[float, int]:
-        """The vector `price * amounts`, rounded down, in normal form."""
-        key = ("price", amounts, price)
-        return self.memo(key, lambda: self.vector(np.floor(self.arrays[amounts] * price)))
+    def times(self, amounts: int, multiplier: float) -> tuple[float, int]:
+        """The vector `multiplier * amounts`, rounded down, in normal form."""
+        key = ("times", amounts, multiplier)
+        return self.memo(key, lambda: self.vector(np.floor(self.arrays[amounts] * multiplier)))
 
     def split(self, matrix: int) -> Split:
         """Normal form of a matrix."""
@@ -137,7 +137,7 @@ class Tables:
     def project(self, costs: int, matrix: int) -> tuple[float, int]:
         """The vector `min over k of costs[k] + matrix[k, j]`: the costs that an eliminated leaf adds to its
         neighbour."""
-        return self.memo(("project", costs, matrix), lambda: self.vector(self._priced(costs, matrix).min(axis=0)))
+        return self.memo(("project", costs, matrix), lambda: self.vector(self._plus_costs(costs, matrix).min(axis=0)))
 
     def join(self, left: int, costs: int, right: int) -> Split:
         """The matrix `min over k of left[i, k] + costs[k] + right[k, j]` that an eliminated node leaves between its two
@@ -148,9 +148,9 @@ class Tables:
         return _seen(self.memo(("join", left, costs, right), lambda: self._join(left, costs, right)), int(flip))
 
     def _join(self, left: int, costs: int, right: int) -> Split:
-        return self._split(min_plus(self._priced(costs, left ^ 1).T, self.arrays[right]))
+        return self._split(min_plus(self._plus_costs(costs, left ^ 1).T, self.arrays[right]))
 
-    def _priced(self, costs: int, matrix: int) -> Costs:
+    def _plus_costs(self, costs: int, matrix: int) -> Costs:
         return self.arrays[matrix] if costs == NONE else self.arrays[matrix] + self.arrays[costs][:, None]
 
     def take(self, table: int, rows: tuple[int, ...]) -> int:

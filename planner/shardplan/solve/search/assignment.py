@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from shardplan.solve.constants import POLISH_ROUNDS
 from shardplan.solve.problem import Bytes, Costs
 from shardplan.solve.reduce.core import Core
 from shardplan.solve.reduce.memory import Profiles
@@ -119,7 +120,7 @@ def completed(space: Space, labels: Sequence[int]) -> Assignment | None:
     return assignment if assignment.feasible() else None
 
 
-def polish(assignment: Assignment, rounds: int = 3) -> None:
+def polish(assignment: Assignment, rounds: int = POLISH_ROUNDS) -> None:
     """Changes single labels while that lowers the cost and fits."""
     for _ in range(rounds):
         changed = False

@@ -6,13 +6,13 @@ import random
 
 import numpy as np
 
-from shardplan.solve.bound.subgradient import Multipliers
-from shardplan.solve.constants import ROUNDING_REPAIR_TREE, ROUNDING_REPAIRS
+from shardplan.solve.bound.subgradient import SubgradientAscent
+from shardplan.solve.constants import ROUNDING_REPAIR_TREE, ROUNDING_REPAIRS, ROUNDING_UNFIT
 from shardplan.solve.search.assignment import Assignment, Space
 from shardplan.solve.search.tree import grow, improve
 
 
-def round_primal(space: Space, duals: Multipliers, rng: random.Random) -> Assignment | None:
+def round_primal(space: Space, duals: SubgradientAscent, rng: random.Random) -> Assignment | None:
     """Labels in the graph's order, each the cheapest that fits; `None` at dead ends that cannot be repaired.
 
     The score of a label is its cost with multipliers, its pairs with labels already set, and the messages of edges to
@@ -50,7 +50,7 @@ def _least_harm(assignment: Assignment, position: int) -> int:
     for other, edge, end in space.around[position]:
         if assignment.labels[other] >= 0:
             blocked += np.isinf(space.rows[edge][1 - end][assignment.labels[other]])
-    return int((blocked + 1e3 * ~assignment.fits(position)).argmin())
+    return int((blocked + ROUNDING_UNFIT * ~assignment.fits(position)).argmin())
 
 
 def _mend(assignment: Assignment, rng: random.Random) -> None:

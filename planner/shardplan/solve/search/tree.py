@@ -44,17 +44,17 @@ def grow(space: Space, rng: random.Random, size: int, root: int | None = None) -
     return tree
 
 
-def improve(assignment: Assignment, tree: list[Branch], price: float, paid: list[Costs], slack: float = 0.0) -> float:
+def improve(assignment: Assignment, tree: list[Branch], weight: float, paid: list[Costs], slack: float = 0.0) -> float:
     """Replaces the labels of a tree by better ones; returns the change of cost, 0 if it was undone.
 
-    `price` weighs the memory costs `paid` in the choice; a change that costs more than `slack` is undone.
+    `weight` weighs the memory costs `paid` in the choice; a change that costs more than `slack` is undone.
     """
     space = assignment.space
     inside = {branch[0] for branch in tree}
     before = [assignment.labels[branch[0]] for branch in tree]
     own = {position: _own(assignment, position, inside) for position, _, _, _ in tree}
     old = _tree_cost(space, tree, own, before)
-    values = {p: costs + price * paid[p] if price else costs.copy() for p, costs in own.items()}
+    values = {p: costs + weight * paid[p] if weight else costs.copy() for p, costs in own.items()}
     for position, parent, edge, end in reversed(tree):
         if parent >= 0:
             values[parent] += (values[position][:, None] + space.rows[edge][end]).min(axis=0)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from shardplan.planning.asking import asked
 from shardplan.planning.chain import Answer, Question
+from shardplan.planning.questions import asked
 from shardplan.planning.search import Questions, Search
 from shardplan.schedule.objective import Linear
 from shardplan.units import PS_PER_S

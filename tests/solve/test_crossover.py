@@ -1,4 +1,4 @@
-"""Crossings of two assignments, against the evaluator."""
+"""Crossovers of two assignments, against the evaluator."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from random_problems import optimum, problem_of_maxima
 
 from shardplan.solve import LinearSum, Maximum, Plane, Problem, evaluate, solve
 from shardplan.solve.linear_functions import Functions
-from shardplan.solve.search.mixing import _Crossing, mixed
+from shardplan.solve.search.crossover_of_problems import _Crossovers, crossovers
 
 
-def crossing_costs(functions: Functions, head: np.ndarray, tail: np.ndarray) -> np.ndarray:
+def crossover_costs(functions: Functions, head: np.ndarray, tail: np.ndarray) -> np.ndarray:
     """The cost of every crossover of two assignments: entry t has `head` on the first t nodes, `tail` on the rest."""
-    crossing = _Crossing(functions, [tuple(head.tolist()), tuple(tail.tolist())])
-    return crossing.costs(np.array([0]), np.array([1]))[0]
+    every = _Crossovers(functions, [tuple(head.tolist()), tuple(tail.tolist())])
+    return every.costs(np.array([0]), np.array([1]))[0]
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_every_crossing_costs_what_the_evaluator_says(seed: int) -> None:
+def test_every_crossover_costs_what_the_evaluator_says(seed: int) -> None:
     problem = problem_of_maxima(seed, memory=False)
     rng = np.random.default_rng(seed)
     head, tail = (np.array([rng.integers(len(cost)) for cost in problem.costs]) for _ in range(2))
-    costs = crossing_costs(Functions.of(problem), head, tail)
+    costs = crossover_costs(Functions.of(problem), head, tail)
     for place, cost in enumerate(costs.tolist()):
         choices = tuple(np.concatenate([head[:place], tail[place:]]).tolist())
         expected = evaluate(problem, choices).cost
@@ -32,18 +32,18 @@ def test_every_crossing_costs_what_the_evaluator_says(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_mixed_assignments_are_new_allowed_and_none_below_the_optimum(seed: int) -> None:
+def test_crossovers_are_new_allowed_and_none_below_the_optimum(seed: int) -> None:
     problem = problem_of_maxima(seed, memory=False)
     rng = np.random.default_rng(seed)
     pool = list(dict.fromkeys(tuple(int(rng.integers(len(cost))) for cost in problem.costs) for _ in range(4)))
-    found = mixed(Functions.of(problem), pool, 5)
+    found = crossovers(Functions.of(problem), pool, 5)
     assert len(found) <= 5
     assert not set(found) & set(pool)
     costs = [evaluate(problem, choices).cost for choices in found]
     assert costs == sorted(costs)
     assert all(optimum(problem) <= cost < np.inf for cost in costs)
     pairs = permutations(np.array(pool), 2)
-    least = min((crossing_costs(Functions.of(problem), head, tail).min() for head, tail in pairs), default=np.inf)
+    least = min((crossover_costs(Functions.of(problem), head, tail).min() for head, tail in pairs), default=np.inf)
     if found and least < min(evaluate(problem, choices).cost for choices in pool):
         assert costs[0] == least
 
@@ -55,7 +55,7 @@ def layers(count: int) -> Problem:
     return Problem(tuple(sends for _ in range(count)), (), maxima=(longer,))
 
 
-def test_equal_layers_are_mixed_where_averages_change_them_all_at_once() -> None:
+def test_equal_layers_are_crossed_over_where_averages_change_them_all_at_once() -> None:
     """Of 50 layers, 20 compute for 60 and 30 send for 60; all of one kind take 100 or 150."""
     solution = solve(layers(50), averages=10)
     assert solution.cost == 60.0

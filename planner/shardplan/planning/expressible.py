@@ -1,4 +1,4 @@
-"""The best plan that a runtime can express, over all roles that it may give to the axes, with layers treated alike."""
+"""The best plan that a runtime can express: the best over all roles of the mesh axes, with equal layers alike."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def weights_fit(instance: Instance, roles: Roles) -> bool:
     return least <= instance.limit_bytes
 
 
-def best_said(
+def best_expressible(
     arrangements: Iterable[Roles],
     ask: Callable[[Roles, float], Found | None],
     limit_bytes: int,
@@ -75,7 +75,7 @@ def _rank(found: Found, limit_bytes: int) -> tuple[bool, float]:
     return not found.candidate.keeps(limit_bytes), found.candidate.step_s
 
 
-def said_with(runtime: Runtime, roles: Roles, ask: Callable[[Restrict], Found]) -> Found:
+def expressible_with(runtime: Runtime, roles: Roles, ask: Callable[[Restrict], Found]) -> Found:
     """The best plan with these roles; `ask` searches under a restriction. Raises `NoPlanError` and `NoBetterError`."""
     bounds: list[float] = []
 

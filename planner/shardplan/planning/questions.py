@@ -7,15 +7,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from shardplan.planning.chain import Answer, Question, most_solved
+from shardplan.planning.constants import ROUGH_GAP, ROUGH_WORK
 from shardplan.planning.reduction import Restrict
 from shardplan.planning.search import Found, Questions, Search
 from shardplan.schedule.objective import Linear
 from shardplan.units import PS_PER_S
-
-ROUGH = 0.02
-"""Relative gap left open in questions that only give further candidates, for which nothing has to be proven."""
-ROUGH_WORK = 2e3
-"""Work of a question that only gives further candidates."""
 
 
 def asked(search: Search, question: Question, work: float) -> Questions[Answer]:
@@ -33,7 +29,14 @@ def about(found: Found, linear: Linear | None, *, restriction: Restrict | None =
     """The question for the best assignment of a linear function, or of the step, that recomputes what the best plan
     recomputes."""
     remat = found.candidate.layouts.built.recompute
-    return Question(found.limit_bytes, found.objective, linear, remat, restriction=restriction, prices=found.prices)
+    return Question(
+        found.limit_bytes,
+        found.objective,
+        linear,
+        remat,
+        restriction=restriction,
+        memory_multipliers=found.memory_multipliers,
+    )
 
 
 def best_among(search: Search, found: Found, questions: Sequence[Question], *, proves: bool = True) -> Questions[Found]:
@@ -51,7 +54,7 @@ def better_of(
     if search.is_over or found.outcome == "interrupted":
         return found, math.inf
     below_s = found.candidate.step_s if proves else math.inf
-    question = replace(question, ends_s=search.share(2), unproven=ROUGH, below_s=below_s, shortfall=False)
+    question = replace(question, ends_s=search.share(2), unproven=ROUGH_GAP, below_s=below_s, shortfall=False)
     answer = yield from asked(search, question, min(work, search.work_left))
     solution = answer.solution
     if solution.outcome == "interrupted":

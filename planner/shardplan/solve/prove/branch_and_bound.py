@@ -1,4 +1,4 @@
-"""One maximum with ample memory: branch and bound over parts of the graph, the most promising first.
+"""Branch and bound for one maximum of one sum with ample memory, over parts of the search space by their bounds.
 
 A multiplier of the sum gives a bound, but at the best multiplier two very different assignments are often equally good,
 and mixtures of them pay at every seam. So a part is split at the node whose labels distinguish these two best, each
@@ -23,9 +23,9 @@ from shardplan.solve.constants import (
     PARETO_PAIRS,
     PART_ASIDE,
     PART_CEILINGS,
+    PART_MULTIPLIER_WORK,
     PART_NODE_ENTRIES,
     PART_PAIR_ENTRIES,
-    PART_PRICING,
     PART_PROGRAM_WORK,
     PART_REDUCED_PAIRS,
     PART_WORK,
@@ -44,13 +44,13 @@ from shardplan.solve.reduce.presolve import presolve
 
 @dataclass(frozen=True, slots=True, order=True)
 class _Part:
-    """A part of the search space; everything cheaper than the incumbent is in one of the parts. `price`: the multiplier
+    """A part of the search space; everything cheaper than the incumbent is in one of the parts. `multiplier`: that
     of the sum to start from."""
 
     bound: float
     number: int
     graph: Graph = field(compare=False)
-    price: float = field(compare=False)
+    multiplier: float = field(compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,51 +95,51 @@ class _Search:
         self.left = np.inf
         self.parts: list[_Part] = []
         self.number = 0
-        assert relaxation.soft is not None
+        assert relaxation.hinge is not None
         for bound, labels in cutset_branches(relaxation, best, CUTSET_COMBINATIONS):
             try:
                 part, _ = relaxation.restricted(labels)
-                self._add(bound, part.graph, relaxation.known.prices.get(relaxation.soft, 0.0))
+                self._add(bound, part.graph, relaxation.known.multipliers.get(relaxation.hinge, 0.0))
             except Contradiction:
                 continue
 
-    def _add(self, bound: float, graph: Graph, price: float) -> None:
+    def _add(self, bound: float, graph: Graph, multiplier: float) -> None:
         self.number += 1
-        heappush(self.parts, _Part(bound, self.number, graph, price))
+        heappush(self.parts, _Part(bound, self.number, graph, multiplier))
 
     def step(self, part: _Part) -> None:
         """Solves a part, or replaces it by two halves."""
-        self.whole.budget.spend(PART_PRICING * _work(part.graph))
+        self.whole.budget.spend(PART_MULTIPLIER_WORK * _work(part.graph))
         try:
             self._step(part)
         except Contradiction:
             return
-        except DeadEnd:  # nothing could be read off the messages at one of the prices
+        except DeadEnd:  # greedy decoding met a dead end at one of the multipliers
             self._given_up(part.bound)
 
     def _step(self, part: _Part) -> None:
         best = self.best
-        soft = part.graph.soft
-        if soft is None:
+        hinge = part.graph.hinge
+        if hinge is None:
             return self._closed(part.graph, part.bound)
         relaxation = self._relaxation(part.graph)
         trial = Incumbent(best.scale, cost=best.cost, choices=best.choices)
-        ascend(relaxation, trial, {soft: part.price} if part.price else {})
+        ascend(relaxation, trial, {hinge: part.multiplier} if part.multiplier else {})
         best.take(trial)
         if relaxation.best is None:
-            return self._whole(part.graph, part.bound, part.price)
+            return self._whole(part.graph, part.bound, part.multiplier)
         point = relaxation.known
         bound = max(part.bound, point.bound)
         if bound > best.target:
             return None
-        price = point.prices.get(soft, 0.0)
-        self.whole.budget.spend((1.0 - PART_PRICING) * _work(part.graph))
-        views = self._views(relaxation, price, best.target - point.bound)
+        multiplier = point.multipliers.get(hinge, 0.0)
+        self.whole.budget.spend((1.0 - PART_MULTIPLIER_WORK) * _work(part.graph))
+        views = self._views(relaxation, multiplier, best.target - point.bound)
         less = part.graph
         for share in PART_CEILINGS:
             ceiling = float(np.floor((point.bound + share * (best.target - point.bound)) / best.scale)) * best.scale
             if ceiling > bound:
-                less, proven = self._below(part.graph, views, ceiling, price)
+                less, proven = self._below(part.graph, views, ceiling, multiplier)
                 bound = max(bound, proven)
                 if proven <= ceiling or bound > best.target:
                     break
@@ -147,31 +147,31 @@ class _Search:
             return None
         split = _split(part.graph, views, best.target - point.bound)
         if split is None:
-            return self._whole(less, bound, price) if less.pairs <= PART_REDUCED_PAIRS else self._given_up(bound)
+            return self._whole(less, bound, multiplier) if less.pairs <= PART_REDUCED_PAIRS else self._given_up(bound)
         for kept, half in zip((split.ours, ~split.ours), split.bounds, strict=True):
-            self._halve(part.graph, views, {split.node: kept}, max(bound, half), price)
+            self._halve(part.graph, views, {split.node: kept}, max(bound, half), multiplier)
         return None
 
-    def _below(self, graph: Graph, views: list[View], ceiling: float, price: float) -> tuple[Graph, float]:
+    def _below(self, graph: Graph, views: list[View], ceiling: float, multiplier: float) -> tuple[Graph, float]:
         """What is left of a graph below a ceiling, its cost, and the bound proven for the whole graph: at most the next
         cost."""
         less = graph.copy()
         try:
             forbid(less, [(view.known, ceiling - view.bound) for view in views])
             reduce(less, self.whole.limit)
-            if less.soft is not None and less.pairs <= PART_REDUCED_PAIRS:
+            if less.hinge is not None and less.pairs <= PART_REDUCED_PAIRS:
                 presolve(less, self.whole.limit)
-            if less.soft is None:
+            if less.hinge is None:
                 trial = Incumbent(self.best.scale)
                 close(less.copy(), trial, self.whole.budget)
                 self.best.take(trial)
                 return less, min(trial.bound, ceiling + self.best.scale)
-            return less, self._fronts(less, ceiling, price) if less.pairs <= PARETO_PAIRS else -np.inf
+            return less, self._fronts(less, ceiling, multiplier) if less.pairs <= PARETO_PAIRS else -np.inf
         except Contradiction:
             return less, ceiling + self.best.scale
 
     def _halve(
-        self, graph: Graph, views: list[View], kept: dict[int, NDArray[np.bool_]], bound: float, price: float
+        self, graph: Graph, views: list[View], kept: dict[int, NDArray[np.bool_]], bound: float, multiplier: float
     ) -> None:
         """Adds the part in which a node has the labels `kept`."""
         if bound > self.best.target:
@@ -182,19 +182,19 @@ class _Search:
             reduce(half, self.whole.limit)
         except Contradiction:
             return
-        self._add(bound, half, price)
+        self._add(bound, half, multiplier)
 
     def _relaxation(self, graph: Graph) -> Relaxation:
         return Relaxation(graph, self.whole.limit, self.whole.budget, self.whole.whole)
 
-    def _views(self, relaxation: Relaxation, price: float, gap: float) -> list[View]:
+    def _views(self, relaxation: Relaxation, multiplier: float, gap: float) -> list[View]:
         """The graph at the best multiplier, and at one on either side, at which the best assignment of the other side
         is a share of the gap above the bound."""
-        soft = relaxation.soft
-        assert soft is not None
+        hinge = relaxation.hinge
+        assert hinge is not None
         views = []
-        for at in (price, *_aside(relaxation, price, PART_ASIDE * gap)):
-            point, reduced, dual = relaxation.look({soft: at} if at else {})
+        for at in (multiplier, *_aside(relaxation, multiplier, PART_ASIDE * gap)):
+            point, reduced, dual = relaxation.look({hinge: at} if at else {})
             if point.bound > self.best.target:
                 raise Contradiction
             order = () if reduced.alive else tuple(step.node for step in reduced.postsolve if isinstance(step, Gone))
@@ -202,16 +202,16 @@ class _Search:
             views.append(View(at, point.bound, known, order))
         return views
 
-    def _fronts(self, graph: Graph, ceiling: float, price: float) -> float:
+    def _fronts(self, graph: Graph, ceiling: float, multiplier: float) -> float:
         """The bound proven for a small graph, at most the next cost after the ceiling; its best assignment is offered.
         Raises `Contradiction` if nothing costs so little."""
         relaxation = self._relaxation(graph)
-        soft = graph.soft
-        assert soft is not None
-        point = relaxation.at({soft: price} if price else {})
+        hinge = graph.hinge
+        assert hinge is not None
+        point = relaxation.at({hinge: multiplier} if multiplier else {})
         if point.bound > ceiling:
             raise Contradiction
-        views = self._views(relaxation, price, ceiling - point.bound)
+        views = self._views(relaxation, multiplier, ceiling - point.bound)
         if not views[0].order:
             return -np.inf
         try:
@@ -227,12 +227,12 @@ class _Search:
         close(graph, trial, self.whole.budget)
         self._end(trial, bound)
 
-    def _whole(self, graph: Graph, bound: float, price: float) -> None:
+    def _whole(self, graph: Graph, bound: float, multiplier: float) -> None:
         """Solves a part that cannot be split, or without any known assignment, as an integer program."""
-        soft, limit, budget, whole = graph.soft, self.whole.limit, self.whole.budget, self.whole.whole
-        prices = {soft: price} if soft is not None and price else {}
+        hinge, limit, budget, whole = graph.hinge, self.whole.limit, self.whole.budget, self.whole.whole
+        multipliers = {hinge: multiplier} if hinge is not None and multiplier else {}
         trial = Incumbent(self.best.scale, cost=self.best.cost, choices=self.best.choices)
-        pressure = Pressure(graph.moments, limit, budget, whole, (), prices, graph.hinges)
+        pressure = Pressure(graph.moments, limit, budget, whole, (), multipliers, graph.hinges)
         integer(graph, pressure, trial, trial.cost, (PART_PROGRAM_WORK, 0.0, np.inf))
         self._end(trial, bound)
 
@@ -245,18 +245,21 @@ class _Search:
             self._given_up(max(bound, trial.bound))
 
 
-def _aside(relaxation: Relaxation, price: float, above: float) -> Iterator[float]:
+def _aside(relaxation: Relaxation, multiplier: float, above: float) -> Iterator[float]:
     """Multipliers on either side of the best one; if no assignment on one side is known, at the same distance as on the
     other."""
-    soft = relaxation.soft
-    assert soft is not None
+    hinge = relaxation.hinge
+    assert hinge is not None
     points = sorted(relaxation.points, key=relaxation.value)
-    slopes = [float(point.excess[soft]) for point in points]
+    slopes = [float(point.excess[hinge]) for point in points]
     up, down = (next((slope for slope in slopes if sign * slope > 0), 0.0) for sign in (1.0, -1.0))
     if not up and not down:
         return
-    for at in (max(price - above / (up or -down), 0.0), min(price - above / (down or -up), relaxation.graph.scale)):
-        if float(np.round(at)) != price:
+    for at in (
+        max(multiplier - above / (up or -down), 0.0),
+        min(multiplier - above / (down or -up), relaxation.graph.scale),
+    ):
+        if float(np.round(at)) != multiplier:
             yield float(np.round(at))
 
 

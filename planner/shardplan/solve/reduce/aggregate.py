@@ -1,8 +1,8 @@
-"""Merging of nodes whose choice a neighbour's choice determines.
+"""Aggregation: nodes whose choice a neighbour's choice determines are merged into it.
 
 If every row of a table has one finite entry, the node at its columns follows the node at its rows. Followers of
 followers form trees; a round composes their maps up to the roots and updates every edge once, so that long chains and
-hubs cost no more than their edges.
+nodes with many followers cost no more than their edges.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from shardplan.solve.reduce.tables import NONE
 Image = tuple[int, ...]
 
 
-def follow(graph: Graph) -> bool:
+def aggregate(graph: Graph) -> bool:
     """Merges followers into their leaders, one round; returns whether there were any."""
     leaders = _leaders(graph)
     if not leaders:

@@ -10,18 +10,21 @@ import numpy as np
 from shardplan.solve.budget import Budget
 from shardplan.solve.constants import (
     CLIMB_FLAT,
-    CLIMB_PRICE_WEIGHTS,
+    CLIMB_MOST_TREES,
+    CLIMB_MULTIPLIER_WEIGHTS,
     CLIMB_SHARE,
     CLIMB_TREES,
     CROSSOVER_EFFORT,
     CROSSOVER_WORST,
     KICK_HEAT,
+    KICK_RAREST,
     KICK_TREES,
     LARGE_BOUND_SHARE,
     LARGE_BOUND_WORK,
     LARGE_CEILINGS,
     LARGE_CLOSED,
     LARGE_CLOSED_SMALL,
+    LARGE_CYCLE,
     LARGE_PROOF_ROUNDS,
     LARGE_PROOF_SHARE,
     LARGE_PROVABLE_PAIRS,
@@ -34,9 +37,17 @@ from shardplan.solve.constants import (
     NEAR_PAIRS,
     NEAR_WIDER,
     PROGRAM_TOLERANCE,
+    RAISE_LABEL_ENTRIES,
+    RAISE_PAIR_ENTRIES,
     ROUNDING_EVERY,
     ROUNDING_FIRST,
+    ROUNDING_LABEL_ENTRIES,
+    ROUNDING_PAIR_ENTRIES,
+    ROUNDING_POLISH,
     ROUNDING_SWEEPS,
+    SHAKE_SWEEPS,
+    SHRINK_PAIR_ENTRIES,
+    TREE_NODE_ENTRIES,
 )
 from shardplan.solve.incumbent import Incumbent, offer
 from shardplan.solve.prove.integer import Effort, Pressure, integer
@@ -45,7 +56,7 @@ from shardplan.solve.reduce.graph import Contradiction, Graph
 from shardplan.solve.reduce.memory import Profiles
 from shardplan.solve.search.assignment import Assignment, completed, polish
 from shardplan.solve.search.rounding import round_primal
-from shardplan.solve.search.scene import Scene
+from shardplan.solve.search.state import SearchState
 from shardplan.solve.search.tree import grow, improve, random_size
 
 
@@ -57,12 +68,12 @@ def search_large(
     whole: Profiles,
     seed: int,
     enough: float,
-    prices: Mapping[int, float],
+    multipliers: Mapping[int, float],
 ) -> None:
     """Improves assignment and bound of a presolved graph until the gap is at most the share `enough` of the cost, or
-    the budget ends. `prices`: multipliers of memory to start with, by the numbers of moments."""
+    the budget ends. `multipliers`: those of memory to start with, by the numbers of moments."""
     search = _Search(graph, limit, best, budget, whole, seed, enough)
-    search.scene.begin(prices, best.scale)
+    search.state.begin(multipliers, best.scale)
     try:
         search.raise_bound()
         while not (best.within(enough) or budget.expired() or search.spent()):
@@ -76,12 +87,12 @@ def search_large(
 
 
 class _Search:
-    """A scene, and the assignment under improvement."""
+    """The search: its state, and the assignment under improvement."""
 
     def __init__(
         self, graph: Graph, limit: int, best: Incumbent, budget: Budget, whole: Profiles, seed: int, enough: float
     ) -> None:
-        self.scene = Scene(graph, limit)
+        self.state = SearchState(graph, limit)
         self.limit, self.best, self.budget, self.whole, self.enough = limit, best, budget, whole, enough
         self.rng = random.Random(seed)  # noqa: S311 - a search, not a secret
         self.noise = np.random.default_rng(seed)
@@ -103,7 +114,7 @@ class _Search:
 
     def raise_bound(self) -> None:
         """Sweeps and subgradient steps, with primal rounding on the way."""
-        budget, duals = self.budget, self.scene.duals
+        budget, duals = self.budget, self.state.duals
         bounds = [-np.inf]
         end = budget.part(LARGE_BOUND_SHARE, LARGE_BOUND_WORK)
         while not (budget.expired() or budget.past(end)):
@@ -114,54 +125,55 @@ class _Search:
             if self.best.within(self.enough) or self._slow(bounds):
                 break
         duals.back()
-        self.best.multipliers = {**self.best.multipliers, **self.scene.numbered(self.best.scale)}
+        self.best.multipliers = {**self.best.multipliers, **self.state.numbered(self.best.scale)}
         self._round()
 
     def _slow(self, bounds: list[float]) -> bool:
         """Whether other methods are more promising than raising the bound further, given the bounds so far."""
         if not np.isfinite(self.gap):
             return False
-        small = self.scene.core.pairs <= LARGE_PROVABLE_PAIRS
+        small = self.state.core.pairs <= LARGE_PROVABLE_PAIRS
         sweeps, share = (ROUNDING_EVERY, LARGE_CLOSED_SMALL) if small else (LARGE_STALL, LARGE_CLOSED)
         return len(bounds) > sweeps and bounds[-1] - bounds[-sweeps] <= share * self.gap
 
     def _raise_once(self) -> None:
-        core = self.scene.core
-        self.best.prove(self.scene.duals.improve())
-        self.budget.spend(3 * core.pairs + 20 * len(core.costs))
+        core = self.state.core
+        self.best.prove(self.state.duals.improve())
+        self.budget.spend(RAISE_PAIR_ENTRIES * core.pairs + RAISE_LABEL_ENTRIES * len(core.costs))
 
     def _round(self) -> Assignment | None:
         """Primal rounding from the messages, after sweeps in its own order; these are undone, as they would disturb the
         dual ascent."""
-        scene = self.scene
-        messages, theta = scene.wave.messages.copy(), scene.wave.theta.copy()
+        state = self.state
+        messages, theta = state.wave.messages.copy(), state.wave.theta.copy()
         for _ in range(ROUNDING_SWEEPS):
-            scene.wave.sweep()
-        self.best.prove(scene.duals.bound())
-        self.budget.spend(200 * len(scene.core.costs) + 6 * scene.core.pairs)
-        found = round_primal(scene.space, scene.duals, self.rng)
-        scene.wave.messages[:], scene.wave.theta[:] = messages, theta
+            state.wave.sweep()
+        self.best.prove(state.duals.bound())
+        core = state.core
+        self.budget.spend(ROUNDING_LABEL_ENTRIES * len(core.costs) + ROUNDING_PAIR_ENTRIES * core.pairs)
+        found = round_primal(state.space, state.duals, self.rng)
+        state.wave.messages[:], state.wave.theta[:] = messages, theta
         if found is not None:
-            polish(found, rounds=1)
+            polish(found, ROUNDING_POLISH)
             self._offer(found)
         return found
 
     def _offer(self, found: Assignment) -> None:
-        offer(self.scene.graph, self.scene.core, found.choices(), self.best)
+        offer(self.state.graph, self.state.core, found.choices(), self.best)
         if self.current is None or found.cost() < self.current.cost():
             self.current = found.copy()
 
-    def climb(self, assignment: Assignment, heat: float = 0.0, trees: int = 10**9) -> None:
+    def climb(self, assignment: Assignment, heat: float = 0.0, trees: int = CLIMB_MOST_TREES) -> None:
         """Tree moves while they improve; with heat, some moves of which bad ones may stay."""
-        scene, budget = self.scene, self.budget
-        paid = scene.paid
+        state, budget = self.state, self.budget
+        paid = state.paid
         cost = mark = assignment.cost()
         end = budget.part(CLIMB_SHARE, np.inf)
         for count in range(1, trees + 1):
-            tree = grow(scene.space, self.rng, random_size(self.rng))
-            slack = -heat * cost * np.log(max(self.rng.random(), 1e-9)) if heat else 0.0
-            cost += improve(assignment, tree, self.rng.choice(CLIMB_PRICE_WEIGHTS), paid, slack)
-            budget.spend(2000 * len(tree))
+            tree = grow(state.space, self.rng, random_size(self.rng))
+            slack = -heat * cost * np.log(max(self.rng.random(), KICK_RAREST)) if heat else 0.0
+            cost += improve(assignment, tree, self.rng.choice(CLIMB_MULTIPLIER_WEIGHTS), paid, slack)
+            budget.spend(TREE_NODE_ENTRIES * len(tree))
             if budget.expired() or budget.past(end):
                 return
             if not heat and count % CLIMB_TREES == 0:
@@ -184,14 +196,16 @@ class _Search:
         elif self.rounds == 2:
             self.climb(self.current)
             self._offer(self.current)
-        elif self.rounds % 4 == 1:
+        elif self.rounds % LARGE_CYCLE == 1:
             self._near(self.current)
         else:
-            self._mixed(self.current)
+            self._crossover(self.current)
 
-    def _mixed(self, current: Assignment) -> None:
-        """Makes another good assignment from other multipliers or by heat, and crosses it with the current one."""
-        other = (self._raised, self._raised, self._shaken, self._kicked)[self.rounds % 4]()
+    def _crossover(self, current: Assignment) -> None:
+        """Makes another good assignment from other multipliers or by heat, and searches the best crossover with the
+        current one."""
+        sources = (self._raised, self._raised, self._shaken, self._kicked)
+        other = sources[self.rounds % len(sources)]()
         if other is None or other.cost() > CROSSOVER_WORST * current.cost() or self.budget.expired():
             return
         self.climb(other)
@@ -202,7 +216,7 @@ class _Search:
 
     def _raised(self) -> Assignment | None:
         """An assignment from a bound that was raised further."""
-        self.scene.duals.back()
+        self.state.duals.back()
         for _ in range(LARGE_RAISES):
             self._raise_once()
             if self.budget.expired():
@@ -220,17 +234,17 @@ class _Search:
 
     def _shaken(self) -> Assignment | None:
         """An assignment from other multipliers."""
-        duals = self.scene.duals
+        duals = self.state.duals
         duals.back()
-        duals.set_prices(duals.prices * np.exp(self.noise.normal(0.0, LARGE_SHAKE, len(duals.prices))))
-        for _ in range(6):
+        duals.set_multipliers(duals.multipliers * np.exp(self.noise.normal(0.0, LARGE_SHAKE, len(duals.multipliers))))
+        for _ in range(SHAKE_SWEEPS):
             duals.dual.sweep()
-        self.budget.spend(12 * self.scene.core.pairs)
+        self.budget.spend(2 * SHAKE_SWEEPS * self.state.core.pairs)
         return self._round()
 
     def _near(self, assignment: Assignment) -> None:
         """The best assignment of the labels with the lowest reduced costs, as many as an integer program can take."""
-        labels = self.scene.likeliest(assignment.choices(), self.width)
+        labels = self.state.likeliest(assignment.choices(), self.width)
         before, spent = self.best.cost, self.budget.work
         self._restricted(labels, NEAR_EFFORT)
         if self.best.cost >= before and self.budget.work - spent < NEAR_EFFORT[0] / 2:
@@ -238,10 +252,10 @@ class _Search:
 
     def _restricted(self, labels: list[tuple[int, ...]], effort: Effort) -> None:
         """The best assignment of some of the labels of every position, within `effort`."""
-        trial = self.scene.graph.copy()
+        trial = self.state.graph.copy()
         before = self.best.cost
         try:
-            for node, kept in zip(self.scene.core.nodes, labels, strict=True):
+            for node, kept in zip(self.state.core.nodes, labels, strict=True):
                 if len(kept) < trial.sizes[node]:
                     trial.keep(node, kept)
             integer(trial, self._pressure(), self.best, None, effort)
@@ -253,26 +267,26 @@ class _Search:
     def _adopt(self) -> None:
         """Continues from the incumbent; labels that reductions removed are replaced by those that dominated them."""
         assert self.best.choices is not None
-        labels = self.scene.graph.apply(self.best.choices, self.scene.core.nodes)
-        found = completed(self.scene.space, labels)
+        labels = self.state.graph.apply(self.best.choices, self.state.core.nodes)
+        found = completed(self.state.space, labels)
         if found is not None:
             polish(found)
             self._offer(found)
 
     def _pressure(self) -> Pressure:
-        scene = self.scene
-        moments = tuple(np.flatnonzero(scene.duals.active).tolist())
-        return Pressure(scene.graph.moments, self.limit, self.budget, self.whole, moments, scene.prices)
+        state = self.state
+        moments = tuple(np.flatnonzero(state.duals.active).tolist())
+        return Pressure(state.graph.moments, self.limit, self.budget, self.whole, moments, state.multipliers)
 
     def shrink(self) -> None:
         """Moves to the core of what may be as good as the incumbent, if that is much smaller, and raises the bound
         there."""
         while np.isfinite(self.gap) and not (self.best.closed or self.budget.expired()):
-            smaller = self.scene.smaller(self.best.cost)
-            self.budget.spend(10 * self.scene.core.pairs)
+            smaller = self.state.smaller(self.best.cost)
+            self.budget.spend(SHRINK_PAIR_ENTRIES * self.state.core.pairs)
             if smaller is None:
                 return
-            self.scene, self.current = smaller, None
+            self.state, self.current = smaller, None
             if not smaller.core.nodes:
                 offer(smaller.graph, smaller.core, np.zeros(0, dtype=np.int64), self.best)
                 raise Contradiction  # what is left is known, and nothing else is better
@@ -282,17 +296,21 @@ class _Search:
     def prove(self) -> None:
         """Forbids what costs more than targets that grow up to the incumbent, and lets HiGHS solve what is left if it
         is small."""
-        scene, best = self.scene, self.best
+        state, best = self.state, self.best
         self.proof_rounds -= 1
         if not np.isfinite(self.gap) or (self.gap > self.tried / 2 and self.proof_rounds > 0):
             return  # not much has changed since the last attempt
-        held = scene.settle()
+        constant = state.restore_best()
         for share in LARGE_CEILINGS:
             ceiling = best.bound + share * self.gap
-            if best.closed or self.budget.expired() or surviving(scene.duals.dual, ceiling + held) > LARGE_TRIED_PAIRS:
+            if (
+                best.closed
+                or self.budget.expired()
+                or surviving(state.duals.dual, ceiling + constant) > LARGE_TRIED_PAIRS
+            ):
                 return
             try:
-                trial = scene.pruned(ceiling + held)
+                trial = state.pruned(ceiling + constant)
                 if trial.pairs > LARGE_PROVABLE_PAIRS:
                     return
                 self.tried, self.proof_rounds = self.gap, LARGE_PROOF_ROUNDS

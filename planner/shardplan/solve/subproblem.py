@@ -1,4 +1,4 @@
-"""A part of a problem: some nodes keep their choices of an assignment, and a small problem of the others is left."""
+"""The subproblem of some nodes of a problem while all others keep their choices of an assignment."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from functools import cached_property
 from shardplan.solve.bound.averages import averaged
 from shardplan.solve.constants import MULTIPLIER_DIGITS
 from shardplan.solve.linear_functions import Choices, Functions
-from shardplan.solve.problem import Costs, LinearSum, Maximum, Multipliers, Problem
+from shardplan.solve.problem import Costs, LinearSum, Maximum, Problem, SumMultipliers
 from shardplan.solve.solver import solve
 
 
 @dataclass(frozen=True)
-class Part:
+class Subproblem:
     """`problem`: that of the free `nodes`, without memory and without what the other nodes cost among themselves.
     `choices`: an assignment of the whole problem."""
 
@@ -23,8 +23,8 @@ class Part:
     choices: Choices
 
     @classmethod
-    def of(cls, whole: Problem, choices: Choices, nodes: Sequence[int]) -> Part:
-        """The part of `whole` in which all but `nodes` keep their choices."""
+    def of(cls, whole: Problem, choices: Choices, nodes: Sequence[int]) -> Subproblem:
+        """The subproblem of `whole` in which all but `nodes` keep their choices."""
         place = {node: number for number, node in enumerate(nodes)}
         inside = [e for e, edge in enumerate(whole.edges) if edge.u in place and edge.v in place]
         across = [e for e, edge in enumerate(whole.edges) if (edge.u in place) != (edge.v in place)]
@@ -38,13 +38,13 @@ class Part:
                 own[free] = own[free] + row
             return tuple(own)
 
-        def part(one: LinearSum) -> LinearSum:
+        def restricted(one: LinearSum) -> LinearSum:
             return LinearSum(added(one.costs, one.tables), tuple(one.tables[e] for e in inside))
 
         problem = Problem(
             costs=added(whole.costs, [edge.table for edge in whole.edges]),
             edges=tuple(whole.edges[e]._replace(u=place[whole.edges[e].u], v=place[whole.edges[e].v]) for e in inside),
-            maxima=tuple(Maximum(tuple(map(part, maximum.sums))) for maximum in whole.maxima),
+            maxima=tuple(Maximum(tuple(map(restricted, maximum.sums))) for maximum in whole.maxima),
         )
         return cls(problem, tuple(nodes), choices)
 
@@ -53,7 +53,7 @@ class Part:
         """The costs and sums of `problem`."""
         return Functions.of(self.problem)
 
-    def best_at(self, multipliers: Multipliers) -> Choices | None:
+    def best_at(self, multipliers: SumMultipliers) -> Choices | None:
         """The assignment of the whole problem whose free nodes cost least if every maximum is replaced by its sums
         times `multipliers`; `None` if none is allowed."""
         weights = [int(weight * 2**MULTIPLIER_DIGITS) for group in multipliers for weight in group]

@@ -1,4 +1,4 @@
-"""Plans at the prices of buckets that are as small as those of a schedule."""
+"""Plans for gradient buckets of the size that a schedule has."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from shardplan.graph.build import in_buckets
 from shardplan.plan.buckets import buckets_of, held_bytes
 from shardplan.planning.answers import Answers
 from shardplan.planning.candidates import of_phases
+from shardplan.planning.constants import BUCKET_GAP, BUCKET_SHARE
 from shardplan.planning.instance import instance_of
-from shardplan.planning.real_buckets import FAR, SHARE, at_real_buckets
+from shardplan.planning.scheduled_buckets import at_scheduled_buckets
 from shardplan.planning.search import Search
 from shardplan.request import Request
 from shardplan.study.instance import read
@@ -59,24 +60,24 @@ def test_buckets_have_half_the_mean_size_of_those_that_a_schedule_far_above_its_
     search, found = first
     best = found.candidate.priced
     cost = found.whole.functions.costs(np.array([tuple(best.choice.values())]))[0]
-    assert found.candidate.step_s * 1e12 > (1.0 + FAR) * cost
+    assert found.candidate.step_s * 1e12 > (1.0 + BUCKET_GAP) * cost
     buckets = buckets_of(best.scheduled.parts.moves).values()
     sent = sum(held_bytes(move, answers.instance.cluster.mesh) for bucket in buckets for move in bucket)
 
-    question = next(at_real_buckets(search, found))
+    question = next(at_scheduled_buckets(search, found))
 
-    assert question.bucket_bytes == pytest.approx(SHARE * float(sent) / len(buckets))
+    assert question.bucket_bytes == pytest.approx(BUCKET_SHARE * float(sent) / len(buckets))
     assert question.bucket_bytes < answers.instance.pricing.moves.bucket_bytes
-    after = answers.to(at_real_buckets(search, found), search)
+    after = answers.to(at_scheduled_buckets(search, found), search)
     assert after.candidate.step_s <= found.candidate.step_s
     assert after.bound_s == found.bound_s, "prices that a schedule may be below prove nothing"
 
 
 def test_nothing_is_asked_if_the_schedule_is_near_its_sums(first, monkeypatch) -> None:
     search, found = first
-    monkeypatch.setattr("shardplan.planning.real_buckets.FAR", 1.0)
+    monkeypatch.setattr("shardplan.planning.scheduled_buckets.BUCKET_GAP", 1.0)
 
     with pytest.raises(StopIteration) as end:
-        next(at_real_buckets(search, found))
+        next(at_scheduled_buckets(search, found))
 
     assert end.value.value is found

@@ -10,7 +10,7 @@ from random_problems import problem_of_maxima
 
 from shardplan.solve import Problem, evaluate
 from shardplan.solve.linear_functions import Functions
-from shardplan.solve.part import Part
+from shardplan.solve.subproblem import Subproblem
 
 
 def at(problem: Problem, choices: tuple[int, ...], multipliers: tuple[tuple[float, ...], ...]) -> float:
@@ -30,7 +30,7 @@ def test_free_nodes_are_optimal_and_others_keep_their_choices(seed: int) -> None
     free = sorted(rng.choice(len(choices), size=min(3, len(choices)), replace=False).tolist())
     multipliers = tuple(tuple(rng.choice([0.0, 0.25], len(maximum.sums)).tolist()) for maximum in problem.maxima)
 
-    found = Part.of(problem, choices, free).best_at(multipliers)
+    found = Subproblem.of(problem, choices, free).best_at(multipliers)
 
     assert found is not None
     assert all(found[node] == choice for node, choice in enumerate(choices) if node not in free)

@@ -1,5 +1,4 @@
-"""Small cores under a memory limit: multipliers of memory, reduced-cost fixing at the best ones, and HiGHS for the
-rest."""
+"""Small cores with memory or maxima: cutting-plane ascent, crossover, reduced-cost fixing, and HiGHS for the rest."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ from shardplan.solve.bound.ascent import ascend
 from shardplan.solve.bound.decoding import cutset
 from shardplan.solve.bound.lagrange import DeadEnd, Point, Relaxation
 from shardplan.solve.bound.marginals import Marginals
-from shardplan.solve.bound.multipliers import Prices, rounded
+from shardplan.solve.bound.multipliers import Multipliers, rounded
 from shardplan.solve.budget import Budget
 from shardplan.solve.constants import (
     BRANCH_SHRINKS,
@@ -21,6 +20,7 @@ from shardplan.solve.constants import (
     CUTSET_NODES,
     EXACT_PROVABLE_PAIRS,
     FIRST_MULTIPLIER,
+    FRUGAL_WORK,
     FUSION_GAP,
     FUSION_OF_SUMS,
     MAXIMA_PROOF,
@@ -33,18 +33,18 @@ from shardplan.solve.constants import (
     TIGHTER_LIMITS,
 )
 from shardplan.solve.incumbent import Incumbent, offer
-from shardplan.solve.problem import ANYWHERE, Multipliers, Solution, Start
+from shardplan.solve.problem import ANYWHERE, Solution, Start, SumMultipliers
+from shardplan.solve.prove.branch_and_bound import prove_by_parts
 from shardplan.solve.prove.cutset import cutset_branches, forbid
 from shardplan.solve.prove.exact import close
 from shardplan.solve.prove.integer import Effort, Pressure, integer
 from shardplan.solve.prove.one_maximum import one_by_one
-from shardplan.solve.prove.parts import prove_by_parts
 from shardplan.solve.reduce.graph import Contradiction, Graph
 from shardplan.solve.reduce.memory import Profiles, flat, keep_moments, reduce
 from shardplan.solve.reduce.presolve import presolve
 from shardplan.solve.reduce.tables import open_rows
-from shardplan.solve.search.crossover import crossover, crossover_bytes, crossover_costs
-from shardplan.solve.search.large import search_large
+from shardplan.solve.search.crossover_of_cores import crossover, crossover_bytes, crossover_costs
+from shardplan.solve.search.large_cores import search_large
 
 
 def fit(
@@ -90,13 +90,13 @@ def _fit(
     balanced = None
     try:
         if graph.hinges:
-            balanced = _roomy(graph, limit, best, budget, whole, max(gap, unproven), start.multipliers)
+            balanced = _roomy(graph, limit, best, budget, whole, max(gap, unproven), start.sum_multipliers)
             if best.choices is not None or best.closed or budget.expired():
                 return False
         reduce(graph, limit)
         if len(cutset(graph)) > CUTSET_NODES and not graph.hinges:
             presolve(graph, limit)
-            search_large(graph, limit, best, budget, whole, seed, max(gap, unproven), start.prices)
+            search_large(graph, limit, best, budget, whole, seed, max(gap, unproven), start.memory_multipliers)
             return False
         relaxation = Relaxation(graph, limit, budget, whole)
         if not relaxation.hinges:
@@ -105,18 +105,18 @@ def _fit(
             return False
         if balanced is not None:
             relaxation.know(balanced, -np.inf)
-        _raise(relaxation, best, gap, start.multipliers)
+        _raise(relaxation, best, gap, start.sum_multipliers)
         if not best.within(gap):
             _crossover(relaxation, best)
         with contextlib.suppress(DeadEnd):
-            _settle(relaxation, best, gap, unproven)
+            _close_gap(relaxation, best, gap, unproven)
     except Contradiction:
         best.prove(best.cost)
     return not best.closed
 
 
 def _roomy(
-    graph: Graph, limit: int, best: Incumbent, budget: Budget, whole: Profiles, enough: float, start: Multipliers
+    graph: Graph, limit: int, best: Incumbent, budget: Budget, whole: Profiles, enough: float, start: SumMultipliers
 ) -> tuple[int, ...] | None:
     """The best assignment for the maxima without the memory limit: a bound, a partner for crossovers, and, if it keeps
     the limit, the answer."""
@@ -148,11 +148,11 @@ def _prove_maxima(
     best: Incumbent,
     enough: float,
     fits: Callable[[tuple[int, ...] | None, float], bool],
-    start: Multipliers,
+    start: SumMultipliers,
 ) -> None:
     """A graph with maxima and no memory: multipliers, a fusion and a proof, as long as each improves the result."""
     with contextlib.suppress(DeadEnd):
-        point = relaxation.at(first_prices(relaxation, start))
+        point = relaxation.at(first_multipliers(relaxation, start))
         labels = dict(zip(relaxation.core.nodes, point.choices.tolist(), strict=True))
         if not fits(relaxation.graph.invert(labels), ROOMY_FACTOR):
             best.prove(point.bound)
@@ -167,14 +167,14 @@ def _prove_maxima(
         _finish(relaxation, best, enough)
     elif fits(best.choices, ROOMY_FACTOR):
         with contextlib.suppress(DeadEnd):
-            if relaxation.soft is not None:
+            if relaxation.hinge is not None:
                 prove_by_parts(relaxation, best, enough)
             else:
                 one_by_one(relaxation, best, enough, _proven)
                 _finish(relaxation, best, enough, MAXIMA_PROOF if enough and relaxation.budget.free else None)
 
 
-def _proven(relaxation: Relaxation, best: Incumbent, price: float) -> None:
+def _proven(relaxation: Relaxation, best: Incumbent, multiplier: float) -> None:
     """The bound of a graph with one maximum, and the assignments met on the way."""
     try:
         reduce(relaxation.graph, relaxation.limit)
@@ -182,9 +182,9 @@ def _proven(relaxation: Relaxation, best: Incumbent, price: float) -> None:
         if not twin.hinges:
             close(twin.graph, best, twin.budget)
             return
-        ascend(twin, best, {twin.soft: price} if twin.soft is not None and price else {})
+        ascend(twin, best, {twin.hinge: multiplier} if twin.hinge is not None and multiplier else {})
         _crossover(twin, best)
-        if twin.best is not None and twin.soft is not None and np.isfinite(best.cost):
+        if twin.best is not None and twin.hinge is not None and np.isfinite(best.cost):
             prove_by_parts(twin, best, FUSION_GAP, ONE_MAXIMUM_WORK)
     except Contradiction:
         best.prove(best.cost)
@@ -192,8 +192,8 @@ def _proven(relaxation: Relaxation, best: Incumbent, price: float) -> None:
         return
 
 
-def _settle(relaxation: Relaxation, best: Incumbent, gap: float, unproven: float) -> None:
-    """What is done when multipliers close the gap no further."""
+def _close_gap(relaxation: Relaxation, best: Incumbent, gap: float, unproven: float) -> None:
+    """Closes the gap that multipliers leave open: by a fusion, an integer program, or branches on the cutset."""
     if best.within(max(gap, unproven)) or relaxation.budget.expired():
         return
     small = bool(relaxation.hinges) and relaxation.core.pairs <= EXACT_PROVABLE_PAIRS
@@ -207,36 +207,36 @@ def _settle(relaxation: Relaxation, best: Incumbent, gap: float, unproven: float
 
 def _pressure(relaxation: Relaxation) -> Pressure:
     """The moments at which memory is short, as the multipliers show."""
-    prices = relaxation.known.prices if relaxation.best is not None else {}
+    multipliers = relaxation.known.multipliers if relaxation.best is not None else {}
     moments = tuple(relaxation.moments)
     numbers, hinges = relaxation.graph.moments, relaxation.hinges
-    return Pressure(numbers, relaxation.limit, relaxation.budget, relaxation.whole, moments, prices, hinges)
+    return Pressure(numbers, relaxation.limit, relaxation.budget, relaxation.whole, moments, multipliers, hinges)
 
 
-def first_prices(relaxation: Relaxation, start: Multipliers) -> Prices:
+def first_multipliers(relaxation: Relaxation, start: SumMultipliers) -> Multipliers:
     """Multipliers of the sums to begin with: those of `start`, by number of maximum and sum, if it has any."""
     numbers, scale = relaxation.graph.moments, relaxation.graph.scale
-    given = dict(zip(flat(relaxation.graph.groups), [price for group in start for price in group], strict=False))
-    prices = {}
+    given = dict(zip(flat(relaxation.graph.groups), [each for group in start for each in group], strict=False))
+    multipliers = {}
     for group in relaxation.hinges:
         for moment in group:
-            price = given.get(int(numbers[moment]), FIRST_MULTIPLIER / len(group))
-            if price > 0:
-                prices[moment] = price * scale
-    return relaxation.capped(rounded(prices))
+            multiplier = given.get(int(numbers[moment]), FIRST_MULTIPLIER / len(group))
+            if multiplier > 0:
+                multipliers[moment] = multiplier * scale
+    return relaxation.capped(rounded(multipliers))
 
 
-def _raise(relaxation: Relaxation, best: Incumbent, gap: float, start: Multipliers) -> None:
+def _raise(relaxation: Relaxation, best: Incumbent, gap: float, start: SumMultipliers) -> None:
     """Searches good multipliers from the starting point."""
     if not relaxation.hinges:
         frugal(relaxation.graph, best)
         if best.choices is not None:
             relaxation.know(best.choices, -np.inf)
-    ascend(relaxation, best, first_prices(relaxation, start), gap)
+    ascend(relaxation, best, first_multipliers(relaxation, start), gap)
     if relaxation.hinges and relaxation.best is not None:
-        prices, numbers = relaxation.known.prices, relaxation.graph.moments
+        multipliers, numbers = relaxation.known.multipliers, relaxation.graph.moments
         sums = flat(relaxation.hinges)
-        best.multipliers = {int(numbers[moment]): prices.get(moment, 0.0) / best.scale for moment in sums}
+        best.multipliers = {int(numbers[moment]): multipliers.get(moment, 0.0) / best.scale for moment in sums}
 
 
 def _free(relaxation: Relaxation, best: Incumbent, roomy: Solution | None) -> None:
@@ -275,7 +275,7 @@ def frugal(graph: Graph, best: Incumbent) -> None:
                 thrifty = np.all([arrays[use.amount] == 0 for use in least.uses[node]], axis=0)
                 least.keep(node, open_rows(thrifty))
         trial = Incumbent(best.scale)
-        close(least, trial, Budget(work_limit=200))
+        close(least, trial, Budget(work_limit=FRUGAL_WORK))
     except Contradiction:
         return
     if trial.choices is not None:
@@ -283,15 +283,15 @@ def frugal(graph: Graph, best: Incumbent) -> None:
 
 
 def _branch(relaxation: Relaxation, best: Incumbent, enough: float) -> None:
-    """Fixes the cutset in every way that may be better: elimination is then complete and bounds are exact."""
-    ways = cutset_branches(relaxation, best)
+    """Fixes the cutset at all assignments that may be better: elimination is then complete and bounds are exact."""
+    branches = cutset_branches(relaxation, best)
     bounds = []
-    for _, labels in ways:
+    for _, labels in branches:
         trial = Incumbent(best.scale, cost=best.cost, choices=best.choices)
         try:
-            part, prices = relaxation.restricted(labels)
+            part, multipliers = relaxation.restricted(labels)
             if part is not relaxation:
-                ascend(part, trial, prices, enough)
+                ascend(part, trial, multipliers, enough)
                 _crossover(part, trial)
             if trial.within(enough):
                 pass

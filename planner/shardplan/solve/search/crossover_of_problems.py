@@ -1,4 +1,6 @@
-"""Crossovers of assignments of plain problems: one up to a node of the problem's order, the other from there on.
+"""Crossover of many assignments of a problem with maxima and without memory: one up to a node, the other from there on.
+
+`crossover_of_cores.py` has the same for two assignments of a core, with their bytes at moments.
 
 Identical layers make an average of maxima (`bound/averages.py`) jump from one extreme to the other: every layer
 computes more, or every layer sends more. Between the extremes are the assignments in which some layers do one and some
@@ -14,14 +16,14 @@ import numpy as np
 from shardplan.solve.linear_functions import Choices, Functions, Indices, LinearFunction, Values
 
 
-def mixed(functions: Functions, assignments: Sequence[Choices], most: int) -> list[Choices]:
+def crossovers(functions: Functions, assignments: Sequence[Choices], most: int) -> list[Choices]:
     """The cheapest crossover of every ordered pair of assignments, limited to those with the lowest costs; memory is
     ignored."""
     every = np.arange(len(assignments))
     return _cheapest(functions, assignments, [(np.full_like(every, first), every) for first in every], most)
 
 
-def mixed_with(
+def crossovers_with(
     functions: Functions, parents: int, assignments: Sequence[Choices], most: int, below: float = np.inf
 ) -> list[Choices]:
     """Crossovers of each of the first `parents` of some assignments with all others, in both orders, if they cost less
@@ -39,11 +41,11 @@ def _cheapest(
     most: int,
     below: float = np.inf,
 ) -> list[Choices]:
-    """At most `count` new assignments: the cheapest crossover of every pair."""
-    crossing = _Crossing(functions, assignments)
+    """At most `most` new assignments: the cheapest crossover of every pair."""
+    crossed = _Crossovers(functions, assignments)
     found: dict[Choices, float] = {}
     for heads, tails in pairs:
-        costs = crossing.costs(heads, tails)
+        costs = crossed.costs(heads, tails)
         places = costs.argmin(axis=1).tolist()
         for row, (head, tail, place) in enumerate(zip(heads.tolist(), tails.tolist(), places, strict=True)):
             if costs[row, place] < below:
@@ -53,7 +55,7 @@ def _cheapest(
     return sorted(found, key=lambda choices: (found[choices], choices))[:most]
 
 
-class _Crossing:
+class _Crossovers:
     """The costs of all crossovers of some assignments.
 
     With the first t nodes from one assignment and the rest from the other, an edge has the other's cost until the first

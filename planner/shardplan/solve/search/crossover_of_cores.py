@@ -1,4 +1,6 @@
-"""Crossover of two assignments: one up to a node of the graph's order, the other from there on.
+"""Crossover of two assignments of a core with memory: one up to a node of the graph's order, the other from there on.
+
+`crossover_of_problems.py` has the same for many assignments at once, with maxima and without memory.
 
 At the best multiplier of memory, two assignments often cost the same, one too large and one with room to spare, and
 identical layers all differ between them. A crossover at the right layer fits, and costs more than the bound by one seam

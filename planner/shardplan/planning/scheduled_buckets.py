@@ -1,4 +1,4 @@
-"""Plans at the prices of buckets that are as small as those of a schedule.
+"""Plans for gradient buckets of the size that the best plan's schedule has, in place of full ones.
 
 No schedule may be below the bound, so its sums charge every gradient a share of a full bucket. A schedule sends less at
 a time: small early buckets start communication early, small late ones leave little to send after the last compute, and
@@ -9,32 +9,24 @@ schedules have lead to other assignments, which the schedule then compares with 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Final
 
 import numpy as np
 
 from shardplan.plan.buckets import buckets_of, held_bytes
-from shardplan.planning.asking import about, better_of
+from shardplan.planning.constants import BUCKET_GAP, BUCKET_SHARE
 from shardplan.planning.judge import Candidate
+from shardplan.planning.questions import about, better_of
 from shardplan.planning.search import Found, Questions, Search
 from shardplan.units import PS_PER_S
 
-SHARE: Final = 0.5
-"""Size of the buckets, as a share of the mean size in the best plan's schedule: a smaller one also stands for the time
-in which a link waits for the first bucket and sends the last. ViT-Base on 4x4 has one plan at shares of 0.3 to 0.7
-(9.1 ms), and another at 1 (10.2 ms, as without this search)."""
-FAR: Final = 0.1
-"""Share by which the schedule of the best plan has to be longer than its sums: else full buckets are not what is wrong,
-and the search, which takes a fifth of the time of all, finds nothing."""
 
-
-def at_real_buckets(search: Search, found: Found) -> Questions[Found]:
+def at_scheduled_buckets(search: Search, found: Found) -> Questions[Found]:
     """The best of the known plan and of those at the prices of buckets of the size that its schedule has, if that
     schedule is far longer than the sums say."""
     size_bytes = _mean_bucket_bytes(found.candidate)
-    if not size_bytes or _excess(found) <= FAR:
+    if not size_bytes or _excess(found) <= BUCKET_GAP:
         return found
-    question = replace(about(found, None), bucket_bytes=SHARE * size_bytes, averages=1)
+    question = replace(about(found, None), bucket_bytes=BUCKET_SHARE * size_bytes, averages=1)
     found, _ = yield from better_of(search, found, question, proves=False)
     return found
 

@@ -17,38 +17,38 @@ from shardplan.solve.reduce.graph import Contradiction, build
 from shardplan.solve.reduce.presolve import presolve
 from shardplan.solve.reduce.tables import Tables
 from shardplan.solve.search.assignment import completed, polish
-from shardplan.solve.search.scene import Scene
+from shardplan.solve.search.state import SearchState
 
 laws = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 
 
-def scene_of(seed: int, nodes: int, choices: int = 3) -> tuple[Scene, float, float]:
-    """A scene whose bound was raised, the scale of its costs, and the optimum."""
+def state_of(seed: int, nodes: int, choices: int = 3) -> tuple[SearchState, float, float]:
+    """A state whose bound was raised, the scale of its costs, and the optimum."""
     problem = random_problem(seed, nodes, choices)
     assert problem.limit is not None
     graph = build(problem, Tables())
     presolve(graph, problem.limit)
-    scene = Scene(graph, problem.limit)
+    state = SearchState(graph, problem.limit)
     for _ in range(12):
-        scene.duals.improve()
-    return scene, graph.scale, optimum(problem) if nodes <= 8 else math.nan
+        state.duals.improve()
+    return state, graph.scale, optimum(problem) if nodes <= 8 else math.nan
 
 
 @laws
 @given(st.integers(0, 10**6), st.integers(2, 8), st.floats(0.0, 5.0))
 def test_pushed_messages_prove_a_bound_too(seed: int, nodes: int, share: float) -> None:
     try:
-        scene, scale, best = scene_of(seed, nodes)
+        state, scale, best = state_of(seed, nodes)
     except Contradiction:
         return
-    dual = scene.duals.dual
+    dual = state.duals.dual
     for _ in range(4):
         before = dual.messages.copy()
         dual.sweep()
         dual.push(before, share)
         dual.sweep()
-        assert scene.duals.bound() / scale <= best
-        spread = scene.core.costs + scene.duals.paid
+        assert state.duals.bound() / scale <= best
+        spread = state.core.costs + state.duals.paid
         np.add.at(spread, dual._receivers, dual.messages)
         assert np.array_equal(spread, dual.theta)  # theta is what the messages say
 
@@ -57,24 +57,24 @@ def test_pushed_messages_prove_a_bound_too(seed: int, nodes: int, share: float) 
 @given(st.integers(0, 10**6), st.integers(2, 8), st.integers(0, 40))
 def test_pruning_keeps_everything_up_to_the_ceiling(seed: int, nodes: int, above: int) -> None:
     try:
-        scene, scale, best = scene_of(seed, nodes)
+        state, scale, best = state_of(seed, nodes)
     except Contradiction:
         return
     if not math.isfinite(best):
         return
     ceiling = (best + above) * scale
-    target = ceiling + scene.settle()
-    counted = surviving(scene.duals.dual, target)
-    trial = scene.graph.copy()
-    prune(trial, scene.duals.dual, target, adopt=False)
-    trial.settle()  # choices without a partner are forbidden only now
+    target = ceiling + state.restore_best()
+    counted = surviving(state.duals.dual, target)
+    trial = state.graph.copy()
+    prune(trial, state.duals.dual, target, adopt=False)
+    trial.propagate()  # choices without a partner are forbidden only now
     assert sum(np.isfinite(table).sum() for table in core_of(trial).tables) <= counted
-    left = scene.pruned(target)
+    left = state.pruned(target)
     assert left.const <= ceiling
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("shardplan.solve.search.scene.SCENE_SHRINKS", math.inf)
-        patch.setattr("shardplan.solve.search.scene.SCENE_SHRUNK", math.inf)
-        smaller = scene.smaller(ceiling)
+        patch.setattr("shardplan.solve.search.state.STATE_SHRINKS", math.inf)
+        patch.setattr("shardplan.solve.search.state.STATE_SHRUNK", math.inf)
+        smaller = state.smaller(ceiling)
     assert smaller is not None
     for _ in range(12):
         smaller.duals.improve()
@@ -82,9 +82,9 @@ def test_pruning_keeps_everything_up_to_the_ceiling(seed: int, nodes: int, above
 
 
 def test_ceilings_below_the_bound_leave_nothing() -> None:
-    scene, scale, _ = scene_of(4, 8)
+    state, scale, _ = state_of(4, 8)
     with pytest.raises(Contradiction):
-        scene.pruned(scene.duals.best.bound - scale + scene.settle())
+        state.pruned(state.duals.best.bound - scale + state.restore_best())
 
 
 def test_assignments_follow_into_smaller_cores() -> None:
@@ -93,26 +93,26 @@ def test_assignments_follow_into_smaller_cores() -> None:
     graph = build(problem, Tables())
     before = graph.copy()
     presolve(graph, problem.limit)
-    scene = Scene(graph, problem.limit)
+    state = SearchState(graph, problem.limit)
     rng = np.random.default_rng(0)
-    assert -1 in graph.apply(tuple(int(rng.integers(size)) for size in before.sizes), scene.core.nodes)
-    found = completed(scene.space, [-1] * len(scene.core.nodes))
+    assert -1 in graph.apply(tuple(int(rng.integers(size)) for size in before.sizes), state.core.nodes)
+    found = completed(state.space, [-1] * len(state.core.nodes))
     assert found is not None
     polish(found)
-    whole = graph.invert(dict(zip(scene.core.nodes, found.labels, strict=True)))
+    whole = graph.invert(dict(zip(state.core.nodes, found.labels, strict=True)))
     assert evaluate(problem, whole).cost == found.cost() / graph.scale
-    partial = graph.apply(whole, scene.core.nodes)
+    partial = graph.apply(whole, state.core.nodes)
     assert partial == found.labels
     partial[::2] = [-1] * len(partial[::2])
-    again = completed(scene.space, partial)
+    again = completed(state.space, partial)
     assert again is None or again.feasible()
 
 
 def test_likeliest_labels_hold_an_assignment_and_grow_with_the_width() -> None:
-    scene, _, _ = scene_of(3, 80, choices=6)
-    found = completed(scene.space, [-1] * len(scene.core.nodes))
+    state, _, _ = state_of(3, 80, choices=6)
+    found = completed(state.space, [-1] * len(state.core.nodes))
     assert found is not None
-    few, many = (scene.likeliest(found.choices(), width) for width in (50.0, 600.0))
+    few, many = (state.likeliest(found.choices(), width) for width in (50.0, 600.0))
     for label, some, more in zip(found.labels, few, many, strict=True):
         assert label in some
         assert set(some) <= set(more)
