@@ -33,8 +33,8 @@ from shardplan.cluster.mesh import make_cluster
 from shardplan.cluster.types import Cluster, Training
 from shardplan.cost.collectives import CollectiveModel
 from shardplan.extras.calibration.fit import simplex
-from shardplan.plan.timeline import step_schedule
 from shardplan.plan.types import Plan
+from shardplan.plan.views.timeline import step_schedule
 from shardplan.planning.parallelism import DATA, Parallelism, axes_of, mesh_text
 from shardplan.study.pieces import layers_of
 

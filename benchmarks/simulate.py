@@ -23,8 +23,8 @@ from shardplan.graph.problem import node_order, objective_of, to_problem
 from shardplan.layout.placement import S
 from shardplan.models import NAMED, TransformerSpec, build
 from shardplan.plan.assemble import price
-from shardplan.plan.held_bytes import held_bytes, peak_of
-from shardplan.plan.step import StepSchedule, serial_schedule
+from shardplan.plan.step.memory_timeline import bytes_by_moment, peak_of
+from shardplan.plan.step.schedule import StepSchedule, serial_schedule
 from shardplan.planning.recipes import data_parallel, megatron, megatron_sequence, zero_1, zero_3
 from shardplan.planning.reduction import Allowed, restrict
 from shardplan.rules import model_rules
@@ -236,7 +236,7 @@ def peak_bytes(spec: TransformerSpec, profile: str, mesh: str, remat: str) -> tu
     if choices is None:
         return None, cluster.device.usable_bytes
     choice = dict(zip(node_order(built), choices, strict=True))
-    return peak_of(held_bytes(memory.holdings, memory.moments, choice)).total, cluster.device.usable_bytes
+    return peak_of(bytes_by_moment(memory.holdings, memory.moments, choice)).total, cluster.device.usable_bytes
 
 
 def state_memory(name: str, profile: str, mesh: str, recipe: str) -> tuple[int, int, int]:
@@ -246,5 +246,5 @@ def state_memory(name: str, profile: str, mesh: str, recipe: str) -> tuple[int, 
     memory = Memory(built)
     allowed = {"data parallel": data_parallel, "ZeRO-3": zero_3}[recipe](built)
     choice = dict(zip(node_order(built), solved(built, memory, allowed).choices, strict=True))
-    peak = peak_of(held_bytes(memory.holdings, memory.moments, choice))
+    peak = peak_of(bytes_by_moment(memory.holdings, memory.moments, choice))
     return peak.parameters, peak.gradients, peak.optimizer

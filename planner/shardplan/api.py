@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec
 
 from shardplan.errors import Diagnostic, ShardplanError, error, warn
-from shardplan.plan.content import edited
 from shardplan.plan.file import read_signed, read_whole, write_plan
+from shardplan.plan.format.digest import edited
 from shardplan.plan.legality import faults as illegal
 from shardplan.plan.types import Plan
 from shardplan.request import Request, request_of

@@ -15,7 +15,7 @@ from shardplan.layout.legal import is_legal
 from shardplan.model.types import Model, Operator, Parameter, Tensor
 from shardplan.plan import assemble
 from shardplan.plan.assemble import PriceMismatchError, price
-from shardplan.plan.emit import Emitter
+from shardplan.plan.step.emit import Emitter
 from shardplan.rules import model_rules
 from shardplan.solve import evaluate, solve
 

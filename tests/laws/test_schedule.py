@@ -21,9 +21,9 @@ from shardplan.graph.problem import objective_of, to_problem
 from shardplan.model.types import Model, Operator, Parameter, Tensor
 from shardplan.plan.assemble import price
 from shardplan.plan.file import dumps, loads
-from shardplan.plan.phases import EAGER, HOLDING_LESS, Policy
-from shardplan.plan.step import schedule_step
-from shardplan.plan.timeline import timeline
+from shardplan.plan.step.phases import EAGER, HOLDING_LESS, Policy
+from shardplan.plan.step.schedule import schedule_step
+from shardplan.plan.views.timeline import timeline
 from shardplan.planning import Planner
 from shardplan.rules import model_rules
 from shardplan.schedule.objective import at_multipliers, single_sums

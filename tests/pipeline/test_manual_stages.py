@@ -18,8 +18,8 @@ from shardplan.models.named import described
 from shardplan.pipeline.manual.stages import ManualStage, ManualStages, read_stages, stages_of
 from shardplan.pipeline.plan import plan_stages
 from shardplan.pipeline.schedule import parse_schedule
-from shardplan.plan.encode import dumps
 from shardplan.plan.file import read_plan, write_plan
+from shardplan.plan.format.encode import dumps
 from shardplan.program.machine.verify import verify_plan
 from shardplan.yaml_source import Mark
 

@@ -10,10 +10,10 @@ from shardplan.graph.memory import Memory
 from shardplan.graph.options import UNLIMITED_BYTES, PlanOptions
 from shardplan.model.types import Model, Operator, Parameter, Tensor
 from shardplan.plan.assemble import price
-from shardplan.plan.in_flight import in_flight_bytes
-from shardplan.plan.phases import Policy
-from shardplan.plan.staying import bytes_of, copies
-from shardplan.plan.step import schedule_step
+from shardplan.plan.step.in_flight_memory import in_flight_bytes
+from shardplan.plan.step.phases import Policy
+from shardplan.plan.step.schedule import schedule_step
+from shardplan.plan.step.staying_weights import bytes_of, copies
 from shardplan.planning.recipes import data_parallel, zero_3
 from shardplan.planning.reduction import restrict
 from shardplan.rules import model_rules

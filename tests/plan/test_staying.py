@@ -11,8 +11,8 @@ from shardplan.graph.options import UNLIMITED_BYTES
 from shardplan.models import transformer
 from shardplan.plan.assemble import price
 from shardplan.plan.file import dumps, loads
-from shardplan.plan.staying import copies
-from shardplan.plan.timeline import step_schedule
+from shardplan.plan.step.staying_weights import copies
+from shardplan.plan.views.timeline import step_schedule
 from shardplan.planning import Planner, PlanOptions
 from shardplan.planning.recipes import RECIPES
 from shardplan.planning.reduction import restrict

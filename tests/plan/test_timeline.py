@@ -15,7 +15,7 @@ from shardplan.cluster.profile import load_profile
 from shardplan.cluster.types import Coalesce
 from shardplan.models import transformer
 from shardplan.plan.file import dumps, loads
-from shardplan.plan.timeline import MOST_SHOWN, chrome_trace, step_schedule, streams_of, timeline
+from shardplan.plan.views.timeline import MOST_SHOWN, chrome_trace, step_schedule, streams_of, timeline
 from shardplan.planning import Planner, PlanOptions, plan_model
 from shardplan.planning.recipes import RECIPES
 

@@ -16,8 +16,8 @@ from shardplan.graph.options import UNLIMITED_BYTES, PlanOptions
 from shardplan.graph.problem import node_order, objective_of, to_problem
 from shardplan.model.types import Model
 from shardplan.plan.assemble import Priced, Proof, assemble, price
-from shardplan.plan.phases import EAGER
-from shardplan.plan.staying import copies
+from shardplan.plan.step.phases import EAGER
+from shardplan.plan.step.staying_weights import copies
 from shardplan.plan.types import Plan
 from shardplan.planning.recipes import recipes_for
 from shardplan.planning.reduction import restrict

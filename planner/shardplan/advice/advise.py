@@ -28,7 +28,7 @@ from shardplan.model.dims import flag
 from shardplan.model.types import Model
 from shardplan.padding.growth import grown
 from shardplan.padding.padded import padded
-from shardplan.plan.finished import finished
+from shardplan.plan.interrupted import unless_interrupted
 from shardplan.plan.types import Plan
 from shardplan.planning import Planner
 from shardplan.planning.instance import MOST_WHOLE, real_axes
@@ -240,7 +240,7 @@ class Asked:
                 planner = Planner(model, cluster, self._in_time(), reasons=False)
             else:
                 planner = self._planner(model, cluster)
-            step_ns = finished(planner.plan(work=WORK)).summary.step_ns
+            step_ns = unless_interrupted(planner.plan(work=WORK)).summary.step_ns
         except ShardplanError:
             return
         saves = 1 - step_ns / self.plan.summary.step_ns

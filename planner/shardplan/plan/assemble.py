@@ -21,10 +21,10 @@ from shardplan.graph.problem import node_order
 from shardplan.graph.remat import Recompute, recomputed
 from shardplan.model.digest import structure_digest
 from shardplan.model.types import Model, Parameter
-from shardplan.plan.emit import Emitter
-from shardplan.plan.fitting import Fitted, Lowered
-from shardplan.plan.step import StepSchedule
-from shardplan.plan.step_moves import StepParts
+from shardplan.plan.step.emit import Emitter
+from shardplan.plan.step.fitting import Fitted, Lowered
+from shardplan.plan.step.moves import StepParts
+from shardplan.plan.step.schedule import StepSchedule
 from shardplan.plan.types import Memory, Move, OperatorDecision, Plan, Summary, TensorDecision
 from shardplan.solve.problem import Costs
 from shardplan.units import NS_PER_S, PS_PER_S

@@ -4,7 +4,7 @@ Two problems with the same nodes and edges, one as if all weights stayed and one
 backward, are combined: an operator that reads a weight, and a copy that serves several readers, has its choices twice,
 first with the weight staying, which takes memory in between. Of an operator with several weights, this is chosen for
 the largest; the others stay and take no memory here. So costs and memory are at most those of a plan, and bounds hold;
-the judge (`shardplan.plan.fitting`) decides anew what stays.
+the judge (`shardplan.plan.step.fitting`) decides anew what stays.
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ from shardplan.escapes import dot
 from shardplan.layout.layout import Layout
 from shardplan.layout.mesh import Mesh
 from shardplan.layout.text import to_text
-from shardplan.plan.segments import Segment, label, moves_by_edge, segments
 from shardplan.plan.types import OperatorDecision, Plan
+from shardplan.plan.views.segments import Segment, label, moves_by_edge, segments
 from shardplan.render.groups import REGATHER, described
 from shardplan.units import size
 

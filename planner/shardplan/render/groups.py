@@ -10,9 +10,9 @@ from shardplan.folding import folded, pattern
 from shardplan.layout.layout import Layout
 from shardplan.layout.mesh import Mesh
 from shardplan.layout.text import to_text
-from shardplan.plan.breakdown import Exposure
 from shardplan.plan.orientation import checkpoint_layout, checkpoint_shape
 from shardplan.plan.types import Move, MoveKind, Plan, TensorDecision
+from shardplan.plan.views.breakdown import Exposure
 from shardplan.render.recipes import Recognizer
 
 T = TypeVar("T")

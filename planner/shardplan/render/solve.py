@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
-from shardplan.plan.breakdown import breakdown
 from shardplan.plan.padding import pads_of
 from shardplan.plan.types import Memory, Plan, Summary
+from shardplan.plan.views.breakdown import breakdown
 from shardplan.render.console import Folded, emit
 from shardplan.render.pins import pin_lines
 from shardplan.units import TIME, Measure, count, counted, percent, rate, size, sizes_in_one_unit

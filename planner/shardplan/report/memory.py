@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from shardplan.plan.held import spans
-from shardplan.plan.step import StepSchedule
+from shardplan.plan.step.schedule import StepSchedule
 from shardplan.plan.types import Plan
+from shardplan.plan.views.lifetimes import spans
 from shardplan.report.names import Names
 from shardplan.units import NS_PER_S
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from shardplan.escapes import one_line
 from shardplan.layout.layout import Layout
 from shardplan.layout.text import to_text
-from shardplan.plan.breakdown import Exposure
-from shardplan.plan.segments import Segment, label, moves_by_edge, segments
 from shardplan.plan.types import Move, OperatorDecision, Plan
+from shardplan.plan.views.breakdown import Exposure
+from shardplan.plan.views.segments import Segment, label, moves_by_edge, segments
 from shardplan.render.groups import REGATHER, described, phase_text
 from shardplan.report.names import Names
 

@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 
 from shardplan.cost.named import measure_of
 from shardplan.escapes import one_line
-from shardplan.plan.breakdown import Breakdown, Exposure, breakdown
-from shardplan.plan.parts import devices_per_host
-from shardplan.plan.timeline import step_schedule
+from shardplan.plan.format.conversions import devices_per_host
 from shardplan.plan.types import Plan
+from shardplan.plan.views.breakdown import Breakdown, Exposure, breakdown
+from shardplan.plan.views.timeline import step_schedule
 from shardplan.render.pipeline import stage_row
 from shardplan.render.recipes import Recognizer, axis_shares
 from shardplan.render.rematerialisation import remat_text

@@ -6,10 +6,10 @@ from bisect import bisect_right
 from collections.abc import Sequence
 
 from shardplan.escapes import one_line
-from shardplan.plan.pipeline_timeline import device_groups, pipeline_timeline
-from shardplan.plan.step import StepSchedule
-from shardplan.plan.timeline import laid_out, streams_of
+from shardplan.plan.step.schedule import StepSchedule
 from shardplan.plan.types import Plan
+from shardplan.plan.views.pipeline_timeline import device_groups, pipeline_timeline
+from shardplan.plan.views.timeline import laid_out, streams_of
 from shardplan.report.names import Names
 from shardplan.schedule.tasks import Timeline
 from shardplan.units import NS_PER_S

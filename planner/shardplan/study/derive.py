@@ -28,7 +28,7 @@ from shardplan.pipeline.schedule import parse_schedule
 from shardplan.pipeline.stage_inputs import constraints_on, limit_bytes
 from shardplan.pipeline.submeshes import Submesh, part
 from shardplan.plan.assemble import Outcome, Proof, assemble, in_best_buckets, price
-from shardplan.plan.recorded import cluster_of, options_of
+from shardplan.plan.recorded_request import cluster_of, options_of
 from shardplan.plan.types import OperatorDecision, Pipeline, Plan
 from shardplan.planning.constraint_masks import masks_of as constraint_masks
 from shardplan.planning.constraint_masks import penalties_of

@@ -12,7 +12,7 @@ from shardplan.graph.build import Node
 from shardplan.model.types import Model
 from shardplan.patterns import literal
 from shardplan.plan.orientation import checkpoint_shape
-from shardplan.plan.recorded import is_of
+from shardplan.plan.recorded_request import is_of
 from shardplan.plan.types import Plan, TensorDecision
 from shardplan.planning import Planner
 from shardplan.planning.standing import OnProgress

@@ -11,7 +11,7 @@ from shardplan.errors import Diagnostic, ShardplanError
 from shardplan.model.types import Model
 from shardplan.patterns import literal
 from shardplan.plan.diff import PlanDiff, diff_plans
-from shardplan.plan.finished import finished
+from shardplan.plan.interrupted import unless_interrupted
 from shardplan.plan.types import Plan
 from shardplan.planning import Planner
 from shardplan.planning.standing import OnProgress
@@ -43,7 +43,7 @@ def instead(
     asked = recorded_request(plan, file, model)
     instance = read(replace(asked, constraints=(*asked.constraints, *pins)))
     try:
-        other = finished(Planner(model, instance.cluster, instance.options, on_progress).plan())
+        other = unless_interrupted(Planner(model, instance.cluster, instance.options, on_progress).plan())
     except ShardplanError as problem:
         raise type(problem)(*_once(problem.diagnostics)) from None
     return Instead(spec, other, diff_plans(plan, other), _terms(shares_of(plan), shares_of(other)))

@@ -19,7 +19,7 @@ from shardplan.cluster.types import Cluster
 from shardplan.errors import InfeasibleError, ShardplanError, error
 from shardplan.graph.options import PlanOptions
 from shardplan.model.types import Model
-from shardplan.plan.finished import finished
+from shardplan.plan.interrupted import unless_interrupted
 from shardplan.plan.types import Plan
 from shardplan.planning import Planner
 from shardplan.planning.decided import Decided
@@ -105,10 +105,10 @@ def regret(model: Model, cluster: Cluster, options: PlanOptions, plan: Plan) -> 
     """Step of `plan` on `cluster` over that of the best plan there, less 1; infinite where it does not fit."""
     planner = Planner(model, cluster, replace(options, effort="quick"), reasons=False)
     try:
-        held = finished(planner.plan(Decided.of_plan(plan).fixed)).summary.step_ns
+        held = unless_interrupted(planner.plan(Decided.of_plan(plan).fixed)).summary.step_ns
     except InfeasibleError:
         return math.inf
-    best = min(held, finished(planner.plan()).summary.step_ns)
+    best = min(held, unless_interrupted(planner.plan()).summary.step_ns)
     return max(0.0, held / max(best, 1) - 1.0)
 
 

@@ -27,8 +27,8 @@ from shardplan.graph.flow import read_in_backward, storage_of
 from shardplan.graph.memory import Memory as Holdings
 from shardplan.graph.precision import PRECISIONS, PrecisionName, narrowed
 from shardplan.graph.tensors import TensorSpace
-from shardplan.plan.finished import finished
-from shardplan.plan.held_bytes import held_bytes, peak_of
+from shardplan.plan.interrupted import unless_interrupted
+from shardplan.plan.step.memory_timeline import bytes_by_moment, peak_of
 from shardplan.plan.types import Memory, Plan
 from shardplan.planning.planner import Chosen
 from shardplan.study.trained import loss_memory_bytes
@@ -43,7 +43,7 @@ def as_held(
     """A plan with the memory of a run on `cluster`. `loss`: the model ends in it; `flat`: axes over which the
     optimizer's state is sharded as flat buffers; `precision`: type in which operands of products are saved for
     backward. Raises as `finished`."""
-    plan = finished(chosen.plan)
+    plan = unless_interrupted(chosen.plan)
     decided = Decided(chosen.priced.built, chosen.memory, chosen.priced.choice)
     memory = decided.peak(loss_memory_bytes(plan, cluster.training) if loss else None, precision)
     if flat:
@@ -74,7 +74,7 @@ class Decided:
     def peak(self, loss_bytes: int | None = None, precision: PrecisionName = "") -> Memory:
         """The peak memory of a device. `loss_bytes`: of the loss, beside the logits; None if there is none;
         `precision`: as in `as_held`."""
-        held = held_bytes(self.holdings.holdings, self.holdings.moments, self.choice)
+        held = bytes_by_moment(self.holdings.holdings, self.holdings.moments, self.choice)
         held[_TEMPORARIES] = np.maximum(held[_TEMPORARIES] - self._twice(), 0)
         narrower = self._narrower(precision) if precision else {}
         for place, amount in narrower.items():

@@ -6,8 +6,8 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from shardplan.folding import folded, pattern
-from shardplan.plan.breakdown import Exposure
 from shardplan.plan.types import Move, OperatorDecision, Pipeline, Plan
+from shardplan.plan.views.breakdown import Exposure
 
 _INSIDE = "collectives inside"
 _RECOMPUTED = "recomputed"

@@ -33,10 +33,10 @@ from shardplan.pipeline.p2p import Transfers
 from shardplan.pipeline.result import PipelineResult
 from shardplan.pipeline.schedule import Schedule
 from shardplan.pipeline.tied_weights import waited_ns
-from shardplan.plan.phases import Phase
-from shardplan.plan.step import StepSchedule
-from shardplan.plan.timeline import step_schedule
+from shardplan.plan.step.phases import Phase
+from shardplan.plan.step.schedule import StepSchedule
 from shardplan.plan.types import Move, Plan, TensorDecision
+from shardplan.plan.views.timeline import step_schedule
 from shardplan.units import NS_PER_S
 
 _TOGETHER = 3.0

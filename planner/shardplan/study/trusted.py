@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 from shardplan.errors import Diagnostic, ShardplanError, error, warning
 from shardplan.model.types import Model
 from shardplan.models import title_of_model
-from shardplan.plan.content import edited
 from shardplan.plan.diff import PlanDiff, diff_plans
 from shardplan.plan.file import read_whole
-from shardplan.plan.recorded import is_of
+from shardplan.plan.format.digest import edited
+from shardplan.plan.recorded_request import is_of
 from shardplan.plan.types import Plan
 from shardplan.study.derive import NotDerivableError, derived
 from shardplan.study.freshness import Given, model_now

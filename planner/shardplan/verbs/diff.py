@@ -99,8 +99,8 @@ def _report(before: Plan, after: Plan, files: tuple[str, str], found: PlanDiff) 
 
 def _as_written(file: str, _: Sequence[str]) -> tuple[Plan, tuple[Diagnostic, ...]]:
     """The plan in a file, with a warning where it was edited."""
-    from shardplan.plan.content import edited
     from shardplan.plan.file import read_whole
+    from shardplan.plan.format.digest import edited
 
     found, plan = read_whole(file)
     return plan, tuple(warning("edited-plan", text, file=file) for text in edited(found))

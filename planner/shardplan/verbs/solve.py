@@ -144,7 +144,7 @@ def default_output(model_path: str, mesh: Mesh, *, kind: str = "") -> str:
 
 def _answer(session: Session, instance: Instance) -> Solved:
     """The plan. Where it is proven that there is none, a document says what was asked and what would help."""
-    from shardplan.plan.encode import infeasible_summary
+    from shardplan.plan.format.encode import infeasible_summary
     from shardplan.processes import processors
     from shardplan.render.meshes import meshes_record
     from shardplan.study.solve import NoMeshError
@@ -195,8 +195,8 @@ def _with_remedies(session: Session, problem: InfeasibleError, instance: Instanc
 
 def _write(session: Session, order: _Order, answer: Solved) -> None:
     """Write the plan and say how it stands."""
-    from shardplan.plan.encode import dumps
     from shardplan.plan.file import write_text
+    from shardplan.plan.format.encode import dumps
     from shardplan.render.meshes import show_meshes
     from shardplan.render.solve import describe_outcome
     from shardplan.units import Measure
@@ -218,7 +218,7 @@ def _write(session: Session, order: _Order, answer: Solved) -> None:
 
 def _deliver(session: Session, order: _Order, answer: Solved, *, require_optimal: bool) -> int:
     """What follows from a plan that is written: its report, the study of what it is worth, the exit code."""
-    from shardplan.plan.encode import summary_record
+    from shardplan.plan.format.encode import summary_record
     from shardplan.render.meshes import meshes_record
 
     plan = answer.plan

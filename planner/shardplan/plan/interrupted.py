@@ -5,7 +5,7 @@ from __future__ import annotations
 from shardplan.plan.types import Plan
 
 
-def finished(plan: Plan) -> Plan:
+def unless_interrupted(plan: Plan) -> Plan:
     """`plan`, unless Ctrl-C stopped its search: studies that compare plans then have no answer.
 
     Raises `KeyboardInterrupt`.

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
-from shardplan.plan.forward_phase import Prefetch
-from shardplan.plan.phases import Numbers, Phase, PhaseName, PhaseWriter, Policy
-from shardplan.plan.step_moves import StepMoves
+from shardplan.plan.step.forward_phase import Prefetch
+from shardplan.plan.step.moves import StepMoves
+from shardplan.plan.step.phases import Numbers, Phase, PhaseName, PhaseWriter, Policy
 from shardplan.plan.types import OperatorDecision
 
 

@@ -28,8 +28,8 @@ from itertools import accumulate
 
 import numpy as np
 
-from shardplan.plan.phases import Phase
-from shardplan.plan.step_moves import StepMoves
+from shardplan.plan.step.moves import StepMoves
+from shardplan.plan.step.phases import Phase
 from shardplan.schedule.links import LinkLevels
 from shardplan.schedule.streams import Item, Simulation
 

@@ -29,11 +29,11 @@ from numpy.typing import NDArray
 from shardplan.cost.coalesce import in_bucket
 from shardplan.cost.moves import CollectiveSeconds
 from shardplan.layout.mesh import Mesh
-from shardplan.plan.backward_phase import backward
-from shardplan.plan.buckets import held_bytes, pieces, whole_bytes
-from shardplan.plan.forward_phase import forward
-from shardplan.plan.phases import EAGER
-from shardplan.plan.step_moves import StepMoves, StepParts
+from shardplan.plan.step.backward_phase import backward
+from shardplan.plan.step.buckets import device_bytes, least_shard_count, whole_bytes
+from shardplan.plan.step.forward_phase import forward
+from shardplan.plan.step.moves import StepMoves, StepParts
+from shardplan.plan.step.phases import EAGER
 from shardplan.plan.types import CollectiveStep, Move
 from shardplan.schedule.links import Levels
 from shardplan.units import NS_PER_S
@@ -127,7 +127,7 @@ def in_buckets(step: StepMoves, prices: BucketPrices, dtype: Callable[[str], str
         clock = _Clock(step, update=phase == "update")
         own = [_Group.of(parts, rows, prices) for rows in groups.values() if parts.moves[rows[0]].phase == phase]
         for bucket in _buckets(own, prices, clock):
-            held = sum(held_bytes(parts.moves[number], prices.mesh) for number in bucket)
+            held = sum(device_bytes(parts.moves[number], prices.mesh) for number in bucket)
             for number in bucket:
                 moves[number] = replace(_timed(moves[number], prices, float(held)), bucket=count)
             count += 1
@@ -159,7 +159,7 @@ class _Group:
     def of(cls, parts: StepParts, rows: Sequence[int], prices: BucketPrices) -> _Group:
         first = parts.moves[rows[0]]
         levels = frozenset(parts.links[axis] for step in first.steps for axis in step.collective.axes)
-        held = [float(held_bytes(parts.moves[number], prices.mesh)) for number in rows]
+        held = [float(device_bytes(parts.moves[number], prices.mesh)) for number in rows]
         full, less = (_bucket_seconds(first, prices, share * prices.most_bytes) for share in (1.0, _SMALLER))
         latency = max(0.0, (less - _SMALLER * full) / (1.0 - _SMALLER))
         rate = max(0.0, full - latency) / prices.most_bytes
@@ -173,7 +173,7 @@ class _Group:
 
 
 def _bucket_seconds(move: Move, prices: BucketPrices, held: float) -> float:
-    size_bytes = held * pieces(move, prices.mesh)
+    size_bytes = held * least_shard_count(move, prices.mesh)
     return sum(prices.seconds(step.collective, size_bytes) for step in move.steps)
 
 
@@ -299,7 +299,7 @@ def _sums(amounts: Seconds) -> Seconds:
 
 def _timed(move: Move, prices: BucketPrices, held: float) -> Move:
     """A move with its share of the time of a bucket of which a device has so many bytes."""
-    seconds = in_bucket(prices.seconds, held * pieces(move, prices.mesh))
+    seconds = in_bucket(prices.seconds, held * least_shard_count(move, prices.mesh))
     size_bytes = float(whole_bytes(move))
 
     def timed(step: CollectiveStep) -> CollectiveStep:

@@ -1,5 +1,5 @@
 """Memory in flight: gathered weights from their issue on, gradients until their reduction has ended, and gathered
-weights that stay from forward to backward (`shardplan.plan.staying`).
+weights that stay from forward to backward (`shardplan.plan.step.staying_weights`).
 
 The memory rows of the cost graph (`shardplan.graph.memory`) count a gathered weight while its reader runs, and a
 gradient while it is made. This module adds what a schedule holds for longer, moment by moment.
@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 
 from shardplan.graph.build import CostGraph
 from shardplan.graph.memory import Memory
-from shardplan.plan.held_bytes import moved_bytes
-from shardplan.plan.phases import Phase
-from shardplan.plan.staying import bytes_of, copies
-from shardplan.plan.step import StepSchedule
-from shardplan.plan.step_moves import StepParts
+from shardplan.plan.step.memory_timeline import moved_bytes
+from shardplan.plan.step.moves import StepParts
+from shardplan.plan.step.phases import Phase
+from shardplan.plan.step.schedule import StepSchedule
+from shardplan.plan.step.staying_weights import bytes_of, copies
 from shardplan.schedule.streams import Simulation
 
 

@@ -10,14 +10,14 @@ from numpy.typing import NDArray
 
 from shardplan.graph.build import CostGraph, Node
 from shardplan.graph.memory import Category, Holding
-from shardplan.plan.buckets import tiles
+from shardplan.plan.step.buckets import shard_count
 from shardplan.plan.types import Memory, Move
 
 CATEGORIES: Final[tuple[Category, ...]] = get_args(Category)
 TEMPORARIES: Final = CATEGORIES.index("temporaries")
 
 
-def held_bytes(holdings: Sequence[Holding], moments: int, choice: Mapping[Node, int]) -> NDArray[np.int64]:
+def bytes_by_moment(holdings: Sequence[Holding], moments: int, choice: Mapping[Node, int]) -> NDArray[np.int64]:
     """Bytes of every category (in the order of `Memory`) at every moment, shape (5, moments)."""
     width = moments + 1
     first = {category: row * width for row, category in enumerate(CATEGORIES)}
@@ -34,11 +34,11 @@ def moved_bytes(built: CostGraph, move: Move, *, gradient: bool = False) -> int:
     """A device's bytes of what a move has gathered, or of a gradient before its reduction."""
     kind = built.kept[move.tensor].kind
     whole, layout = (kind.gradient_bytes, move.source) if gradient else (kind.size_bytes, move.target)
-    return -(-whole // tiles(layout, built.cluster.mesh))
+    return -(-whole // shard_count(layout, built.cluster.mesh))
 
 
 def peak_of(held: NDArray[np.int64]) -> Memory:
-    """The bytes (of `held_bytes`) at the first moment with the largest sum."""
+    """The bytes (of `bytes_by_moment`) at the first moment with the largest sum."""
     return Memory(*(int(value) for value in held[:, peak_moment(held)]))
 
 

@@ -22,8 +22,8 @@ from shardplan.layout.layout import Layout
 from shardplan.layout.legal import is_legal
 from shardplan.layout.lower import lower
 from shardplan.layout.placement import P
-from shardplan.plan.bucketing import UNNUMBERED, UNNUMBERED_ONWARD
-from shardplan.plan.buckets import tiles
+from shardplan.plan.step.bucketing import UNNUMBERED, UNNUMBERED_ONWARD
+from shardplan.plan.step.buckets import shard_count
 from shardplan.plan.types import CollectiveStep, Move, MoveKind, Phase
 from shardplan.units import NS_PER_S
 
@@ -230,7 +230,7 @@ class Emitter:
             return ()
         kind, prices, mesh = space.kind, self.built.prices, self.built.cluster.mesh
         size_bytes = kind.size_bytes if priced == "forward" else kind.gradient_bytes
-        ways = min(tiles(layout, mesh) for layout in (source, target))
+        ways = min(shard_count(layout, mesh) for layout in (source, target))
         bucket_bytes = self.bucket_bytes * ways if together else 0.0
         seconds = prices.one(bucket_bytes)
 

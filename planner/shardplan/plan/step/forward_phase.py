@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 
-from shardplan.plan.phases import Numbers, Phase, PhaseName, PhaseWriter, Policy
-from shardplan.plan.step_moves import Moves, StepMoves
+from shardplan.plan.step.moves import Moves, StepMoves
+from shardplan.plan.step.phases import Numbers, Phase, PhaseName, PhaseWriter, Policy
 from shardplan.plan.types import OperatorDecision
 
 

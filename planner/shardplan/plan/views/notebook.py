@@ -6,7 +6,7 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from shardplan.escapes import one_line
-from shardplan.plan.breakdown import breakdown
+from shardplan.plan.views.breakdown import breakdown
 from shardplan.units import counted, duration, percent, size
 
 if TYPE_CHECKING:

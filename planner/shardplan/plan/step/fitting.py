@@ -15,14 +15,14 @@ from numpy.typing import NDArray
 
 from shardplan.graph.build import CostGraph, Node
 from shardplan.graph.memory import Memory as MemoryRows
-from shardplan.plan.bucketing import BucketPrices, in_buckets
-from shardplan.plan.emit import Emitter
-from shardplan.plan.held_bytes import TEMPORARIES, held_bytes, peak_of
-from shardplan.plan.in_flight import in_flight_bytes
-from shardplan.plan.phases import EAGER, HOLDING_LESS, Policy
-from shardplan.plan.staying import Copy, copies, to_regather
-from shardplan.plan.step import StepSchedule, in_time, schedule_moves, serial_schedule
-from shardplan.plan.step_moves import StepMoves, StepParts, block_starts
+from shardplan.plan.step.bucketing import BucketPrices, in_buckets
+from shardplan.plan.step.emit import Emitter
+from shardplan.plan.step.in_flight_memory import in_flight_bytes
+from shardplan.plan.step.memory_timeline import TEMPORARIES, bytes_by_moment, peak_of
+from shardplan.plan.step.moves import StepMoves, StepParts, block_starts
+from shardplan.plan.step.phases import EAGER, HOLDING_LESS, Policy
+from shardplan.plan.step.schedule import StepSchedule, in_time, schedule_moves, serial_schedule
+from shardplan.plan.step.staying_weights import Copy, copies, to_regather
 from shardplan.plan.types import Memory, Move, OperatorDecision
 
 WORTH_HOLDING = 1e-3
@@ -79,7 +79,7 @@ class Lowered:
     @cached_property
     def held(self) -> NDArray[np.int64]:
         """Bytes by category and moment, without what is in flight."""
-        return held_bytes(self.rows.holdings, self.rows.moments, self.choice)
+        return bytes_by_moment(self.rows.holdings, self.rows.moments, self.choice)
 
     def fitted(self, limit_bytes: int, below_s: float = math.inf) -> Fitted:
         """The shortest schedule that fits, or the one that needs the least memory; it is not optimised if it cannot

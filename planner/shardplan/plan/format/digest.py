@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from shardplan.plan.fields import DIGEST, PLAN
+from shardplan.plan.format.fields import DIGEST, PLAN
 
 DIGESTED: Final = next(field.since for field in PLAN.fields if field.key == "digest")
 """Minor format version since which plans have a digest."""

@@ -11,10 +11,10 @@ from typing import Any
 
 from shardplan.errors import ShardplanError, error
 from shardplan.layout.mesh import Mesh
-from shardplan.plan.fields import DETAILS, MESH, PLAN, SUMMARY
-from shardplan.plan.kinds import Context, ListOf, RecordError
-from shardplan.plan.parse import Document, parsed
-from shardplan.plan.record import Field, compare_derived, read_field
+from shardplan.plan.format.fields import DETAILS, MESH, PLAN, SUMMARY
+from shardplan.plan.format.kinds import Context, ListOf, RecordError
+from shardplan.plan.format.parse import Document, parsed
+from shardplan.plan.format.records import Field, compare_derived, read_field
 from shardplan.plan.types import Plan
 
 

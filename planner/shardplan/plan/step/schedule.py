@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from shardplan.plan.backward_phase import backward
-from shardplan.plan.forward_phase import forward
-from shardplan.plan.just_in_time import just_in_time
-from shardplan.plan.phases import EAGER, Numbers, Phase, PhaseWriter, Policy
-from shardplan.plan.step_moves import StepMoves, StepParts
+from shardplan.plan.step.backward_phase import backward
+from shardplan.plan.step.forward_phase import forward
+from shardplan.plan.step.just_in_time import just_in_time
+from shardplan.plan.step.moves import StepMoves, StepParts
+from shardplan.plan.step.phases import EAGER, Numbers, Phase, PhaseWriter, Policy
 from shardplan.plan.types import Move
 from shardplan.schedule.streams import Item, Simulation, Span, simulate
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from shardplan.plan.kinds import Carried, Context, Kind, ListOf, RecordError, Schema, UnexpectedError, shown
+from shardplan.plan.format.kinds import Carried, Context, Kind, ListOf, RecordError, Schema, UnexpectedError, shown
 
 REQUIRED: Final = object()
 """Default of a field that is always there."""

@@ -12,9 +12,9 @@ from typing import Literal
 from shardplan.layout.layout import Layout
 from shardplan.layout.mesh import Mesh
 from shardplan.layout.text import to_text
-from shardplan.plan.breakdown import Exposure
 from shardplan.plan.orientation import checkpoint_layout, checkpoint_shape
 from shardplan.plan.types import Move, OperatorDecision, Plan, TensorDecision
+from shardplan.plan.views.breakdown import Exposure
 
 Table = Literal["parameters", "tensors", "operators", "moves"]
 Row = dict[str, object]

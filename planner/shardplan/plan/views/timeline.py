@@ -1,7 +1,7 @@
 """The timeline of a plan: its scheduled step, rebuilt from the plan file alone, and as a trace for Perfetto.
 
-The phases of a step (`shardplan.plan.phases`) are simulated and put one after the other. Of a phase that a step repeats
-many times, the first few repetitions are listed, and the rest is a summary.
+The phases of a step (`shardplan.plan.step.phases`) are simulated and put one after the other. Of a phase that a
+step repeats many times, the first few repetitions are listed, and the rest is a summary.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import Final, cast
 
 from shardplan.cost.occupancy import links_of
 from shardplan.errors import ShardplanError
-from shardplan.plan.phases import Phase, Policy
-from shardplan.plan.pipeline_timeline import pipeline_streams, pipeline_timeline
-from shardplan.plan.recorded import cluster_of
-from shardplan.plan.step import StepSchedule, schedule_step, serial_schedule
-from shardplan.plan.step_moves import StepParts, block_starts
+from shardplan.plan.recorded_request import cluster_of
+from shardplan.plan.step.moves import StepParts, block_starts
+from shardplan.plan.step.phases import Phase, Policy
+from shardplan.plan.step.schedule import StepSchedule, schedule_step, serial_schedule
 from shardplan.plan.types import Move, Plan
+from shardplan.plan.views.pipeline_timeline import pipeline_streams, pipeline_timeline
 from shardplan.schedule.links import WHOLE, LinkLevels
 from shardplan.schedule.streams import Item, Span
 from shardplan.schedule.tasks import COMPUTE, Task, Timeline, Unlisted

@@ -11,7 +11,7 @@ import re
 from typing import NoReturn
 
 from shardplan.errors import ShardplanError, error
-from shardplan.plan.fields import MAJOR
+from shardplan.plan.format.fields import MAJOR
 
 Document = dict[str, object]
 _LARGEST = 2**63

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from shardplan.plan.phases import Unit
+from shardplan.plan.step.phases import Unit
 from shardplan.plan.types import Move, OperatorDecision
 from shardplan.schedule.links import WHOLE, LinkLevels
 

@@ -32,7 +32,7 @@ AT_ITS_READER: int | None = None
 class Policy:
     """How early weights are gathered: `distance` blocks before the block that reads them, `None`: right before they are
     read, without overlap. `deferred`: gradients are reduced beside backward; otherwise where they are made.
-    `just_in_time`: a gather that this distance does not overlap begins earlier (`shardplan.plan.just_in_time`)."""
+    `just_in_time`: a gather that this distance does not overlap begins earlier (`shardplan.plan.step.just_in_time`)."""
 
     distance: int | None = 1
     deferred: bool = True

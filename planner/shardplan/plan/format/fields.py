@@ -10,23 +10,7 @@ from operator import attrgetter
 from typing import Final, get_args
 
 from shardplan.layout.collective import CollectiveKind
-from shardplan.plan.kinds import (
-    Carried,
-    Choice,
-    Either,
-    Flag,
-    Integer,
-    Kind,
-    ListOf,
-    MapOf,
-    Microseconds,
-    Number,
-    Optional,
-    Text,
-)
-from shardplan.plan.mesh_kinds import AxisNames, LayoutText, PerAxis, Share, WholePlan
-from shardplan.plan.orientation import checkpoint_tensor, dim_segments, dim_shards, graph_tensor
-from shardplan.plan.parts import (
+from shardplan.plan.format.conversions import (
     BlockCopy,
     PlacedAxis,
     are_stages,
@@ -44,7 +28,23 @@ from shardplan.plan.parts import (
     tensors_of,
     whole_plan,
 )
-from shardplan.plan.record import REQUIRED, Checked, Field, Nested, Record, rows
+from shardplan.plan.format.kinds import (
+    Carried,
+    Choice,
+    Either,
+    Flag,
+    Integer,
+    Kind,
+    ListOf,
+    MapOf,
+    Microseconds,
+    Number,
+    Optional,
+    Text,
+)
+from shardplan.plan.format.mesh_kinds import AxisNames, LayoutText, PerAxis, Share, WholePlan
+from shardplan.plan.format.records import REQUIRED, Checked, Field, Nested, Record, rows
+from shardplan.plan.orientation import checkpoint_tensor, dim_segments, dim_shards, graph_tensor
 from shardplan.plan.types import (
     Memory,
     Move,

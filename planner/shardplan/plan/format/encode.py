@@ -13,10 +13,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from shardplan.layout.mesh import Mesh
-from shardplan.plan.content import DIGESTED, content_digest
-from shardplan.plan.fields import MAJOR, PLAN, SUMMARY
-from shardplan.plan.kinds import Context
-from shardplan.plan.record import Json, write_record
+from shardplan.plan.format.digest import DIGESTED, content_digest
+from shardplan.plan.format.fields import MAJOR, PLAN, SUMMARY
+from shardplan.plan.format.kinds import Context
+from shardplan.plan.format.records import Json, write_record
 from shardplan.plan.types import Plan, Summary
 
 LINE_WIDTH = 110

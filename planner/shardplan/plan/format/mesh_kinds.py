@@ -9,7 +9,7 @@ from fractions import Fraction
 from typing import Any
 
 from shardplan.layout.layout import Layout
-from shardplan.plan.kinds import Context, Kind, ListOf, MapOf, RecordError, Schema, Text, UnexpectedError
+from shardplan.plan.format.kinds import Context, Kind, ListOf, MapOf, RecordError, Schema, Text, UnexpectedError
 
 
 @dataclass(frozen=True)

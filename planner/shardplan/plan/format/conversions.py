@@ -1,5 +1,5 @@
-"""Conversions between a plan's values and the form of its file: the functions that the table `shardplan.plan.fields`
-names.
+"""Conversions between a plan's values and the form of its file: the functions that the table in
+`shardplan.plan.format.fields` names.
 
 `get` functions take a value to what is written; `make` functions take the attributes that were read to a value; checks
 take (what was read, attributes read before it, the context) to what is wrong, or `""`.
@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 from shardplan.layout.collective import Collective
 from shardplan.layout.layout import Layout
 from shardplan.layout.mesh import Axis, Mesh
-from shardplan.plan.kinds import Context, RecordError, shown
+from shardplan.plan.format.kinds import Context, RecordError, shown
 from shardplan.plan.types import CollectiveStep, OperatorDecision, Plan, Summary, TensorDecision
 
 T = TypeVar("T")

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from shardplan.graph.build import CostGraph
 from shardplan.graph.memory import Memory
-from shardplan.plan.held_bytes import moved_bytes
+from shardplan.plan.step.memory_timeline import moved_bytes
 from shardplan.plan.types import Move
 
 

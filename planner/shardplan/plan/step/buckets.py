@@ -1,6 +1,6 @@
 """Buckets: moves of one phase, with the same collectives over the same axes on the same dtype, sent together.
 
-A bucket is sent as one collective. `shardplan.plan.bucketing` decides which moves share a bucket.
+A bucket is sent as one collective. `shardplan.plan.step.bucketing` decides which moves share a bucket.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from shardplan.layout.mesh import Mesh
 from shardplan.plan.types import Move
 
 
-def tiles(layout: Layout, mesh: Mesh) -> int:
-    """The number of pieces of which a device has one."""
+def shard_count(layout: Layout, mesh: Mesh) -> int:
+    """The number of shards of which a device has one."""
     return mesh.ways([axis for axis, placement in enumerate(layout.placements) if placement.is_shard])
 
 
-def pieces(move: Move, mesh: Mesh) -> int:
-    """The number of pieces of which a device has one before or after a move, whichever is fewer."""
-    return min(tiles(move.source, mesh), tiles(move.target, mesh))
+def least_shard_count(move: Move, mesh: Mesh) -> int:
+    """The number of shards of which a device has one before or after a move, whichever is fewer."""
+    return min(shard_count(move.source, mesh), shard_count(move.target, mesh))
 
 
-def held_bytes(move: Move, mesh: Mesh) -> Fraction:
+def device_bytes(move: Move, mesh: Mesh) -> Fraction:
     """A device's bytes of the moved tensor before or after the move, whichever are more."""
-    return whole_bytes(move) / pieces(move, mesh)
+    return whole_bytes(move) / least_shard_count(move, mesh)
 
 
 def whole_bytes(move: Move) -> Fraction:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import networkx as nx
 
-from shardplan.plan.tables import table
 from shardplan.plan.types import Plan
+from shardplan.plan.views.tables import table
 
 
 def to_networkx(plan: Plan) -> nx.MultiDiGraph:
