@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from shardplan.model.types import Model
     from shardplan.study.check import Verdict
     from shardplan.study.price import Priced
-    from shardplan.study.robust import Robustness
+    from shardplan.study.sensitivity import Robustness
 
 P = ParamSpec("P")
 OnWarning = Callable[[Diagnostic], None]
@@ -185,7 +185,7 @@ def robustness(plan: Plan, model: str | Path | Model, draws: int) -> Robustness:
     Raises `ShardplanError` for another model, and (`pipeline-plan`) for a pipeline.
     """
     from shardplan.study.instance import load_model_of, read, recorded_request
-    from shardplan.study.robust import robustness as study
+    from shardplan.study.sensitivity import robustness as study
 
     known = load_model_of(plan, "the plan", str(model)) if isinstance(model, str | Path) else model
     instance = read(recorded_request(plan, "the plan", known))

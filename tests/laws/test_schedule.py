@@ -14,8 +14,8 @@ from step_problems import count, every_assignment, step_problem
 from shardplan.cluster.mesh import make_cluster
 from shardplan.cluster.profile import profile_from_text
 from shardplan.graph.build import build_cost_graph
-from shardplan.graph.cuts import binding_cuts, sums_around, work_of
 from shardplan.graph.memory import Memory
+from shardplan.graph.objective_cuts import binding_cuts, sums_around, work_of
 from shardplan.graph.options import UNLIMITED_BYTES, PlanOptions
 from shardplan.graph.problem import objective_of, to_problem
 from shardplan.model.types import Model, Operator, Parameter, Tensor

@@ -397,7 +397,7 @@ def test_interleaved_stages_need_units_enough(model, cluster):
         )
     assert str(problem.value) == (
         "error[too-many-stages]: 'chain' has 3 units: too few for 'interleaved:2' on machine=2 x gpu=2\n"
-        "hint: fewer pieces, or fewer --stages, all alike"
+        "hint: fewer model chunks, or fewer --stages, all alike"
     )
 
 

@@ -19,7 +19,7 @@ import numpy as np
 from shardplan.cost.moves import Index
 from shardplan.cost.recipes import state_bytes
 from shardplan.graph.build import CostGraph, Node
-from shardplan.graph.cache import cache_bytes
+from shardplan.graph.kv_cache import cache_bytes
 from shardplan.graph.moments import Moments
 from shardplan.graph.tensors import TensorSpace
 from shardplan.solve.problem import Usage

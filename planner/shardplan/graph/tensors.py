@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from shardplan.cost.coalesce import in_bucket
 from shardplan.cost.moves import CollectiveSeconds, Index, MoveSpace, Seconds, move_space
-from shardplan.graph.near import Offered, gradient_codes, value_codes
+from shardplan.graph.neighbourhood import OfferedLayouts, gradient_codes, value_codes
 from shardplan.layout.collective import Collective
 from shardplan.layout.layout import Layout
 from shardplan.layout.mesh import Mesh
@@ -60,7 +60,7 @@ class TensorSpace:
     `forward`, `gradient`: state numbers of the value and gradient of every kept choice, shape (choices,).
     """
 
-    def __init__(self, kind: TensorKind, mesh: Mesh, prices: MovePrices, nearby: Offered | None = None) -> None:
+    def __init__(self, kind: TensorKind, mesh: Mesh, prices: MovePrices, nearby: OfferedLayouts | None = None) -> None:
         """`nearby`: the only layouts that are offered."""
         self._layouts: dict[int, Layout] = {}
         self.kind = kind

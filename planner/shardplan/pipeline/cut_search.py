@@ -346,13 +346,13 @@ def _before(stage: _Stage, behind: Costs) -> Costs:
     return least
 
 
-def balanced(costs: Sequence[float], pieces: int) -> list[int]:
-    """Positions that cut a row into so many nonempty pieces with the least maximum cost."""
+def balanced(costs: Sequence[float], parts: int) -> list[int]:
+    """Positions that cut a row into so many nonempty parts with the least maximum cost."""
     sums = [0.0, *itertools.accumulate(costs)]
     count = len(costs)
     least = [0.0] + [float("inf")] * count
     ways: list[list[int]] = []
-    for _ in range(pieces):
+    for _ in range(parts):
         options = [
             min(((max(least[low], sums[high] - sums[low]), low) for low in range(high)), default=(float("inf"), 0))
             for high in range(count + 1)

@@ -149,11 +149,11 @@ class StageCosts:
     @property
     def share(self) -> float:
         """What a stage counts in a step that is not the slowest: 1 / (M V)."""
-        return 1.0 / (self.options.microbatches * self.schedule.pieces)
+        return 1.0 / (self.options.microbatches * self.schedule.chunks)
 
     def step_ns(self, stages_ns: Sequence[float]) -> float:
-        """A step of stages, or of all their pieces, that take so long, without what they hand on."""
-        count = len(stages_ns) // self.schedule.pieces
+        """A step of stages, or of all their model chunks, that take so long, without what they hand on."""
+        count = len(stages_ns) // self.schedule.chunks
         by_stage = [sum(stages_ns[place::count]) for place in range(count)]
         return self.schedule.step(by_stage, self.options.microbatches)
 

@@ -11,9 +11,9 @@ from typing import Any, Final, TypeAlias
 
 from shardplan.constraints.types import Constraint
 from shardplan.graph.build import CostGraph, in_buckets
-from shardplan.graph.cuts import binding_cuts
 from shardplan.graph.memory import Memory
-from shardplan.graph.near import Near
+from shardplan.graph.neighbourhood import Neighbourhood
+from shardplan.graph.objective_cuts import binding_cuts
 from shardplan.graph.options import Effort, PlanOptions
 from shardplan.graph.problem import objective_of, to_problem, to_problems
 from shardplan.graph.remat import Recompute
@@ -69,7 +69,7 @@ class Question:
     remat: Recompute | None = None
     chooses_remat: bool = False
     equal_layers: bool = False
-    near: Near | None = None
+    near: Neighbourhood | None = None
     regather: bool = False
     stay: bool = False
     bucket_bytes: float | None = None

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 
 from shardplan.cluster.mesh import merged
 from shardplan.cluster.types import Cluster
-from shardplan.graph.near import Near
+from shardplan.graph.neighbourhood import Neighbourhood
 from shardplan.graph.options import PlanOptions
 from shardplan.graph.remat import Recompute
 from shardplan.layout.mesh import Axis, Mesh
@@ -119,7 +119,9 @@ def lifted(search: Search, coarser: Coarser, no_less_s: float, decided: Decided 
     """The coarser mesh's plan on the finer mesh, or the plan with the decisions `decided`. Raises `NoPlanError` if that
     is not valid there."""
     decided, limit_bytes = decided or coarser.on(search.instance.cluster.mesh), coarser.limit_bytes
-    question = Question(limit_bytes, remat=coarser.recompute, near=Near(decided.met()), restriction=decided.fixed)
+    question = Question(
+        limit_bytes, remat=coarser.recompute, near=Neighbourhood(decided.met()), restriction=decided.fixed
+    )
     answer = yield from asked(search, question, search.work_left)
     if answer.solution.choices is None:
         raise NoPlanError(answer)
@@ -168,7 +170,7 @@ def by_pairs(search: Search, found: Found) -> Questions[Found]:
     for pair in itertools.combinations(real_axes(instance.cluster.mesh), 2):
         if search.is_over or found.outcome == "interrupted":
             break
-        near = Near(Decided.of_priced(found.candidate.priced).met(), frozenset(pair))
+        near = Neighbourhood(Decided.of_priced(found.candidate.priced).met(), frozenset(pair))
         answer = yield from asked(
             search,
             replace(question, near=near, planes=found.planes, ends_s=search.share(2)),

@@ -11,10 +11,10 @@ from shardplan.constraints.resolve import ResolvedConstraints, resolve
 from shardplan.constraints.reuse import adapted
 from shardplan.errors import Diagnostic, ShardplanError, error, warning
 from shardplan.graph.build import CostGraph, build_cost_graph, regathering
-from shardplan.graph.cache import cache_obstacles
 from shardplan.graph.flow import microbatch_obstacles, training_obstacles
+from shardplan.graph.kv_cache import cache_obstacles
 from shardplan.graph.memory import Memory
-from shardplan.graph.near import Near, Offer
+from shardplan.graph.neighbourhood import Neighbourhood, Offer
 from shardplan.graph.options import PlanOptions
 from shardplan.graph.pricing import Pricing
 from shardplan.graph.remat import Recompute
@@ -108,7 +108,7 @@ class CostGraphs:
         self._asked: tuple[CostGraph, Memory] | None = None
         self._recomputing: tuple[Recompute, tuple[CostGraph, Memory]] | None = None
         self._regathering: tuple[CostGraph, tuple[CostGraph, Memory]] | None = None
-        self._near: tuple[tuple[Near, Recompute | None], tuple[CostGraph, Memory]] | None = None
+        self._near: tuple[tuple[Neighbourhood, Recompute | None], tuple[CostGraph, Memory]] | None = None
 
     def asked(self) -> tuple[CostGraph, Memory]:
         """The cost graph with the rematerialisation of the options."""
@@ -119,10 +119,14 @@ class CostGraphs:
             self._asked = (built, Memory(built))
         return self._asked
 
-    def _decided(self) -> Near | None:
+    def _decided(self) -> Neighbourhood | None:
         """The layouts of the plan that is fixed, on a mesh of so many axes that no other layouts are priced."""
         decided, mesh = self.instance.decided, self.instance.cluster.mesh
-        return None if decided is None or len(real_axes(mesh)) <= MOST_WHOLE else Near(Decided.of_plan(decided).met())
+        return (
+            None
+            if decided is None or len(real_axes(mesh)) <= MOST_WHOLE
+            else Neighbourhood(Decided.of_plan(decided).met())
+        )
 
     def recomputing(self, remat: Recompute) -> tuple[CostGraph, Memory]:
         """The cost graph with a given rematerialisation. The latest one is kept, as several questions follow on the
@@ -140,7 +144,7 @@ class CostGraphs:
             self._regathering = asked[0], (regathering(asked[0]), asked[1])
         return self._regathering[1]
 
-    def near(self, near: Near, remat: Recompute | None) -> tuple[CostGraph, Memory]:
+    def near(self, near: Neighbourhood, remat: Recompute | None) -> tuple[CostGraph, Memory]:
         """The cost graph with only the layouts near some plans, and a given rematerialisation (default: the
         options). The latest one is kept."""
         if self._near is None or self._near[0] != (near, remat):

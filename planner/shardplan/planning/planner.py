@@ -13,7 +13,7 @@ from shardplan.cluster.types import Cluster
 from shardplan.errors import Diagnostic, InfeasibleError, LimitError, ShardplanError, warning
 from shardplan.graph.build import CostGraph
 from shardplan.graph.memory import Memory
-from shardplan.graph.near import Offer
+from shardplan.graph.neighbourhood import Offer
 from shardplan.graph.options import PlanOptions
 from shardplan.graph.problem import at, objective_of
 from shardplan.graph.remat import Recompute

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from shardplan.model.thin import shallow
+from shardplan.model.shallow import shallow
 from shardplan.model.types import Model
 from shardplan.planning.finer import Coarser
 from shardplan.planning.instance import Instance

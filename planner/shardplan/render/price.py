@@ -59,7 +59,7 @@ def words_of(parallelism: Parallelism) -> str:
     more = [_ZERO[parallelism.zero], "sequence parallel" * parallelism.sequence]
     more += [f"ep {parallelism.expert}"] if parallelism.expert > 1 else []
     more += ["etp 1"] if parallelism.experts_are_whole else []
-    more += [f"{parallelism.virtual} pieces per stage"] if parallelism.virtual > 1 else []
+    more += [f"{parallelism.virtual} model chunks per stage"] if parallelism.virtual > 1 else []
     return ", ".join([" x ".join(ways), *filter(None, more)])
 
 

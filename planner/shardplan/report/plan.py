@@ -109,8 +109,8 @@ def summary_bar(plan: Plan) -> dict[str, object]:
 def _step_parts(plan: Plan, spent: Breakdown) -> list[tuple[str, int, int]]:
     """(what, nanoseconds, number of the mesh axis or -1): compute, exposed communication by axis, the bubble."""
     by_name: dict[str, int] = {}
-    for piece in spent.of:
-        for axis, ns in zip(piece.mesh.axes, exposed_by_axis(piece), strict=True):
+    for part in spent.of:
+        for axis, ns in zip(part.mesh.axes, exposed_by_axis(part), strict=True):
             by_name[axis.name] = by_name.get(axis.name, 0) + ns
     axes = [(f"exposed communication on {name}", by_name.pop(name, 0), at) for at, name in enumerate(plan.mesh.names)]
     rest = spent.exposed_ns - sum(ns for _, ns, _ in axes)

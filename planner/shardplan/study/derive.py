@@ -161,17 +161,17 @@ def _staged(
 ) -> Plan:  # fmt: skip
     schedule = parse_schedule(str(plan.model.get("schedule", "1f1b")))
     asked, by_hand = plan.model.get("stages"), plan.model.get("stages") == "manual"
-    if not by_hand and asked not in ("auto", len(pipeline.stages) // schedule.pieces):
+    if not by_hand and asked not in ("auto", len(pipeline.stages) // schedule.chunks):
         raise NotDerivableError([f"pipeline.stages are {len(pipeline.stages)}, and model.stages is {asked}"])
     chain, cuts = _cut_by_hand(pipeline, model) if by_hand else _cut(pipeline, model)
     parts = tuple(_part(cluster, stage.plan.mesh, by_hand=by_hand) for stage in pipeline.stages)
     plans, waiting = [], []
-    count = len(cuts) // schedule.pieces
+    count = len(cuts) // schedule.chunks
     for place, (stage, cut, own) in enumerate(zip(pipeline.stages, cuts, parts, strict=True)):
         behind = count - 1 - place % count
         waiting.append(schedule.in_flight(behind, count, options.microbatches) if options.training else 1)
         run = part_of(chain, cut.first, cut.last, stage_name(model, place))
-        limit = limit_bytes(options, cluster) // schedule.pieces
+        limit = limit_bytes(options, cluster) // schedule.chunks
         if by_hand:
             constraints = options_of(stage.plan, file).constraints
         else:

@@ -50,10 +50,10 @@ from shardplan.planning.standing import OnProgress, Turn
 from shardplan.request import Request
 from shardplan.rules import model_rules
 from shardplan.study.instance import DESCRIBED, load_model
-from shardplan.study.pieces import starts
+from shardplan.study.model_chunks import chunk_starts
 from shardplan.study.racks import as_filled
 from shardplan.study.run_memory import accumulating_in_fp32, as_held
-from shardplan.study.trained import (
+from shardplan.study.trainer_step import (
     as_run,
     as_trained,
     exchanging_beside,
@@ -222,28 +222,28 @@ def _pipeline(
     fixed: Fixed,
     on_progress: OnProgress | None,
 ) -> Priced:
-    pieces, stages = parallelism.pieces, parallelism.pipeline
+    chunks, stages = parallelism.pieces, parallelism.pipeline
     schedule = Schedule("interleaved", parallelism.virtual) if parallelism.virtual > 1 else Schedule("1f1b")
-    chain = chain_at(model, starts(model, pieces))
-    waiting = [schedule.in_flight(stages - 1 - place % stages, stages, options.microbatches) for place in range(pieces)]
-    inner = 1 if pieces > 2 else 0  # the one that holds most
+    chain = chain_at(model, chunk_starts(model, chunks))
+    waiting = [schedule.in_flight(stages - 1 - place % stages, stages, options.microbatches) for place in range(chunks)]
+    inner = 1 if chunks > 2 else 0  # the one that holds most
     most = max(waiting[1:-1], default=1)
     plans: dict[int, Plan] = {}
-    planned = sorted({0, inner, pieces - 1})
+    planned = sorted({0, inner, chunks - 1})
     turn = Turn(on_progress, len(planned))
     for place in planned:
         turn.next(f"stage {place}")
-        held = most if 0 < place < pieces - 1 else waiting[place]
+        held = most if 0 < place < chunks - 1 else waiting[place]
         own = part_of(chain, place, place + 1, f"{model.name}.stage{place}")
         asked = replace(options, in_flight=held)
-        room, loss = limit // parallelism.virtual, place == pieces - 1
+        room, loss = limit // parallelism.virtual, place == chunks - 1
         plan = _fastest(own, part.cluster, asked, room, fixed, turn.tell, loss=loss)
         plans[place] = accumulating_in_fp32(plan) if fixed.sharded else plan
-    stands_for, transfers = [0, *[inner] * (pieces - 2), pieces - 1], Transfers(cluster)
+    stands_for, transfers = [0, *[inner] * (chunks - 2), chunks - 1], Transfers(cluster)
     found = assemble_result(
         chain,
-        [Cut(place, place + 1, 0, 0, 0) for place in range(pieces)],
-        [part] * pieces,
+        [Cut(place, place + 1, 0, 0, 0) for place in range(chunks)],
+        [part] * chunks,
         [plans[place] for place in stands_for],
         waiting,
         *_borders(chain, plans, stands_for, options),

@@ -31,7 +31,7 @@ from shardplan.plan.interrupted import unless_interrupted
 from shardplan.plan.step.memory_timeline import bytes_by_moment, peak_of
 from shardplan.plan.types import Memory, Plan
 from shardplan.planning.planner import Chosen
-from shardplan.study.trained import loss_memory_bytes
+from shardplan.study.trainer_step import loss_memory_bytes
 
 _OPTIMIZER, _ACTIVATIONS, _TEMPORARIES = 2, 3, 4
 """Rows of what is held, in the order of the categories of `Memory`."""

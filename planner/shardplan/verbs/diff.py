@@ -108,9 +108,9 @@ def _as_written(file: str, _: Sequence[str]) -> tuple[Plan, tuple[Diagnostic, ..
 
 def _derived(file: str, models: Sequence[str]) -> tuple[Plan, tuple[Diagnostic, ...]]:
     """The plan in a file with numbers that follow from its decisions, and warnings where the file has others."""
-    from shardplan.study.trusted import trusted
+    from shardplan.study.rederived import rederived
 
-    return trusted(file, models)
+    return rederived(file, models)
 
 
 def _condition(text: str) -> Callable[[PlanDiff], bool]:

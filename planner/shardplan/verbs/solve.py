@@ -121,7 +121,7 @@ def _read(given: Mapping[str, Any]) -> _Order:
         attempt(lambda: check_output(output))
     attempt(lambda: check_report(given["html"], output))
     if given["robust"] and instance is not None and instance.staging is not None:
-        from shardplan.study.robust import NOT_OF_A_PIPELINE
+        from shardplan.study.sensitivity import NOT_OF_A_PIPELINE
 
         attempt.problems.append(NOT_OF_A_PIPELINE)
     attempt.finish()
@@ -237,7 +237,7 @@ def _deliver(session: Session, order: _Order, answer: Solved, *, require_optimal
 def _limits(session: Session, order: _Order, answer: Solved) -> Mapping[str, Any]:
     """What the runtime that the plan is for costs, said and for a document; nothing where any plan would do."""
     from shardplan.render.solve import describe_limits
-    from shardplan.study.said import limits_of
+    from shardplan.study.target_limits import limits_of
     from shardplan.units import Measure
 
     if not order.instance.options.target:
@@ -278,7 +278,7 @@ def _study(session: Session, order: _Order, answer: Solved) -> Mapping[str, Any]
     """What the plan, which is written by now, is worth under other constants; what a document says of it."""
     from shardplan.planning.standing import Standing
     from shardplan.render.sensitivity import describe_sensitivity, sensitivity_record
-    from shardplan.study.robust import robustness
+    from shardplan.study.sensitivity import robustness
 
     instance = order.instance
     told = session.begin("trying other constants")

@@ -10,7 +10,7 @@ from shardplan.plan.types import Move, Pipeline, Plan
 @dataclass(frozen=True, slots=True)
 class Breakdown:
     """Nanoseconds of a step: `compute_ns` + `exposed_ns` + `bubble_ns` is the step, `overlapped_ns` is communication
-    beside compute. `of`: the plans with these times, which are the plan itself or the pieces of the slowest stage."""
+    beside compute. `of`: the plans with these times: the plan itself or the model chunks of the slowest stage."""
 
     compute_ns: int
     exposed_ns: int
@@ -24,21 +24,21 @@ def breakdown(plan: Plan) -> Breakdown:
     if plan.pipeline is None:
         summary = plan.summary
         return Breakdown(summary.compute_ns, summary.communication_ns, 0, summary.hidden_ns, (plan,))
-    pieces = _slowest(plan.pipeline)
+    chunks = _slowest(plan.pipeline)
     compute, exposed, overlapped = (
-        sum(getattr(piece.summary, name) for piece in pieces)
+        sum(getattr(chunk.summary, name) for chunk in chunks)
         for name in ("compute_ns", "communication_ns", "hidden_ns")
     )
-    return Breakdown(compute, exposed, max(0, plan.summary.step_ns - compute - exposed), overlapped, pieces)
+    return Breakdown(compute, exposed, max(0, plan.summary.step_ns - compute - exposed), overlapped, chunks)
 
 
 def _slowest(pipeline: Pipeline) -> tuple[Plan, ...]:
-    """The plans of the devices that work longest; several plans if the schedule gives a device several pieces of the
-    model."""
-    pieces: dict[int, list[Plan]] = {}
+    """The plans of the devices that work longest; several plans if the schedule gives a device several model
+    chunks."""
+    chunks: dict[int, list[Plan]] = {}
     for stage in pipeline.stages:
-        pieces.setdefault(stage.first_device, []).append(stage.plan)
-    return tuple(max(pieces.values(), key=lambda own: sum(piece.summary.step_ns for piece in own)))
+        chunks.setdefault(stage.first_device, []).append(stage.plan)
+    return tuple(max(chunks.values(), key=lambda own: sum(chunk.summary.step_ns for chunk in own)))
 
 
 class Exposure:

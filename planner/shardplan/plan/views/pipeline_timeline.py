@@ -39,7 +39,7 @@ def _tied(pipeline: Pipeline) -> tuple[Transfer, ...]:
 
 
 def device_groups(pipeline: Pipeline) -> int:
-    """The number of groups of devices: the pieces of an interleaved stage share one group."""
+    """The number of groups of devices: the model chunks of an interleaved stage share one group."""
     return len({stage.first_device for stage in pipeline.stages})
 
 
@@ -89,7 +89,7 @@ class _Work:
     def _stage(self, place: int, stage: Stage) -> None:
         forward, backward = _halves(stage, self.microbatches, training=self.training)
         before: list[tuple[str, int, int]] = []
-        behind = len(self.pipeline.stages) - place  # a piece of an interleaved stage may run ahead of the mean
+        behind = len(self.pipeline.stages) - place  # a model chunk of an interleaved stage may run ahead of the mean
         for kind, batch in _order(max(stage.in_flight, behind), self.microbatches, training=self.training):
             after = list(before)
             if kind == "F" and place:

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from shardplan.errors import ShardplanError, error
 from shardplan.model.digest import structure_digest
-from shardplan.model.thin import thin_model, thinned
+from shardplan.model.shallow import thin_model, thinned
 from shardplan.model.types import Model
 from shardplan.plan.recorded_request import is_of
 from shardplan.plan.types import Plan

@@ -159,7 +159,7 @@ def with_sends(found: PipelineResult, transfers: Transfers, schedule: Schedule, 
         handed.append(max(there.time_ns, back))
     waits = [before + after for before, after in itertools.pairwise([0, *handed, 0])]
     costs = [plan.summary.step_ns + share * microbatches * wait for plan, wait in zip(found.plans, waits, strict=True)]
-    stages = len(costs) // schedule.pieces
+    stages = len(costs) // schedule.chunks
     step_ns = schedule.step([math.fsum(costs[place::stages]) for place in range(stages)], microbatches)
     step_ns += waited_ns(found.tied)
     return replace(found, step_ns=step_ns, bound_ns=min(found.bound_ns, step_ns))

@@ -23,14 +23,14 @@ _VALUE = re.compile(r"(?P<module>[^:]+): (?P<value>.+)")
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
-    """Things of one kind: tensors of one shape, or operators with one equation; the other is empty."""
+class NamedDecisions:
+    """Decisions of one kind: on tensors of one shape, or operators with one equation; the other is empty."""
 
     tensors: tuple[TensorDecision, ...] = ()
     operators: tuple[OperatorDecision, ...] = ()
 
 
-def find(plan: Plan, model: Model, name: str) -> Named:
+def find(plan: Plan, model: Model, name: str) -> NamedDecisions:
     """What `name` matches: a weight, a value or an operator; a pattern of these; or a line of `show` and `explain`,
     such as `layers.*.mlp.up (MatMul)` or `output of layers.0.mlp`.
 
@@ -49,7 +49,7 @@ def find(plan: Plan, model: Model, name: str) -> Named:
         summary = f"'{name}' matches {matching} things of {len(kinds)} kinds; explain one of them at a time"
         detail, hint = "\n".join([*shown[:_SHOWN], *rest]), f"write it as it stands here: '{next(iter(groups))}'"
         raise ShardplanError(error("too-many", summary, detail=detail, hint=hint))
-    return Named(tuple(tensors), tuple(operators))
+    return NamedDecisions(tuple(tensors), tuple(operators))
 
 
 def _as_printed(plan: Plan, name: str) -> tuple[list[TensorDecision], list[OperatorDecision]] | None:

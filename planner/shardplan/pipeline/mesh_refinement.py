@@ -85,7 +85,7 @@ class FinerStages:
     def _plan(self, found: PipelineResult, place: int, borders: Sequence[tuple[Layout, Layout]]) -> Plan:
         """The plan of one stage: its decisions on the merged mesh, lifted."""
         cut, waiting, chain = found.cuts[place], found.in_flight[place], found.chain
-        self.coarser.course.tell(f"taking over stage {place + 1} of {len(found.cuts)} from a coarser mesh")
+        self.coarser.search_state.tell(f"taking over stage {place + 1} of {len(found.cuts)} from a coarser mesh")
         name = f"{chain.model.name}.stage{place}"
         model, part = part_of(chain, cut.first, cut.last, name), self.parts[cut.submesh]
         options = self.coarser.options_of(model, part.mesh, waiting)

@@ -16,12 +16,12 @@ from shardplan.plan.types import Plan
 from shardplan.planning import Planner
 from shardplan.planning.standing import OnProgress
 from shardplan.study.instance import read, recorded_request
-from shardplan.study.named import Named
+from shardplan.study.named_decisions import NamedDecisions
 from shardplan.study.shares import Share, shares_of
 
 
 @dataclass(frozen=True, slots=True)
-class Instead:
+class WhatIf:
     """`spec`: the requested choice; `plan`: the fastest plan with it. `diff`: from the given plan to that one; `terms`:
     the differences in step time by term, the largest first; their sum is the difference of the steps."""
 
@@ -31,9 +31,9 @@ class Instead:
     terms: tuple[Share, ...]
 
 
-def instead(
-    plan: Plan, file: str, model: Model, found: Named, spec: str, on_progress: OnProgress | None = None
-) -> Instead:
+def what_if(
+    plan: Plan, file: str, model: Model, found: NamedDecisions, spec: str, on_progress: OnProgress | None = None
+) -> WhatIf:
     """The fastest plan in which what was `found` is kept, or split, as `spec` says (as `--pin` does).
 
     Raises `ShardplanError`: what is wrong with `spec`, or why it cannot be had; `InfeasibleError` where it does not
@@ -46,7 +46,7 @@ def instead(
         other = unless_interrupted(Planner(model, instance.cluster, instance.options, on_progress).plan())
     except ShardplanError as problem:
         raise type(problem)(*_once(problem.diagnostics)) from None
-    return Instead(spec, other, diff_plans(plan, other), _terms(shares_of(plan), shares_of(other)))
+    return WhatIf(spec, other, diff_plans(plan, other), _terms(shares_of(plan), shares_of(other)))
 
 
 def _once(diagnostics: Sequence[Diagnostic]) -> list[Diagnostic]:
@@ -54,11 +54,11 @@ def _once(diagnostics: Sequence[Diagnostic]) -> list[Diagnostic]:
     return list({(diagnostic.code, diagnostic.file): diagnostic for diagnostic in reversed(diagnostics)}.values())[::-1]
 
 
-def _names(found: Named) -> list[str]:
+def _names(found: NamedDecisions) -> list[str]:
     return [*(t.checkpoint or t.name for t in found.tensors), *(o.name for o in found.operators)]
 
 
-def _pin(found: Named, name: str, spec: str) -> Constraint:
+def _pin(found: NamedDecisions, name: str, spec: str) -> Constraint:
     section = "operators" if found.operators else "parameters" if found.tensors[0].checkpoint else "tensors"
     return parse_recorded(f"{section}: {literal(name)}: {spec}", f"--instead '{spec}'")
 

@@ -12,7 +12,7 @@ from shardplan.cluster.profile import load_profile
 from shardplan.models import transformer
 from shardplan.planning import Planner, PlanOptions, plan_model
 from shardplan.planning.decided import Decided
-from shardplan.study.robust import drawn, regret, robustness
+from shardplan.study.sensitivity import drawn, regret, robustness
 
 SIZES = {"layers": 1, "hidden": 1024, "heads": 16, "vocab": 4096, "seq": 512, "batch": 16}
 OPTIONS = PlanOptions(effort="quick")

@@ -1,9 +1,9 @@
 """The choices near some layouts: on a mesh with too many axes for all layouts, a search goes from plan to plan.
 
-Near a set of layouts, with some mesh axes free, are the layouts that differ from one of the set only on the free axes.
-A tensor is kept, served, read and made in layouts near to those that it has in some plan; the choices of operators
-follow. Tensors of one kind share all layouts that are near for any of them, so that equal layers still have equal
-tables.
+In the neighbourhood of a set of layouts, with some mesh axes free, are the layouts that differ from one of the set only
+on the free axes. A tensor is kept, served, read and made in layouts near to those that it has in some plan; the choices
+of operators follow. Tensors of one kind share all layouts that are near for any of them, so that equal layers still
+have equal tables.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def gradient_codes(codes: Codes, count: int) -> Codes:
     return np.where(codes == count + 1, count, np.where(codes == count + 2, count + 1, codes))
 
 
-class Offered(Protocol):
+class OfferedLayouts(Protocol):
     """The only layouts that the tensors of one kind may have. Placement codes are those of `shardplan.graph.tensors`:
     shards, R, P, R/P."""
 
@@ -53,25 +53,25 @@ class Offered(Protocol):
 class Offer(Protocol):
     """The only layouts that a cost graph offers."""
 
-    def to(self, names: Collection[str], kind: TensorKind, sizes: tuple[int, ...]) -> Offered:
+    def to(self, names: Collection[str], kind: TensorKind, sizes: tuple[int, ...]) -> OfferedLayouts:
         """Those of the tensors `names`, which are of one kind, on a mesh of these sizes."""
 
 
 @dataclass(frozen=True)
-class Near:
+class Neighbourhood:
     """`layouts`: the given layouts by tensor; `free`: axes on which every placement is allowed."""
 
     layouts: Mapping[str, frozenset[Layout]]
     free: frozenset[int] = frozenset()
 
-    def to(self, names: Collection[str], kind: TensorKind, sizes: tuple[int, ...]) -> Nearby:
+    def to(self, names: Collection[str], kind: TensorKind, sizes: tuple[int, ...]) -> NearbyLayouts:
         """The layouts near to those of any of the tensors."""
         layouts = frozenset[Layout]().union(*(self.layouts.get(name, ()) for name in names))
-        return Nearby(layouts, self.free, kind.shards, sizes)
+        return NearbyLayouts(layouts, self.free, kind.shards, sizes)
 
 
 @dataclass(frozen=True)
-class Nearby:
+class NearbyLayouts:
     """The nearby layouts for the tensors of one kind, with these shards, on a mesh with so many axes.
 
     Placement codes are those of `shardplan.graph.tensors`: shards, R, P, R/P.

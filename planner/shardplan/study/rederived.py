@@ -19,7 +19,7 @@ from shardplan.units import size
 _GATE = "no condition can be checked with it"
 
 
-def trusted(file: str, models: Sequence[str] = ()) -> tuple[Plan, tuple[Diagnostic, ...]]:
+def rederived(file: str, models: Sequence[str] = ()) -> tuple[Plan, tuple[Diagnostic, ...]]:
     """The plan in `file` with everything that follows from its decisions derived again, and warnings if the file
     differs. `models`: in place of the one that it records. A plan whose model is not available, or has changed, is
     returned as in its file.

@@ -4,7 +4,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from shardplan.errors import ShardplanError
-from shardplan.model.wall import Budget, guard
+from shardplan.model.limits import Budget, guard
 
 LAUGHS = 12
 

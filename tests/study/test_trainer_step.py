@@ -1,4 +1,4 @@
-"""What trainers take other than the schedule of a plan: `shardplan.study.trained`."""
+"""What trainers take other than the schedule of a plan: `shardplan.study.trainer_step`."""
 
 from dataclasses import replace
 
@@ -15,8 +15,8 @@ from shardplan.plan.types import Move
 from shardplan.planning import parallelism
 from shardplan.rules import model_rules
 from shardplan.study.instance import load_model
-from shardplan.study.pieces import layers_of
-from shardplan.study.trained import _is_partial, _summed_over, as_run, as_trained, exchanging_beside
+from shardplan.study.model_chunks import layers_of
+from shardplan.study.trainer_step import _is_partial, _summed_over, as_run, as_trained, exchanging_beside
 
 MODEL = "transformer:style=gpt,layers=2,hidden=256,heads=4,vocab=1024,seq=128"
 
@@ -215,22 +215,22 @@ def test_what_others_read_too_is_gathered_in_16_bits():
     assert narrow_tensors(model, model_rules(model), "") == Narrow()
 
 
-@pytest.mark.parametrize(("layers", "pieces"), [(61, 16), (94, 32), (30, 8), (7, 4), (36, 4), (62, 12), (5, 5)])
-def test_layers_are_dealt_out_so_that_none_is_left(layers, pieces):
-    found = layers_of(layers, pieces)
-    assert (sum(found), len(found)) == (layers, pieces)
+@pytest.mark.parametrize(("layers", "chunks"), [(61, 16), (94, 32), (30, 8), (7, 4), (36, 4), (62, 12), (5, 5)])
+def test_layers_are_dealt_out_so_that_none_is_left(layers, chunks):
+    found = layers_of(layers, chunks)
+    assert (sum(found), len(found)) == (layers, chunks)
     assert min(found) > 0
-    assert max(found) <= -(-(layers + 2) // pieces)
+    assert max(found) <= -(-(layers + 2) // chunks)
 
 
-@pytest.mark.parametrize(("stages", "pieces", "waits"), [(2, 1, 8 + 1), (4, 1, 16 + 4), (2, 2, 24 + 1.5)])
-def test_each_stage_meets_each_neighbour_once_a_microbatch(stages, pieces, waits):
+@pytest.mark.parametrize(("stages", "chunks", "waits"), [(2, 1, 8 + 1), (4, 1, 16 + 4), (2, 2, 24 + 1.5)])
+def test_each_stage_meets_each_neighbour_once_a_microbatch(stages, chunks, waits):
     """Of a pipeline of 8 microbatches: one wait at every border of the stage that has most of them, and what is left
     of those of the others to fill. What inner stages wait for more than the last one first uses up what that computes
     more."""
     model = "transformer:style=gpt,layers=4,hidden=256,heads=4,vocab=1024,seq=128"
     none, half, whole = (
-        shardplan.price(model, cluster=cluster_with(sends=share), pp=stages, vp=pieces, global_batch=8).plan
+        shardplan.price(model, cluster=cluster_with(sends=share), pp=stages, vp=chunks, global_batch=8).plan
         for share in (0, 0.5, 1)
     )
     steps = [plan.summary.step_ns for plan in (none, half, whole)]

@@ -19,7 +19,7 @@ _FINISHING = 0.8
 
 
 @dataclass
-class Course:
+class SearchState:
     """`best_ns`: the shortest step known, infinite before there is one; `bound_ns`: a lower bound on every pipeline.
     `work`, in the units of `shardplan.solve.constants`: that of planning stages and searching cuts. `ends_s`
     (`time.monotonic`): when the search ends with what it has. For the progress line: `planned`, the number of cuts
@@ -38,7 +38,7 @@ class Course:
     @classmethod
     def of(
         cls, options: PlanOptions, interruption: Interruption | None = None, on_progress: OnProgress | None = None
-    ) -> Course:
+    ) -> SearchState:
         """A search that begins now."""
         limit = options.time_limit
         ends_s = math.inf if limit is None else time.monotonic() + _FINISHING * limit

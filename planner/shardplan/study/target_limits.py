@@ -11,7 +11,7 @@ from shardplan.study.solve import Solved, solve
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class TargetLimits:
     """`target`: the format; `step_ns`: of its plan; `free_ns`: of the best plan on its mesh without the format's
     limits."""
 
@@ -29,7 +29,7 @@ class Limits:
         return {"target": self.target, "free_step_us": self.free_ns / 1e3, "slower": round(self.slower, 6)}
 
 
-def limits_of(instance: Instance, solved: Solved, on_progress: OnProgress | None = None) -> Limits | None:
+def limits_of(instance: Instance, solved: Solved, on_progress: OnProgress | None = None) -> TargetLimits | None:
     """The cost of a target runtime's limits on the plan's mesh; None if the search for the unlimited optimum found no
     plan or was stopped. If the mesh was chosen, other meshes are not searched: that takes several times as long as the
     plan. A plan that the runtime can express is also an unlimited plan."""
@@ -42,4 +42,4 @@ def limits_of(instance: Instance, solved: Solved, on_progress: OnProgress | None
     if other.summary.outcome == "interrupted":
         return None
     step_ns = solved.plan.summary.step_ns
-    return Limits(instance.options.target, step_ns, min(step_ns, other.summary.step_ns))
+    return TargetLimits(instance.options.target, step_ns, min(step_ns, other.summary.step_ns))

@@ -1,4 +1,4 @@
-"""Even cuts of a model into the pieces of a pipeline between layers, as trainers make them."""
+"""Even cuts of a model into the chunks of a pipeline between layers, as trainers make them."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from shardplan.rules import model_rules
 from shardplan.units import counted
 
 
-def starts(model: Model, pieces: int) -> list[int]:
-    """The first operator of each piece except the first."""
+def chunk_starts(model: Model, chunks: int) -> list[int]:
+    """The first operator of each chunk except the first."""
     begins = _layer_starts(model)
-    if begins and len(begins) + 2 == pieces:  # embedding and output matrix are pieces of their own
+    if begins and len(begins) + 2 == chunks:  # embedding and output matrix are chunks of their own
         return [*begins, 1 + max(index for block in model.blocks for copy in block.copies for index in copy)]
-    if len(begins) < pieces:
+    if len(begins) < chunks:
         hint = "take at most as many stages, times --vp, as there are layers"
-        raise ShardplanError(bad(f"the model has {counted(len(begins), 'layer')}, too few for {pieces} stages", hint))
-    return [begins[place] for place in itertools.accumulate(layers_of(len(begins), pieces)[:-1])]
+        raise ShardplanError(bad(f"the model has {counted(len(begins), 'layer')}, too few for {chunks} stages", hint))
+    return [begins[place] for place in itertools.accumulate(layers_of(len(begins), chunks)[:-1])]
 
 
-def layers_of(layers: int, pieces: int) -> list[int]:
-    """The number of layers of each piece: equal if possible; otherwise embedding and output matrix count as one layer
-    each, and the remainder goes to the inner pieces, from the front."""
-    each, over = divmod(layers, pieces)
+def layers_of(layers: int, chunks: int) -> list[int]:
+    """The number of layers of each chunk: equal if possible; otherwise embedding and output matrix count as one layer
+    each, and the remainder goes to the inner chunks, from the front."""
+    each, over = divmod(layers, chunks)
     if not over:
-        return [each] * pieces
-    each, over = divmod(layers + 2, pieces)
-    order = [*range(1, pieces - 1), 0, pieces - 1]
+        return [each] * chunks
+    each, over = divmod(layers + 2, chunks)
+    order = [*range(1, chunks - 1), 0, chunks - 1]
     more = set(order[:over])
-    counts = [each + (place in more) - (place in (0, pieces - 1)) for place in range(pieces)]
-    return counts if min(counts) > 0 else [layers // pieces + (place < layers % pieces) for place in range(pieces)]
+    counts = [each + (place in more) - (place in (0, chunks - 1)) for place in range(chunks)]
+    return counts if min(counts) > 0 else [layers // chunks + (place < layers % chunks) for place in range(chunks)]
 
 
 def _layer_starts(model: Model) -> list[int]:

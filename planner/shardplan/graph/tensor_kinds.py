@@ -18,7 +18,7 @@ from shardplan.rules.types import Rule
 
 
 @dataclass(frozen=True)
-class Traffic:
+class TensorKinds:
     """`kept`: kind of every planned tensor; `served`: kind under which tensors with several readers are served;
     `updated`: kind under which the optimizer updates a weight, if its layout may differ from the weight's."""
 
@@ -30,7 +30,7 @@ class Traffic:
 
 def tensor_kinds(
     model: Model, rules: Sequence[Rule], flow: Flow, mesh: Mesh, options: PlanOptions, constraints: ResolvedConstraints
-) -> Traffic:
+) -> TensorKinds:
     """The kinds of all planned tensors of `model` on `mesh`; `constraints` may ask for further shards."""
     shards = _shards_in_use(model, rules)
     for wanted, dims in constraints.shards().items():
@@ -67,7 +67,7 @@ def tensor_kinds(
         if options.shard_optimizer and name in trainable:
             updated[name] = kept[name]
             kept[name] = replace(kept[name], accumulates=True)
-    return Traffic(kept, served, updated, trainable)
+    return TensorKinds(kept, served, updated, trainable)
 
 
 def _shards_in_use(model: Model, rules: Sequence[Rule]) -> dict[str, set[Placement]]:
