@@ -128,7 +128,7 @@ def test_a_plan_is_priced_again_and_must_agree(monkeypatch):
     assert (sent_ns + done_ns) / 1e9 == pytest.approx(serial_s, abs=1e-8)
     assert [move.tensor for move in charged] == [move.tensor for move in priced.moves]
     assert all(own.time_ns <= full.time_ns + 1 for own, full in zip(charged, priced.moves, strict=True))
-    monkeypatch.setattr(assemble, "charged_seconds", lambda *_: 1.01 * serial_s + 1e-5)
+    monkeypatch.setattr(assemble, "priced_seconds", lambda *_: 1.01 * serial_s + 1e-5)
     with pytest.raises(PriceMismatchError, match="the lowered plan takes"):
         price(built, memory, choices, limit)
     monkeypatch.delenv("SHARDPLAN_CHECK_PRICES")

@@ -223,9 +223,9 @@ def test_stages_by_hand_are_solved_again_as_they_were_asked_for(tmp_path, shardp
 
 def test_a_stage_is_called_by_the_blocks_that_it_runs():
     model = described("transformer:layers=4,hidden=64,heads=4,vocab=128,seq=8,batch=8")
-    wishes = tuple(ManualStage(runs, "1x2", (), (), Mark("", 1, 1)) for runs in (("*.layers.[01]",), ("*",)))
+    stages = tuple(ManualStage(runs, "1x2", (), (), Mark("", 1, 1)) for runs in (("*.layers.[01]",), ("*",)))
     plan = plan_stages(
-        model, make_cluster(load_profile("h100-dgx"), "1x4"), PlanOptions(), SCHEDULE, ManualStages(wishes, {})
+        model, make_cluster(load_profile("h100-dgx"), "1x4"), PlanOptions(), SCHEDULE, ManualStages(stages, {})
     )
     assert [stage.units for stage in plan.pipeline.stages] == [
         ("model.layers.0 … model.layers.1",),

@@ -62,7 +62,7 @@ def planned(cluster):
 
 
 def gathered(plan):
-    """The weights that are gathered for use, and those of them that are gathered again."""
+    """The weights that are gathered for use, and those of them that are re-gathered."""
     moves = [move for move in plan.moves if move.kind == "prefetched"]
     return {move.tensor for move in moves if move.phase == "forward"}, {move.tensor for move in moves if move.regather}
 

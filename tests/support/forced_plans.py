@@ -78,7 +78,7 @@ def forced_plan(
 
 
 def gathering_again(priced: Priced) -> Priced:
-    """The same with all weights gathered again for backward, as ZeRO-3 does, and as early as in a first schedule."""
+    """The same with all weights re-gathered for backward, as ZeRO-3 does, and as early as in a first schedule."""
     lowered = priced.lowered
     staying = copies(lowered.built, priced.moves, lowered.rows)
     again = frozenset(copy.tensor for copy in staying)

@@ -138,7 +138,7 @@ class CostGraph:
         return {"kept": self.kept, "served": self.served, "updated": self.updated}
 
     def tie_picoseconds(self, choice: Mapping[Node, int]) -> float:
-        """The picoseconds that the objective charges for all tensors' layouts to break ties."""
+        """The picoseconds that the objective adds for all tensors' layouts to break ties."""
         kept = sum(float(space.ties[choice["kept", name]]) for name, space in self.kept.items())
         return kept + sum(float(space.ties[choice["updated", name]]) for name, space in self.updated.items())
 
@@ -191,7 +191,7 @@ def build_cost_graph(
             rule,
             [_read_space(kept, served, name) for name in operator.inputs],
             [kept.get(name) for name in operator.outputs],
-            charged=(fusion.charged_operands[index], fusion.charged_results[index], fusion.launches[index]),
+            traffic=(fusion.read_operands[index], fusion.written_results[index], fusion.launches[index]),
             dtype=PRECISIONS[options.precision].dtype if index in narrow else _compute_dtype(model, index),
             cast=Cast(PRECISIONS[options.precision].cast_bytes, narrow[index]) if index in narrow else None,
             forwards=remat.forwards(index),
@@ -295,8 +295,8 @@ def _add_nodes(built: CostGraph) -> None:
         if name in built.trainable:
             node, state = built.optimizer_node(name)
             seconds = built.pricer.optimizer_seconds(state, built.model.tensor(name).dtype)
-            charged = np.rint(seconds * PS_PER_S) + state.ties
-            graph.add_node(node, priced=_constant(charged), space=state)
+            picoseconds = np.rint(seconds * PS_PER_S) + state.ties
+            graph.add_node(node, priced=_constant(picoseconds), space=state)
         if name in built.served:
             serving = built.served[name]
             graph.add_node(("served", name), priced=_constant(np.zeros(len(serving))), space=serving)

@@ -286,8 +286,8 @@ class StageCosts:
         return True
 
     def refuse(self, cut: Cut, behind: int, *, one_waits: bool, never: bool) -> None:
-        """Leave out a stage that does not fit with so many stages behind it: the run, where it is proven that it does
-        with no layouts at its ends (`never`); else it may be that something good is left out with it."""
+        """Excludes a stage that does not fit with so many stages behind it: the run, if it is proven to fit with no
+        layouts at its ends (`never`); otherwise better cuts may be excluded with it."""
         if never:
             self._exclude(cut, behind)
         elif self.exact:
@@ -298,7 +298,7 @@ class StageCosts:
             self.proven = False
 
     def _exclude(self, cut: Cut, behind: int) -> None:
-        """Never again this run, or one that contains it, on this submesh with so many stages behind it."""
+        """Excludes this run, and every run that contains it, on this submesh with so many stages behind it."""
         longer = self._behind[cut.submesh][: cut.first + 1, cut.last :]
         np.minimum(longer, behind - 1, out=longer)
 

@@ -55,7 +55,7 @@ class Proof:
 
 @dataclass(frozen=True)
 class Priced:
-    """An assignment with its moves and its schedule. `penalty_s`: seconds charged for broken soft constraints."""
+    """An assignment with its moves and its schedule. `penalty_s`: soft-constraint penalties in seconds."""
 
     lowered: Lowered
     fitted: Fitted
@@ -145,15 +145,15 @@ def _mismatch(built: CostGraph, choice: Mapping[Node, int], parts: StepParts) ->
     """The totals of compute and communication by the plan and by the cost graph, if they differ."""
     done_ns = parts.optimizer_ns + sum(one.compute_ns + one.inner_ns for one in parts.operators)
     ours_s = (done_ns + sum(move.time_ns for move in parts.moves)) / NS_PER_S
-    theirs_s = charged_seconds(built, choice) - built.tie_picoseconds(choice) / PS_PER_S
+    theirs_s = priced_seconds(built, choice) - built.tie_picoseconds(choice) / PS_PER_S
     roundings_s = 2e-9 * sum(move.count * len(move.steps) for move in parts.moves) + 1e-6
     if abs(ours_s - theirs_s) <= _TOLERANCE * theirs_s + roundings_s or (built.is_near and ours_s <= theirs_s):
         return ""
     return f"the lowered plan takes {ours_s:.9f} s in all but the cost graph says {theirs_s:.9f} s"
 
 
-def charged_seconds(built: CostGraph, choice: Mapping[Node, int]) -> float:
-    """The seconds that the cost graph charges an assignment for all compute and communication of a step, tie breaking
+def priced_seconds(built: CostGraph, choice: Mapping[Node, int]) -> float:
+    """The cost graph's price, in seconds, of all compute and communication of a step of an assignment, tie breaking
     included."""
     costs, tables = built.all_work
     picoseconds = sum(float(cost[choice[node]]) for (node, _), cost in zip(built.node_data, costs, strict=True))

@@ -94,7 +94,7 @@ class CollectiveStep:
 class Move:
     """A change of layout. `source` -> `target` of `tensor`; `reader`: the operator it is for ("" if it serves all
     readers or stores the producer's result). In phase `backward` the gradient moves, from the reader back, or
-    (`regather`) the saved value is gathered again for the reader's backward. In phase `update` the new weight moves
+    (`regather`) the saved value is re-gathered for the reader's backward. In phase `update` the new weight moves
     from where the optimizer made it to where it is kept.
 
     `count`: times per step (microbatches); `hidden`: the overlapped share of its time in the schedule. `bucket`: moves

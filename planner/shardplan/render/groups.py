@@ -17,11 +17,11 @@ from shardplan.render.recipes import Recognizer
 
 T = TypeVar("T")
 REGATHER = "gather again"
-"""Phase of what backward gathers a second time, as `--json` documents have it."""
+"""The phase of re-gathered weights in `--json` documents, whose keys and words are promises."""
 
 
 def phase_text(phase: str) -> str:
-    """A phase, as people read it: what backward gathers a second time is `re-gather (backward)`."""
+    """A phase, as people read it: that of re-gathered weights is `re-gather (backward)`."""
     return "re-gather (backward)" if phase == REGATHER else phase
 
 

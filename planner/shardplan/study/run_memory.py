@@ -1,7 +1,7 @@
 """Memory of a run whose layouts are decided, without what the search counts twice.
 
-A search adds up what nodes hold, each by itself, so that an operator is charged its operands and results although most
-of them are held already, in the same layout: a bound that no assignment exceeds. Once everything is chosen it is known
+A search adds up what nodes hold, each by itself, so that operands and results count for their operator although most of
+them are held already, in the same layout: a bound that no assignment exceeds. Once everything is chosen it is known
 which reads are copies:
 
 * an operand that is read in the layout in which it is kept, or served, is that value; so is a result. A value that
@@ -148,7 +148,7 @@ class Decided:
         return change.cumsum()[:-1]
 
     def _of_operator(self, index: int) -> tuple[int, int]:
-        """The part of an operator's charges in forward and in backward that other nodes are charged too, or that is
+        """The part of an operator's bytes in forward and in backward that count for other nodes too, or that is
         freed."""
         built, forward, backward = self.built, 0, 0
         for name, space, value, gradient, needed in self._operands(index):

@@ -34,10 +34,10 @@ class WhatIf:
 def what_if(
     plan: Plan, file: str, model: Model, found: NamedDecisions, spec: str, on_progress: OnProgress | None = None
 ) -> WhatIf:
-    """The fastest plan in which what was `found` is kept, or split, as `spec` says (as `--pin` does).
+    """The fastest plan in which the `found` tensors are kept, or operators split, as `spec` says (the form of `--pin`).
 
-    Raises `ShardplanError`: what is wrong with `spec`, or why it cannot be had; `InfeasibleError` where it does not
-    fit, `LimitError` when the search ends early.
+    Raises `ShardplanError`: what is wrong with `spec`, or why no plan can have it; `InfeasibleError` if it does not
+    fit, `LimitError` if the search ends early.
     """
     pins = tuple(_pin(found, name, spec) for name in _names(found))
     asked = recorded_request(plan, file, model)

@@ -39,8 +39,8 @@ class MemoryBound:
     saved: dict[Node, Costs]
     fed: dict[Node, Costs]
 
-    def charges(self, waiting: int, multiplier: float) -> AddedCosts:
-        """The charges for a given multiplier of a byte and so many microbatches in flight."""
+    def added_costs(self, waiting: int, multiplier: float) -> AddedCosts:
+        """The memory term of the Lagrangian for a given multiplier of a byte and so many microbatches in flight."""
         state, saved = _scaled(self.state, multiplier), _scaled(self.saved, multiplier * waiting)
         return AddedCosts({**state, **saved}, _scaled(self.fed, multiplier * waiting))
 

@@ -34,7 +34,7 @@ passes only through those that are offered, as its price in the cost graph does.
 
 class Emitter:
     """Lowers the moves of one assignment; equal moves of equal tensors are lowered once. Moves that can share a bucket
-    are `UNNUMBERED` and have the times that the cost graph charges."""
+    are `UNNUMBERED` and have the times of the cost graph."""
 
     def __init__(self, built: CostGraph, choice: Mapping[Node, int], regathered: frozenset[str] = frozenset()) -> None:
         """`regathered`: weights that do not stay gathered from forward to backward, though they could."""
@@ -144,7 +144,7 @@ class Emitter:
         )
 
     def _regathers(self, index: int, position: int, name: str) -> bool:
-        """Whether an operand is gathered again for its reader's backward."""
+        """Whether an operand is re-gathered for its reader's backward."""
         recompute = self.built.recompute
         freed = name in self.regathered and (index, position) in recompute.held
         return freed or recompute.reads(index, position) > 1
@@ -204,7 +204,7 @@ class Emitter:
         together: bool = False,
         onward: bool = False,
     ) -> Move:
-        """One move; in backward the gradient moves, unless the value is gathered again."""
+        """One move; in backward the gradient moves, unless the value is re-gathered."""
         space = self.built.kept[name]
         value = phase != "backward" or regather
         start, goal = (source.forward, target.forward) if value else (source.gradient, target.gradient)

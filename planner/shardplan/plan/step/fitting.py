@@ -28,9 +28,9 @@ from shardplan.plan.types import Memory, Move, OperatorDecision
 WORTH_HOLDING = 1e-3
 """Share of the step that gathering weights just in time has to save, as communication in flight takes memory."""
 TRIES = 3
-"""Sets of weights to gather again that are tried before all are: what is in flight depends on the schedule."""
+"""Sets of weights to re-gather that are tried before all are: what is in flight depends on the schedule."""
 STAY: frozenset[str] = frozenset()
-"""No weight is gathered again that could stay."""
+"""No weight is re-gathered that could stay."""
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """Gathered weights that stay from forward to backward, and those that memory is too short for.
 
-A weight that backward reads stays gathered after forward, or is gathered again (FSDP's `reshard_after_forward`). To
-stay saves a gather and takes memory meanwhile. As many weights stay as fit. Those of the first layers are gathered
-again first: they would stay longest, and most of backward runs before them, beside which they can be gathered.
+A weight that backward reads stays gathered after forward, or is re-gathered (FSDP's `reshard_after_forward`). To
+stay saves a gather and takes memory meanwhile. As many weights stay as fit. Those of the first layers are
+re-gathered first: they would stay longest, and most of backward runs before them, beside which they can be gathered.
 """
 
 from __future__ import annotations
