@@ -8,7 +8,7 @@ from shardplan.cluster.mesh import make_cluster
 from shardplan.cluster.profile import load_profile
 from shardplan.graph import operators
 from shardplan.graph.build import build_cost_graph
-from shardplan.graph.memory import Memory
+from shardplan.graph.memory import MemoryRows
 from shardplan.graph.options import PlanOptions
 from shardplan.graph.problem import node_order
 from shardplan.layout.legal import is_legal
@@ -117,7 +117,7 @@ def test_equal_edges_share_one_table():
 
 def test_a_plan_is_priced_again_and_must_agree(monkeypatch):
     built = built_on("2x2")
-    memory, limit = Memory(built), built.cluster.device.usable_bytes
+    memory, limit = MemoryRows(built), built.cluster.device.usable_bytes
     choices = solve(step_problem(built)).choices
     priced = price(built, memory, choices, limit)
     assert not priced.mismatch
@@ -139,7 +139,7 @@ def test_a_plan_is_priced_again_and_must_agree(monkeypatch):
 
 def test_memory_rows_cover_every_node_that_holds_bytes():
     built = built_on("2x2")
-    memory = Memory(built)
+    memory = MemoryRows(built)
     known = set(node_order(built))
     assert {holding.node for holding in memory.holdings} <= known
     assert all(0 <= holding.start < holding.end <= memory.moments for holding in memory.holdings)

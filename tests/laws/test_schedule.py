@@ -14,7 +14,7 @@ from step_problems import count, every_assignment, step_problem
 from shardplan.cluster.mesh import make_cluster
 from shardplan.cluster.profile import profile_from_text
 from shardplan.graph.build import build_cost_graph
-from shardplan.graph.memory import Memory
+from shardplan.graph.memory import MemoryRows
 from shardplan.graph.objective_cuts import binding_cuts, sums_around, work_of
 from shardplan.graph.options import UNLIMITED_BYTES, PlanOptions
 from shardplan.graph.problem import objective_of, to_problem
@@ -97,7 +97,7 @@ def cluster_of(name, mesh, kappa, bucket_mb):
 def graph_of(model, cluster, asked):
     made = model_of(*model)
     built = build_cost_graph(made, model_rules(made), cluster_of(*cluster), asked)
-    return built, Memory(built)
+    return built, MemoryRows(built)
 
 
 def slack_s(built):

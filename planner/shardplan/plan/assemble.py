@@ -15,7 +15,7 @@ from typing import Literal, cast
 from shardplan.cluster.mesh import cluster_digest
 from shardplan.errors import ShardplanError, checks_itself, error
 from shardplan.graph.build import CostGraph, Node
-from shardplan.graph.memory import Memory as MemoryRows
+from shardplan.graph.memory import MemoryRows
 from shardplan.graph.options import PlanOptions
 from shardplan.graph.problem import node_order
 from shardplan.graph.remat import Recompute, recomputed

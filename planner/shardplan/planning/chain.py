@@ -11,7 +11,7 @@ from typing import Any, Final, TypeAlias
 
 from shardplan.constraints.types import Constraint
 from shardplan.graph.build import CostGraph, in_buckets
-from shardplan.graph.memory import Memory
+from shardplan.graph.memory import MemoryRows
 from shardplan.graph.neighbourhood import Neighbourhood
 from shardplan.graph.objective_cuts import binding_cuts
 from shardplan.graph.options import Effort, PlanOptions
@@ -199,7 +199,7 @@ class _Reduced:
 def _solved_with_cuts(
     graphs: CostGraphs,
     question: Question,
-    asked: tuple[CostGraph, Memory],
+    asked: tuple[CostGraph, MemoryRows],
     on_progress: Callable[[Progress], None] | None,
     on_first: Callable[[Assigned], None] | None,
 ) -> tuple[_Reduced, Solution]:
@@ -226,7 +226,9 @@ def _solved_with_cuts(
     return reduced, solution or reduced.solved(question, options, on_progress)
 
 
-def _reduced(graphs: CostGraphs, question: Question, asked: tuple[CostGraph, Memory], objective: Objective) -> _Reduced:
+def _reduced(
+    graphs: CostGraphs, question: Question, asked: tuple[CostGraph, MemoryRows], objective: Objective
+) -> _Reduced:
     """The question with an objective, after all reductions."""
     instance = graphs.instance
     restricting, transforming = chain(instance, question, objective)
@@ -243,17 +245,19 @@ def _reduced(graphs: CostGraphs, question: Question, asked: tuple[CostGraph, Mem
     return _Reduced(objective, posed.sums[0], last.sums[0].problem, undo, start)
 
 
-def _graph(graphs: CostGraphs, question: Question) -> tuple[CostGraph, Memory]:
+def _graph(graphs: CostGraphs, question: Question) -> tuple[CostGraph, MemoryRows]:
     """The cost graph that a question is about."""
     if question.near is not None:
         return graphs.near(question.near, question.remat)
     return graphs.asked() if question.remat is None else graphs.recomputing(question.remat)
 
 
-def _posed(graphs: CostGraphs, question: Question, asked: tuple[CostGraph, Memory], linears: Sequence[Linear]) -> Posed:
+def _posed(
+    graphs: CostGraphs, question: Question, asked: tuple[CostGraph, MemoryRows], linears: Sequence[Linear]
+) -> Posed:
     """The problem of layouts for every sum of the objective."""
 
-    def posed(priced: tuple[CostGraph, Memory]) -> tuple[Layouts, ...]:
+    def posed(priced: tuple[CostGraph, MemoryRows]) -> tuple[Layouts, ...]:
         problems = to_problems(*priced, question.limit_bytes, linears)
         return tuple(Layouts(*(priced if question.chooses_remat else asked), problem, {}) for problem in problems)
 

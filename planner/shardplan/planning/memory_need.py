@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from shardplan.folding import folded, pattern
 from shardplan.graph.build import CostGraph, Node
-from shardplan.graph.memory import Holding
-from shardplan.graph.memory import Memory as MemoryRows
+from shardplan.graph.memory import Holding, MemoryRows
 from shardplan.layout.text import to_text
 from shardplan.plan.step.memory_timeline import bytes_by_moment, peak_moment
 from shardplan.plan.types import Memory

@@ -12,7 +12,7 @@ from shardplan.cluster.mesh import merged
 from shardplan.cluster.types import Cluster
 from shardplan.errors import Diagnostic, InfeasibleError, LimitError, ShardplanError, warning
 from shardplan.graph.build import CostGraph
-from shardplan.graph.memory import Memory
+from shardplan.graph.memory import MemoryRows
 from shardplan.graph.neighbourhood import Offer
 from shardplan.graph.options import PlanOptions
 from shardplan.graph.problem import at, objective_of
@@ -63,7 +63,7 @@ class Chosen:
 
     plan: Plan
     priced: Priced
-    memory: Memory
+    memory: MemoryRows
 
     @property
     def recompute(self) -> Recompute:
@@ -217,14 +217,14 @@ class Planner:
         search = Search(self.instance, float("inf"), Interruption(), only_best=False, known=self.known)
         return self._answered(of_linear(search, linear, work, enough_s), search, restriction)
 
-    def built_at(self, multipliers: Weights = ()) -> tuple[CostGraph, Memory]:
+    def built_at(self, multipliers: Weights = ()) -> tuple[CostGraph, MemoryRows]:
         """The cost graph and its memory rows, with costs and tables at given multipliers of the objective's sums
         (default: compute and blocking communication only). At any multipliers, the costs of an assignment are a lower
         bound on its schedule."""
         built, memory = self._graphs.asked()
         return at(built, at_multipliers(objective_of(built), multipliers)), memory
 
-    def built_serial(self) -> tuple[CostGraph, Memory]:
+    def built_serial(self) -> tuple[CostGraph, MemoryRows]:
         """The same with the sum of all compute and all communication, as if nothing were overlapped."""
         built, memory = self._graphs.asked()
         options = built.options

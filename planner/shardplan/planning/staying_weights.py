@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from shardplan.graph.build import CostGraph, Join, Node
-from shardplan.graph.memory import Memory
+from shardplan.graph.memory import MemoryRows
 from shardplan.planning.reduction import Assignment, Posed, Reduction
 from shardplan.solve.problem import Bytes, Costs, Edge, Problem, Usage
 
@@ -48,7 +48,7 @@ class StayingWeights(Reduction[Sizes]):
         return replace(assignment, choices=layouts)
 
 
-def staying(built: CostGraph, memory: Memory) -> Staying:
+def staying(built: CostGraph, memory: MemoryRows) -> Staying:
     """The weights that may stay gathered, by the node that decides it."""
     found: dict[Node, tuple[str, Bytes, int, int]] = {}
     largest: dict[int, tuple[int, int, str]] = {}
@@ -91,7 +91,7 @@ class _Pair:
 class _Combination:
     """Combines problems of one cost graph; equal arrays stay the same objects."""
 
-    def __init__(self, built: CostGraph, memory: Memory) -> None:
+    def __init__(self, built: CostGraph, memory: MemoryRows) -> None:
         self.built = built
         self.staying = staying(built, memory)
         self.nodes = tuple(node for node, _ in built.node_data)

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from shardplan.cluster.types import Cluster
 from shardplan.graph.build import CostGraph, Node
 from shardplan.graph.flow import read_in_backward, storage_of
-from shardplan.graph.memory import Memory as Holdings
+from shardplan.graph.memory import MemoryRows
 from shardplan.graph.precision import PRECISIONS, PrecisionName, narrowed
 from shardplan.graph.tensors import TensorSpace
 from shardplan.plan.interrupted import unless_interrupted
@@ -68,7 +68,7 @@ class Decided:
     """A cost graph with the choice of every node, and its memory holdings."""
 
     built: CostGraph
-    holdings: Holdings
+    holdings: MemoryRows
     choice: Mapping[Node, int]
 
     def peak(self, loss_bytes: int | None = None, precision: PrecisionName = "") -> Memory:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardplan.graph.build import CostGraph, Node
-from shardplan.graph.memory import Memory as MemoryRows
+from shardplan.graph.memory import MemoryRows
 from shardplan.plan.step.bucketing import BucketPrices, in_buckets
 from shardplan.plan.step.emit import Emitter
 from shardplan.plan.step.in_flight_memory import in_flight_bytes

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardplan.graph.build import CostGraph
-from shardplan.graph.memory import Memory
+from shardplan.graph.memory import MemoryRows
 from shardplan.plan.step.memory_timeline import moved_bytes
 from shardplan.plan.step.moves import StepParts
 from shardplan.plan.step.phases import Phase
@@ -23,7 +23,9 @@ from shardplan.plan.step.staying_weights import bytes_of, copies
 from shardplan.schedule.streams import Simulation
 
 
-def in_flight_bytes(built: CostGraph, parts: StepParts, scheduled: StepSchedule, memory: Memory) -> NDArray[np.int64]:
+def in_flight_bytes(
+    built: CostGraph, parts: StepParts, scheduled: StepSchedule, memory: MemoryRows
+) -> NDArray[np.int64]:
     """Bytes in flight at every moment of `memory`, shape (moments,)."""
     change = np.zeros(memory.moments + 1, dtype=np.int64)
     for phase, ran in scheduled.phases_ran():
@@ -42,7 +44,7 @@ def in_flight_bytes(built: CostGraph, parts: StepParts, scheduled: StepSchedule,
     return change.cumsum()[:-1] + bytes_of(copies(built, parts.moves, memory), memory.moments)
 
 
-def _moments(memory: Memory, issued: int, ended: int, *, backward: bool, gathered: bool) -> tuple[int, int]:
+def _moments(memory: MemoryRows, issued: int, ended: int, *, backward: bool, gathered: bool) -> tuple[int, int]:
     """The moments in which a move is in flight and the rows of `memory` do not count it: for a gathered weight from its
     issue until its reader runs; for a gradient from after its maker until the operator during which its reduction ends.
     """

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardplan.graph.build import CostGraph
-from shardplan.graph.memory import Memory
+from shardplan.graph.memory import MemoryRows
 from shardplan.plan.step.memory_timeline import moved_bytes
 from shardplan.plan.types import Move
 
@@ -28,7 +28,7 @@ class Copy(NamedTuple):
     size_bytes: int
 
 
-def copies(built: CostGraph, moves: Sequence[Move], memory: Memory) -> list[Copy]:
+def copies(built: CostGraph, moves: Sequence[Move], memory: MemoryRows) -> list[Copy]:
     """The gathered weights that stay, in the order of their last readers; while a reader runs, the rows of `memory`
     count them."""
     again = {(move.tensor, move.reader) for move in moves if move.regather}
