@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from shardplan.graph.precision import PrecisionName
     from shardplan.model.types import Model
     from shardplan.study.check import Verdict
-    from shardplan.study.price import Priced
+    from shardplan.study.price import PricedConfiguration
     from shardplan.study.sensitivity import Robustness
 
 P = ParamSpec("P")
@@ -98,7 +98,7 @@ def price(
     fused_loss: bool = False,
     overlap_exchange: bool = False,
     **asked: Any,
-) -> Priced:
+) -> PricedConfiguration:
     """Memory and time of `model` under exactly this configuration, as from `shardplan price`: `fits`, `peak` (memory of
     the fullest device by category), `spent` (compute, exposed communication, bubble) and `plan.summary.step_ns`.
 

@@ -15,7 +15,7 @@ from shardplan.graph.memory import MemoryRows
 from shardplan.graph.options import UNLIMITED_BYTES, PlanOptions
 from shardplan.graph.problem import node_order, objective_of, to_problem
 from shardplan.model.types import Model
-from shardplan.plan.assemble import Priced, Proof, assemble, price
+from shardplan.plan.assemble import PricedAssignment, Proof, assemble, price
 from shardplan.plan.step.phases import EAGER
 from shardplan.plan.step.staying_weights import copies
 from shardplan.plan.types import Plan
@@ -77,7 +77,7 @@ def forced_plan(
     return assemble(priced, limit, Proof(0.0))
 
 
-def gathering_again(priced: Priced) -> Priced:
+def gathering_again(priced: PricedAssignment) -> PricedAssignment:
     """The same with all weights re-gathered for backward, as ZeRO-3 does, and as early as in a first schedule."""
     lowered = priced.lowered
     staying = copies(lowered.built, priced.moves, lowered.rows)

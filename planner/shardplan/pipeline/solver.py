@@ -22,7 +22,7 @@ from shardplan.interruption import Interruption
 from shardplan.model.types import Model
 from shardplan.pipeline.cut_choices import Cut
 from shardplan.pipeline.cut_points import Chain, chain_of
-from shardplan.pipeline.cut_search import Found, balanced
+from shardplan.pipeline.cut_search import FoundCuts, balanced
 from shardplan.pipeline.mesh_refinement import FinerStages, searched_on
 from shardplan.pipeline.result import CLOSE, PipelineResult, assemble_result
 from shardplan.pipeline.schedule import Schedule
@@ -157,7 +157,7 @@ class PipelineSolver:
         fitting = [plan for plan in plans if plan is not None]
         return best if len(fitting) < len(plans) else self._record(best, self._staged(free, fitting))
 
-    def _cut(self, *, easing: float | None = None, proven: bool = False, worth_ns: float = math.inf) -> Found:
+    def _cut(self, *, easing: float | None = None, proven: bool = False, worth_ns: float = math.inf) -> FoundCuts:
         """The best cut as far as is known, as `StageCosts.search`."""
         self.search_state.tell("searching cuts")
         first = self.stage_costs.proven and not self.search_state.bound_ns
@@ -215,7 +215,7 @@ class PipelineSolver:
                     tried.discard(_places(found.cuts))
         return best if best is None else self._explored(best, tried), bound
 
-    def _bound(self, found: Found, bound: float) -> float:
+    def _bound(self, found: FoundCuts, bound: float) -> float:
         return max(bound, found.bound / PS_PER_NS) if self.stage_costs.proven else bound
 
     def _raise_memory_bounds(self, cuts: Sequence[Cut]) -> bool:

@@ -19,7 +19,7 @@ from shardplan.pipeline.bounds.tied_layouts import StageSite, TiedLayouts
 from shardplan.pipeline.bounds.weighted import WeightedBounds
 from shardplan.pipeline.cut_choices import Choices, Counts, Cut
 from shardplan.pipeline.cut_points import Chain
-from shardplan.pipeline.cut_search import Found, OnBound, search
+from shardplan.pipeline.cut_search import FoundCuts, OnBound, search
 from shardplan.pipeline.p2p import Transfers, exposed_ns
 from shardplan.pipeline.schedule import Schedule
 from shardplan.pipeline.stage_inputs import limit_bytes, weight_bytes
@@ -105,7 +105,7 @@ class StageCosts:
         worth_ns: float = math.inf,
         ends_s: float = math.inf,
         on_bound: OnBound | None = None,
-    ) -> Found:
+    ) -> FoundCuts:
         """The best cut as far as is known, of `stages` stages or of any number; none where none is faster than
         `worth_ns`. `ends_s`, `on_bound`: as in `shardplan.pipeline.cut_search.search`.
 

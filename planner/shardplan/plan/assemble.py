@@ -54,7 +54,7 @@ class Proof:
 
 
 @dataclass(frozen=True)
-class Priced:
+class PricedAssignment:
     """An assignment with its moves and its schedule. `penalty_s`: soft-constraint penalties in seconds."""
 
     lowered: Lowered
@@ -111,7 +111,7 @@ def price(
     below_s: float = math.inf,
     *,
     first_fit: bool = False,
-) -> Priced:
+) -> PricedAssignment:
     """Lowers, prices and schedules an assignment. `penalties`: picoseconds for choices that break soft constraints;
     `below_s`: if the plan cannot take less, penalties included, its schedule is not optimised. With `first_fit`, it
     is not either.
@@ -127,13 +127,13 @@ def price(
     lowered = Lowered(built, choice, operators, optimizer_ns, memory)
     penalty_s = sum(float(cost[choice[node]]) for node, cost in (penalties or {}).items()) / PS_PER_S
     fitted = lowered.first_fit(limit_bytes) if first_fit else lowered.fitted(limit_bytes, below_s - penalty_s)
-    priced = Priced(lowered, fitted, penalty_s)
+    priced = PricedAssignment(lowered, fitted, penalty_s)
     if checks_itself() and priced.mismatch:
         raise PriceMismatchError(priced.mismatch)
     return priced
 
 
-def in_best_buckets(priced: Priced, limit_bytes: int) -> Priced:
+def in_best_buckets(priced: PricedAssignment, limit_bytes: int) -> PricedAssignment:
     """The same assignment, with full buckets if that shortens the schedule, and with the operators at which its moves
     are issued and awaited."""
     if any(move.bucket is not None for move in priced.moves):
@@ -164,7 +164,7 @@ def priced_seconds(built: CostGraph, choice: Mapping[Node, int]) -> float:
     return picoseconds / PS_PER_S
 
 
-def assemble(priced: Priced, limit_bytes: int, proof: Proof) -> Plan:
+def assemble(priced: PricedAssignment, limit_bytes: int, proof: Proof) -> Plan:
     """The plan of a priced assignment and its proof."""
     built, choice = priced.built, priced.choice
     emitter = Emitter(built, choice)
@@ -302,7 +302,7 @@ def _operator(built: CostGraph, index: int, strategy: int) -> OperatorDecision:
     )
 
 
-def _summary(priced: Priced, limit_bytes: int, proof: Proof) -> Summary:
+def _summary(priced: PricedAssignment, limit_bytes: int, proof: Proof) -> Summary:
     step_ns = round(priced.step_s * NS_PER_S)
     bound_ns = min(step_ns, round(proof.bound_s * NS_PER_S))
     operators_ns = sum(operator.compute_ns for operator in priced.operators)

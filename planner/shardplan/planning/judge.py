@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from shardplan.graph.options import UNLIMITED_BYTES
-from shardplan.plan.assemble import Priced, price
+from shardplan.plan.assemble import PricedAssignment, price
 from shardplan.plan.step.memory_timeline import bytes_by_moment, peak_of
 from shardplan.planning.chain import Assigned
 from shardplan.planning.reduction import Layouts
@@ -18,7 +18,7 @@ from shardplan.planning.reduction import Layouts
 class Candidate:
     """A plan with its schedule."""
 
-    priced: Priced
+    priced: PricedAssignment
     layouts: Layouts
 
     @property

@@ -19,7 +19,7 @@ from shardplan.graph.problem import at, objective_of
 from shardplan.graph.remat import Recompute
 from shardplan.interruption import Interruption
 from shardplan.model.types import Model
-from shardplan.plan.assemble import Outcome, Priced, Proof, assemble, in_best_buckets
+from shardplan.plan.assemble import Outcome, PricedAssignment, Proof, assemble, in_best_buckets
 from shardplan.plan.types import Plan
 from shardplan.planning.answers import Answers
 from shardplan.planning.candidates import CLOSE, shortest
@@ -62,7 +62,7 @@ class Chosen:
     """A plan, its assignment, and the cost graph of that assignment."""
 
     plan: Plan
-    priced: Priced
+    priced: PricedAssignment
     memory: MemoryRows
 
     @property

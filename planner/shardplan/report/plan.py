@@ -21,7 +21,7 @@ from shardplan.render.rematerialisation import remat_text
 from shardplan.render.solve import memory_parts, plan_line, proof_line, shared_rate
 from shardplan.report.memory import memory_over_time
 from shardplan.report.model import model_record
-from shardplan.report.names import Names
+from shardplan.report.names import InternedNames
 from shardplan.report.schedule import pipeline_chart, schedule_record
 from shardplan.report.tables import Alternatives, move_rows, parameter_rows
 from shardplan.study.sources import source
@@ -62,7 +62,7 @@ def _about(plan: Plan, asked: tuple[str, str], alternatives: Alternatives) -> di
             "runs": [[one_line(text) for text in stage_row(stage, plan.summary.step_ns)] for stage in stages],
             "stages": [{"name": one_line(stage.name), **_about(stage.plan, asked, {})} for stage in stages],
         }
-    names = Names()
+    names = InternedNames()
     drawn: dict[str, object] = {
         "model": model_record(plan, names),
         "parameters": parameter_rows(plan, alternatives),

@@ -22,7 +22,7 @@ from shardplan.layout.mesh import Mesh
 from shardplan.model.types import Model
 from shardplan.pipeline.cut_choices import Cut
 from shardplan.pipeline.cut_points import Chain, begins, chain_at, chain_of, part_of
-from shardplan.pipeline.plan import Asked, plan_of, stage_name
+from shardplan.pipeline.plan import PipelineRequest, plan_of, stage_name
 from shardplan.pipeline.result import result_of_plans
 from shardplan.pipeline.schedule import parse_schedule
 from shardplan.pipeline.stage_inputs import constraints_on, limit_bytes
@@ -180,7 +180,9 @@ def _staged(
         plans.append(_stage(place, stage.plan, run, own.cluster, wanted))
     result = result_of_plans(chain, cuts, parts, plans, waiting, cluster, options, schedule)
     result = replace(result, bound_ns=float(plan.summary.bound_ns))
-    return plan_of(Asked(model, cluster, options, schedule, asked if isinstance(asked, int) else str(asked)), result)
+    return plan_of(
+        PipelineRequest(model, cluster, options, schedule, asked if isinstance(asked, int) else str(asked)), result
+    )
 
 
 def _stage(place: int, plan: Plan, run: Model, cluster: Cluster, options: PlanOptions) -> Plan:

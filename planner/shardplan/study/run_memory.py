@@ -44,7 +44,7 @@ def as_held(
     optimizer's state is sharded as flat buffers; `precision`: type in which operands of products are saved for
     backward. Raises as `finished`."""
     plan = unless_interrupted(chosen.plan)
-    decided = Decided(chosen.priced.built, chosen.memory, chosen.priced.choice)
+    decided = DecidedGraph(chosen.priced.built, chosen.memory, chosen.priced.choice)
     memory = decided.peak(loss_memory_bytes(plan, cluster.training) if loss else None, precision)
     if flat:
         memory = replace(memory, optimizer=_flat_state_bytes(decided, flat, memory))
@@ -64,7 +64,7 @@ _16_BITS = ("bfloat16", "float16")
 
 
 @dataclass(frozen=True)
-class Decided:
+class DecidedGraph:
     """A cost graph with the choice of every node, and its memory holdings."""
 
     built: CostGraph
@@ -189,7 +189,7 @@ class Decided:
         return self._state(name, served=True) == self._state(name, served=False)
 
 
-def _flat_state_bytes(decided: Decided, axes: Sequence[int], memory: Memory) -> int:
+def _flat_state_bytes(decided: DecidedGraph, axes: Sequence[int], memory: Memory) -> int:
     """Optimizer state of a device if flat buffers are sharded over those `axes` of the mesh over which a weight is
     whole, instead of its dims: the same bytes, in as many pieces."""
     built, found = decided.built, 0.0

@@ -124,7 +124,7 @@ def in_buckets(step: StepMoves, prices: BucketPrices, dtype: Callable[[str], str
             groups[_group(move, dtype)].append(number)
     moves, count = list(parts.moves), 0
     for phase in sorted({parts.moves[rows[0]].phase for rows in groups.values()}):
-        clock = _Clock(step, update=phase == "update")
+        clock = _Availability(step, update=phase == "update")
         own = [_Group.of(parts, rows, prices) for rows in groups.values() if parts.moves[rows[0]].phase == phase]
         for bucket in _buckets(own, prices, clock):
             held = sum(device_bytes(parts.moves[number], prices.mesh) for number in bucket)
@@ -177,7 +177,7 @@ def _bucket_seconds(move: Move, prices: BucketPrices, held: float) -> float:
     return sum(prices.seconds(step.collective, size_bytes) for step in move.steps)
 
 
-def _buckets(groups: Sequence[_Group], prices: BucketPrices, clock: _Clock) -> Iterator[Sequence[int]]:
+def _buckets(groups: Sequence[_Group], prices: BucketPrices, clock: _Availability) -> Iterator[Sequence[int]]:
     """Moves in buckets, in the order in which they are sent, link by link."""
     left = list(groups)
     for level in reversed(prices.levels):
@@ -190,7 +190,9 @@ def _buckets(groups: Sequence[_Group], prices: BucketPrices, clock: _Clock) -> I
         yield from [bucket[::-1] for bucket in reversed(found)] if clock.is_reversed else found
 
 
-def _rounds(groups: Sequence[_Group], prices: BucketPrices, clock: _Clock, level: str) -> Iterator[Sequence[int]]:
+def _rounds(
+    groups: Sequence[_Group], prices: BucketPrices, clock: _Availability, level: str
+) -> Iterator[Sequence[int]]:
     """The buckets of the rounds in which groups are sent over one link."""
     moments = clock.moments(frozenset({level}))
     items = [
@@ -308,7 +310,7 @@ def _timed(move: Move, prices: BucketPrices, held: float) -> Move:
     return replace(move, steps=tuple(map(timed, move.steps)))
 
 
-class _Clock:
+class _Availability:
     """When gradients of weights are available in the last backward; or, if `is_reversed`, for new weights: how long
     before the end of the first forward they are read."""
 

@@ -15,8 +15,7 @@ from shardplan.cost.coalesce import COALESCED
 from shardplan.cost.moves import STEP_S
 from shardplan.graph.build import CostGraph, Node
 from shardplan.graph.edges import gradient_count
-from shardplan.graph.tensors import Phase as Priced
-from shardplan.graph.tensors import TensorSpace
+from shardplan.graph.tensors import Direction, TensorSpace
 from shardplan.layout.collective import Collective
 from shardplan.layout.layout import Layout
 from shardplan.layout.legal import is_legal
@@ -208,28 +207,28 @@ class Emitter:
         space = self.built.kept[name]
         value = phase != "backward" or regather
         start, goal = (source.forward, target.forward) if value else (source.gradient, target.gradient)
-        priced: Priced = "forward" if value else "backward"
+        direction: Direction = "forward" if value else "backward"
         together = together and self.bucket_bytes > 0
-        steps = self._lower(space, start, goal, priced, together=together)
+        steps = self._lower(space, start, goal, direction, together=together)
         together = together and any(step.collective.kind in COALESCED for step in steps)
         bucket = None if not together else UNNUMBERED_ONWARD if onward else UNNUMBERED
         return Move(name, start, goal, reader, phase, steps, regather=regather, count=count, bucket=bucket, kind=kind)
 
     def _lower(
-        self, space: TensorSpace, source: Layout, target: Layout, priced: Priced, *, together: bool
+        self, space: TensorSpace, source: Layout, target: Layout, direction: Direction, *, together: bool
     ) -> tuple[CollectiveStep, ...]:
-        key = (id(space), source, target, priced, self.bucket_bytes if together else 0.0)
+        key = (id(space), source, target, direction, self.bucket_bytes if together else 0.0)
         if key not in self._lowered:
-            self._lowered[key] = self._lower_anew(space, source, target, priced, together=together)
+            self._lowered[key] = self._lower_anew(space, source, target, direction, together=together)
         return self._lowered[key]
 
     def _lower_anew(
-        self, space: TensorSpace, source: Layout, target: Layout, priced: Priced, *, together: bool
+        self, space: TensorSpace, source: Layout, target: Layout, direction: Direction, *, together: bool
     ) -> tuple[CollectiveStep, ...]:
         if source == target:
             return ()
         kind, prices, mesh = space.kind, self.built.prices, self.built.cluster.mesh
-        size_bytes = kind.size_bytes if priced == "forward" else kind.gradient_bytes
+        size_bytes = kind.size_bytes if direction == "forward" else kind.gradient_bytes
         ways = min(shard_count(layout, mesh) for layout in (source, target))
         bucket_bytes = self.bucket_bytes * ways if together else 0.0
         seconds = prices.one(bucket_bytes)

@@ -40,7 +40,7 @@ def just_in_time(phase: Phase, ran: Simulation, step: StepMoves) -> Phase:
     made it; backward has all of them."""
     if not any(item.action == "issue" and not item.deferred for item in phase.program):
         return phase
-    clock = _Clock(phase.program, ran, step.parts.levels)
+    clock = _PhaseClock(phase.program, ran, step.parts.levels)
     latest = _latest_starts(phase.program, clock, step.parts.levels)
     first = next((index for index, operator in enumerate(phase.operators) if operator >= 0), len(phase.program))
     is_forward = phase.name in ("first forward", "forward")
@@ -78,7 +78,7 @@ def _made_at(phase: Phase) -> Mapping[int, int]:
     }
 
 
-def _latest_starts(program: Sequence[Item], clock: _Clock, links: LinkLevels) -> dict[int, float]:
+def _latest_starts(program: Sequence[Item], clock: _PhaseClock, links: LinkLevels) -> dict[int, float]:
     """By number of a prefetch, its latest start (seconds from the begin of the phase)."""
     issued = {item.number: item for item in program if item.action == "issue" and not item.deferred and item.levels}
     due = dict.fromkeys(issued, clock.end)
@@ -103,7 +103,7 @@ def _latest_starts(program: Sequence[Item], clock: _Clock, links: LinkLevels) ->
     return found
 
 
-class _Clock:
+class _PhaseClock:
     """When each timed item of a phase begins, and the last one ends: `starts` if nothing is waited for, `ran` as it was
     simulated. By level, how long its link is free of blocking collectives until then: `free`, `free_ran`."""
 
@@ -143,7 +143,7 @@ class _Link:
     which starts at `first`; `end`: when everything can have ended.
     """
 
-    def __init__(self, level: str, program: Sequence[Item], clock: _Clock, links: LinkLevels) -> None:
+    def __init__(self, level: str, program: Sequence[Item], clock: _PhaseClock, links: LinkLevels) -> None:
         self._starts, self._free, self._ran = np.array(clock.starts), clock.free[level], clock.free_ran[level]
         carried = [
             (clock.before(index), item.seconds * links.share(level, item.levels), item.deferred)
