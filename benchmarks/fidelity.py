@@ -109,19 +109,19 @@ def korthikanti_time() -> Iterator[Row]:
 
 
 def megatron_a100(only: Sequence[str] = ()) -> Iterator[Row]:
-    """TFLOP/s per GPU, full recomputation, A100 (Narayanan 2021, table 1; sizes of microbatches, pieces of the model
+    """TFLOP/s per GPU, full recomputation, A100 (Narayanan 2021, table 1; sizes of microbatches, model chunks
     per stage and the kind of data parallelism as in Megatron-LM's examples/sc21/run_table_1.sh)."""
-    rows = [  # name, model-parallel size, GPUs, batch, microbatch, pieces, gradients reduced beside backward, TFLOP/s
+    rows = [  # name, model-parallel size, GPUs, batch, microbatch, chunks, gradients reduced beside backward, TFLOP/s
         ("gpt-1.7b", 1, 32, 512, 16, 1, True, 137), ("gpt-3.6b", 2, 64, 512, 16, 1, True, 138),
         ("gpt-7.5b", 4, 128, 512, 16, 1, True, 142), ("gpt-18b", 8, 256, 1024, 8, 1, True, 135),
         ("gpt-39b", 16, 512, 1536, 4, 1, False, 138), ("gpt-76b", 32, 1024, 1792, 2, 3, False, 140),
         ("gpt-145b", 64, 1536, 2304, 2, 2, False, 148), ("gpt-310b", 128, 1920, 2160, 1, 2, False, 155),
         ("gpt-530b", 280, 2520, 2520, 1, 3, False, 163), ("gpt-1t", 512, 3072, 3072, 1, 1, False, 163),
     ]  # fmt: skip
-    for name, ways, gpus, batch, micro, pieces, beside, wanted in (row for row in rows if not only or row[0] in only):
+    for name, ways, gpus, batch, micro, chunks, beside, wanted in (row for row in rows if not only or row[0] in only):
         spec = _gpt(name)
         tensor, pipeline = min(8, ways), max(1, ways // 8)
-        run = Run(spec, "a100-dgx", gpus, batch, micro, tensor, pipeline, pieces, remat="full", overlapped=beside)
+        run = Run(spec, "a100-dgx", gpus, batch, micro, tensor, pipeline, chunks, remat="full", overlapped=beside)
         b, s, h, layers, v = batch, spec.seq, spec.hidden, spec.layers, spec.vocab
         flops = 96 * b * s * layers * h**2 * (1 + s / (6 * h) + v / (16 * layers * h))
         yield within(name, predict(run).tflops(run, flops), wanted, 0.10 if ways >= 16 else 0.20)

@@ -22,11 +22,11 @@ from plan_edits import Edit, edits  # noqa: E402
 
 from shardplan.errors import ShardplanError  # noqa: E402
 from shardplan.model.types import Model  # noqa: E402
-from shardplan.plan.content import content_digest, edited  # noqa: E402
-from shardplan.plan.decode import read_document  # noqa: E402
-from shardplan.plan.encode import dumps  # noqa: E402
 from shardplan.plan.file import read_plan  # noqa: E402
-from shardplan.plan.kinds import RecordError  # noqa: E402
+from shardplan.plan.format.decode import read_document  # noqa: E402
+from shardplan.plan.format.digest import content_digest, edited  # noqa: E402
+from shardplan.plan.format.encode import dumps  # noqa: E402
+from shardplan.plan.format.kinds import RecordError  # noqa: E402
 from shardplan.plan.types import Plan  # noqa: E402
 from shardplan.study.check import check_document  # noqa: E402
 from shardplan.study.freshness import Given  # noqa: E402

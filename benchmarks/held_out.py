@@ -5,7 +5,7 @@
 The runs are vTrain's on A100 (`runs.SOURCES`): one machine, and many. Whole sources are held out in turn, then every
 size of model, then halves of all rows, drawn by a hash of the configuration. A fit moves the six constants of `FREE`
 from where the profile has them to the least mean error, every source weighing the same. What a run takes under other
-constants is put together from plans of two and four layers of its configuration, as `shardplan.study.trained` does it;
+constants is put together from plans of two and four layers of its configuration, as in `shardplan.study.trainer_step`;
 the last line says how far that is from what `shardplan price` says. About two minutes of CPU.
 """
 
@@ -33,10 +33,10 @@ from shardplan.cluster.mesh import make_cluster
 from shardplan.cluster.types import Cluster, Training
 from shardplan.cost.collectives import CollectiveModel
 from shardplan.extras.calibration.fit import simplex
-from shardplan.plan.timeline import step_schedule
 from shardplan.plan.types import Plan
+from shardplan.plan.views.timeline import step_schedule
 from shardplan.planning.parallelism import DATA, Parallelism, axes_of, mesh_text
-from shardplan.study.pieces import layers_of
+from shardplan.study.model_chunks import layers_of
 
 Floats = NDArray[np.float64]
 FREE = ("sustained", "memory", "host_s", "tp_exponent", "loss_bytes", "partial_groups")

@@ -25,7 +25,7 @@ from shardplan.extras.calibration.fit import fit_curve
 from shardplan.graph.options import PlanOptions
 from shardplan.models import NAMED, build
 from shardplan.planning import plan_model
-from shardplan.study.robust import regret
+from shardplan.study.sensitivity import regret
 
 _FOLDER = Path(__file__).parent / "measured"
 MIB, GIB = 2**20, 2**30

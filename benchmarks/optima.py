@@ -19,13 +19,13 @@ import runs
 
 from shardplan.planning.parallelism import Parallelism
 from shardplan.request import Request
-from shardplan.study.price import Batch, Told, price_as_asked
+from shardplan.study.price import Batch, PriceReport, price_as_asked
 
 SOURCES = {"fsdp": 10, "vtrain-one-node": 4}
 _FASTER = 0.10
 
 
-def told_of(run: runs.TrainingRun) -> Told:
+def told_of(run: runs.TrainingRun) -> PriceReport:
     """A run as it was, and the best plan for it."""
     asked: dict[str, Any] = dict(run.asked)
     ways = Parallelism(
@@ -36,7 +36,7 @@ def told_of(run: runs.TrainingRun) -> Told:
     return price_as_asked(request, ways, batch, asked["recompute"])
 
 
-def differences(told: Told) -> Iterator[str]:
+def differences(told: PriceReport) -> Iterator[str]:
     """What the best plan does otherwise, in words."""
     assert told.best is not None
     ours, best = told.priced.plan, told.best

@@ -26,13 +26,13 @@ from simulate import Prediction, Run, spec_of  # noqa: E402
 import shardplan  # noqa: E402
 from shardplan.errors import ShardplanError  # noqa: E402
 from shardplan.models import build  # noqa: E402
-from shardplan.study.price import Priced  # noqa: E402
+from shardplan.study.price import PricedConfiguration  # noqa: E402
 
 TIMES = ("korthikanti-time", "megatron-a100", "megatron-h100", "llama-405b", "llm-foundry", "torchtitan")
 GIB, MIB = 2**30, 2**20
 
 
-def priced(run: Run) -> Priced:
+def priced(run: Run) -> PricedConfiguration:
     """A published run, as a user would price it."""
     zero = 3 if run.sharded else 1 if run.distributed_optimizer else 0
     sequence = run.sequence and run.tensor > 1

@@ -28,7 +28,7 @@ from shardplan.cluster.types import Cluster
 from shardplan.graph.options import PlanOptions
 from shardplan.model.types import Model
 from shardplan.study.compare import Contender, compare_recipes
-from shardplan.study.robust import drawn
+from shardplan.study.sensitivity import drawn
 from shardplan.verbs.inputs import load_model
 
 MODELS = (

@@ -24,7 +24,7 @@ from shardplan.errors import ShardplanError
 from shardplan.graph.options import PlanOptions
 from shardplan.model.read import read_model
 from shardplan.plan.file import dumps, loads
-from shardplan.plan.timeline import timeline
+from shardplan.plan.views.timeline import timeline
 from shardplan.planning import Planner
 from shardplan.planning.recipes import RECIPES
 

@@ -17,14 +17,14 @@ from shardplan.cluster.mesh import make_cluster
 from shardplan.cluster.profile import load_profile
 from shardplan.cluster.types import Cluster
 from shardplan.graph.build import CostGraph, Node, build_cost_graph
-from shardplan.graph.memory import Memory
+from shardplan.graph.memory import MemoryRows
 from shardplan.graph.options import UNLIMITED_BYTES, PlanOptions
 from shardplan.graph.problem import node_order, objective_of, to_problem
 from shardplan.layout.placement import S
 from shardplan.models import NAMED, TransformerSpec, build
 from shardplan.plan.assemble import price
-from shardplan.plan.held_bytes import held_bytes, peak_of
-from shardplan.plan.step import StepSchedule, serial_schedule
+from shardplan.plan.step.memory_timeline import bytes_by_moment, peak_of
+from shardplan.plan.step.schedule import StepSchedule, serial_schedule
 from shardplan.planning.recipes import data_parallel, megatron, megatron_sequence, zero_1, zero_3
 from shardplan.planning.reduction import Allowed, restrict
 from shardplan.rules import model_rules
@@ -105,7 +105,7 @@ def cluster_of(run: Run) -> Cluster:
     return make_cluster(load_profile(run.profile), run.mesh or text)
 
 
-def solved(built: CostGraph, memory: Memory, allowed: Allowed, limit: int = UNLIMITED_BYTES):
+def solved(built: CostGraph, memory: MemoryRows, allowed: Allowed, limit: int = UNLIMITED_BYTES):
     """The best assignment among those that `allowed` leaves, where little of the traffic is exposed."""
     linear = plain_sum(objective_of(built), _EXPOSED, _EXPOSED, outermost=False)
     return solve(restrict(to_problem(built, memory, limit, linear), built, allowed))
@@ -174,7 +174,7 @@ def stage(run: Run, layers: int) -> Prediction:
     model = build(spec)
     options = PlanOptions(remat=run.remat, microbatches=run.microbatches, shard_optimizer=run.distributed_optimizer)
     built = build_cost_graph(model, model_rules(model), cluster_of(run), options)
-    memory = Memory(built)
+    memory = MemoryRows(built)
     choices = solved(built, memory, published_layout(built, run)).choices
     scheduled = price(built, memory, choices, UNLIMITED_BYTES).scheduled
     if not run.overlapped:
@@ -215,7 +215,7 @@ def layer_activations(name: str, batch: int, *, sequence: bool, remat: str) -> i
     )  # fmt: skip
     model = build(run.spec)
     built = build_cost_graph(model, model_rules(model), cluster_of(run), PlanOptions(remat=remat))
-    memory = Memory(built)
+    memory = MemoryRows(built)
     choices = solved(built, memory, published_layout(built, run)).choices
     choice = dict(zip(node_order(built), choices, strict=True))
     made = {name for index in model.blocks[0].copies[1] for name in model.operators[index].outputs}
@@ -231,20 +231,20 @@ def peak_bytes(spec: TransformerSpec, profile: str, mesh: str, remat: str) -> tu
     """Most bytes of one device in the fastest ZeRO-3 plan that fits, `None` where none does, and what it may use."""
     model, cluster = build(spec), make_cluster(load_profile(profile), mesh)
     built = build_cost_graph(model, model_rules(model), cluster, PlanOptions(remat=remat))
-    memory = Memory(built)
+    memory = MemoryRows(built)
     choices = solved(built, memory, zero_3(built), cluster.device.usable_bytes).choices
     if choices is None:
         return None, cluster.device.usable_bytes
     choice = dict(zip(node_order(built), choices, strict=True))
-    return peak_of(held_bytes(memory.holdings, memory.moments, choice)).total, cluster.device.usable_bytes
+    return peak_of(bytes_by_moment(memory.holdings, memory.moments, choice)).total, cluster.device.usable_bytes
 
 
 def state_memory(name: str, profile: str, mesh: str, recipe: str) -> tuple[int, int, int]:
     """Bytes of parameters, gradients and optimizer state of one device, of the whole model under a recipe."""
     model = build(spec_of(name, batch=1024, seq=128))
     built = build_cost_graph(model, model_rules(model), make_cluster(load_profile(profile), mesh), PlanOptions())
-    memory = Memory(built)
+    memory = MemoryRows(built)
     allowed = {"data parallel": data_parallel, "ZeRO-3": zero_3}[recipe](built)
     choice = dict(zip(node_order(built), solved(built, memory, allowed).choices, strict=True))
-    peak = peak_of(held_bytes(memory.holdings, memory.moments, choice))
+    peak = peak_of(bytes_by_moment(memory.holdings, memory.moments, choice))
     return peak.parameters, peak.gradients, peak.optimizer

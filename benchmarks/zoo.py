@@ -59,7 +59,7 @@ def recipe_ratios(model_path: Path, mesh: str) -> dict[str, str]:
     from shardplan.cluster.mesh import make_cluster
     from shardplan.cluster.profile import load_profile
     from shardplan.graph.build import build_cost_graph
-    from shardplan.graph.memory import Memory
+    from shardplan.graph.memory import MemoryRows
     from shardplan.graph.options import PlanOptions
     from shardplan.graph.problem import to_problem
     from shardplan.model.read import read_model
@@ -74,7 +74,7 @@ def recipe_ratios(model_path: Path, mesh: str) -> dict[str, str]:
     cluster = make_cluster(load_profile("h100-dgx"), mesh)
     options = PlanOptions(mode="inference" if "inference" in extra else "training")
     built = build_cost_graph(model, model_rules(model), cluster, options)
-    problem = to_problem(built, Memory(built), cluster.device.usable_bytes)
+    problem = to_problem(built, MemoryRows(built), cluster.device.usable_bytes)
     ours = solve_problem(problem)
     ratios = {}
     for name, recipe in RECIPES.items():

@@ -16,7 +16,7 @@ import shardplan
 from shardplan.cli import main
 from shardplan.errors import InfeasibleError
 from shardplan.model.read import read_model
-from shardplan.plan.encode import dumps
+from shardplan.plan.format.encode import dumps
 
 MLP = """mlp (float[64,64] x) => (float[64,64] y) <float[64,256] up, float[256,64] down> {
   h = MatMul (x, up)

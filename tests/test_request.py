@@ -17,7 +17,7 @@ from shardplan.cli import cli, main
 from shardplan.cost.recipes import RECIPES
 from shardplan.errors import InfeasibleError, ShardplanError
 from shardplan.graph.options import Mode, PlanOptions, Remat
-from shardplan.plan.encode import dumps
+from shardplan.plan.format.encode import dumps
 from shardplan.request import FIELDS, MODES, OPTIMIZERS, REMATS, Request, option_of
 
 __all__ = ["shardplan"]

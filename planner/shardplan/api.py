@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec
 
 from shardplan.errors import Diagnostic, ShardplanError, error, warn
-from shardplan.plan.content import edited
 from shardplan.plan.file import read_signed, read_whole, write_plan
+from shardplan.plan.format.digest import edited
 from shardplan.plan.legality import faults as illegal
 from shardplan.plan.types import Plan
 from shardplan.request import Request, request_of
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from shardplan.graph.precision import PrecisionName
     from shardplan.model.types import Model
     from shardplan.study.check import Verdict
-    from shardplan.study.price import Priced
-    from shardplan.study.robust import Robustness
+    from shardplan.study.price import PricedConfiguration
+    from shardplan.study.sensitivity import Robustness
 
 P = ParamSpec("P")
 OnWarning = Callable[[Diagnostic], None]
@@ -98,7 +98,7 @@ def price(
     fused_loss: bool = False,
     overlap_exchange: bool = False,
     **asked: Any,
-) -> Priced:
+) -> PricedConfiguration:
     """Memory and time of `model` under exactly this configuration, as from `shardplan price`: `fits`, `peak` (memory of
     the fullest device by category), `spent` (compute, exposed communication, bubble) and `plan.summary.step_ns`.
 
@@ -185,7 +185,7 @@ def robustness(plan: Plan, model: str | Path | Model, draws: int) -> Robustness:
     Raises `ShardplanError` for another model, and (`pipeline-plan`) for a pipeline.
     """
     from shardplan.study.instance import load_model_of, read, recorded_request
-    from shardplan.study.robust import robustness as study
+    from shardplan.study.sensitivity import robustness as study
 
     known = load_model_of(plan, "the plan", str(model)) if isinstance(model, str | Path) else model
     instance = read(recorded_request(plan, "the plan", known))

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from shardplan.errors import Diagnostic, warn
 from shardplan.graph.build import CostGraph, Node
-from shardplan.graph.memory import Holding, Memory
+from shardplan.graph.memory import Holding, MemoryRows
 from shardplan.graph.operators import OperatorSpace
 from shardplan.graph.tensors import TensorSpace
 from shardplan.layout.mesh import Mesh
@@ -91,7 +91,7 @@ def _warn(diagnostic: Diagnostic) -> None:
     warn(str(diagnostic))
 
 
-def as_networkx(built: CostGraph, memory: Memory) -> nx.MultiDiGraph:
+def as_networkx(built: CostGraph, memory: MemoryRows) -> nx.MultiDiGraph:
     """`built`, whose moves are charged at full length, in the form that `cost_graph` documents."""
     cluster = built.cluster
     graph = nx.MultiDiGraph(
@@ -156,7 +156,7 @@ def _tensor(source: Node, target: Node) -> str:
     return next((name for kind, name in (source, target) if kind != "operator"), "")
 
 
-def _held_bytes(built: CostGraph, memory: Memory) -> dict[Node, NDArray[np.int64]]:
+def _held_bytes(built: CostGraph, memory: MemoryRows) -> dict[Node, NDArray[np.int64]]:
     """For every node and choice, the bytes of one device at the moment when they are most."""
     of_node: dict[Node, list[Holding]] = {node: [] for node in built.graph.nodes}
     for holding in memory.holdings:

@@ -17,7 +17,7 @@ from shardplan.plan.file import read_plan, write_plan
 from shardplan.render.explain import show_explanation
 from shardplan.study.alternatives import Alternative
 from shardplan.study.explain import described
-from shardplan.study.named import Named
+from shardplan.study.named_decisions import NamedDecisions
 
 SCHEMA = json.loads((files("shardplan.render") / "documents.schema.json").read_text(encoding="utf-8"))
 CHOSEN = Alternative("S(1)@gpu", chosen=True, cost_ns=0, memory_bytes=0)
@@ -74,7 +74,7 @@ def explained(shardplan, name: str, *options: str) -> dict:
 def test_a_tied_weight_is_called_as_it_was_asked_for(asked, subject, tied):
     plan = read_plan(Path(__file__).parents[2] / "plans" / "gpt2_small.4x4.plan.json")
     weight = next(tensor for tensor in plan.tensors if tensor.aliases)
-    found = described(plan, Named((weight,)), asked)
+    found = described(plan, NamedDecisions((weight,)), asked)
     assert (found.subject, found.tied) == (subject, (tied,))
     written = io.StringIO()
     show_explanation(Console(file=written, width=80), plan, replace(found, alternatives=(CHOSEN,)))

@@ -11,7 +11,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 import shardplan as package
-from shardplan.plan.content import content_digest
+from shardplan.plan.format.digest import content_digest
 from shardplan.plan.schema import plan_schema
 
 PLAN, FORGED = "plans/mlp.2x2.plan.json", "forged.plan.json"

@@ -64,8 +64,8 @@ def test_matrices_are_cut_by_tensor_and_layers_by_pipeline(shardplan, folder):
 
 def test_interleaving_shortens_the_bubble(shardplan, folder):
     plain = told(shardplan, "--pp", "2", "--global-batch", "8")
-    pieces = told(shardplan, "--pp", "2", "--vp", "2", "--global-batch", "8")
-    assert pieces["bubble_us"] < plain["bubble_us"]
+    chunks = told(shardplan, "--pp", "2", "--vp", "2", "--global-batch", "8")
+    assert chunks["bubble_us"] < plain["bubble_us"]
 
 
 def test_dp_is_what_the_others_leave(shardplan, folder):
@@ -73,7 +73,7 @@ def test_dp_is_what_the_others_leave(shardplan, folder):
 
 
 def test_a_pipeline_of_a_model_without_layers(shardplan, mlp):
-    """Two stages are as many as embedding and output matrix would be, and there are no such pieces."""
+    """Two stages are as many as embedding and output matrix would be, and there are no such chunks."""
     run = shardplan("price", "mlp.onnx", "--dim", "batch=32", "--pp", "2")
     assert run.code == 2
     assert run.err.splitlines()[0] == "error[bad-parallelism]: the model has 0 layers, too few for 2 stages"

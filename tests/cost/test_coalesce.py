@@ -15,9 +15,9 @@ from shardplan.graph.pricing import Pricing
 from shardplan.graph.tensors import TensorKind, TensorSpace
 from shardplan.layout.layout import Layout
 from shardplan.layout.placement import P, R, S
-from shardplan.plan.bucketing import UNNUMBERED, BucketPrices, in_buckets
-from shardplan.plan.buckets import buckets_of, held_bytes
-from shardplan.plan.step_moves import StepMoves, StepParts
+from shardplan.plan.step.bucketing import UNNUMBERED, BucketPrices, in_buckets
+from shardplan.plan.step.buckets import buckets_of, device_bytes
+from shardplan.plan.step.moves import StepMoves, StepParts
 from shardplan.plan.types import CollectiveStep, Move, OperatorDecision
 
 BUCKET = 25e6
@@ -114,7 +114,7 @@ def test_buckets_take_what_their_collectives_take_and_never_less_than_is_charged
     charged = {move.tensor: move.time_ns for move in moves}
     for bucket in buckets.values():
         assert len({move.target for move in bucket}) == 1
-        held = float(sum(held_bytes(move, prices.mesh) for move in bucket))
+        held = float(sum(device_bytes(move, prices.mesh) for move in bucket))
         assert held <= BUCKET * (1 + 1e-9) or len(bucket) == 1
         real_ns = prices.seconds(bucket[0].steps[0].collective, held) * 1e9
         assert sum(move.time_ns for move in bucket) == pytest.approx(real_ns, rel=1e-6, abs=len(bucket))

@@ -8,14 +8,14 @@ from shardplan.cluster.mesh import make_cluster
 from shardplan.cluster.profile import load_profile
 from shardplan.graph import operators
 from shardplan.graph.build import build_cost_graph
-from shardplan.graph.memory import Memory
+from shardplan.graph.memory import MemoryRows
 from shardplan.graph.options import PlanOptions
 from shardplan.graph.problem import node_order
 from shardplan.layout.legal import is_legal
 from shardplan.model.types import Model, Operator, Parameter, Tensor
 from shardplan.plan import assemble
 from shardplan.plan.assemble import PriceMismatchError, price
-from shardplan.plan.emit import Emitter
+from shardplan.plan.step.emit import Emitter
 from shardplan.rules import model_rules
 from shardplan.solve import evaluate, solve
 
@@ -117,7 +117,7 @@ def test_equal_edges_share_one_table():
 
 def test_a_plan_is_priced_again_and_must_agree(monkeypatch):
     built = built_on("2x2")
-    memory, limit = Memory(built), built.cluster.device.usable_bytes
+    memory, limit = MemoryRows(built), built.cluster.device.usable_bytes
     choices = solve(step_problem(built)).choices
     priced = price(built, memory, choices, limit)
     assert not priced.mismatch
@@ -128,7 +128,7 @@ def test_a_plan_is_priced_again_and_must_agree(monkeypatch):
     assert (sent_ns + done_ns) / 1e9 == pytest.approx(serial_s, abs=1e-8)
     assert [move.tensor for move in charged] == [move.tensor for move in priced.moves]
     assert all(own.time_ns <= full.time_ns + 1 for own, full in zip(charged, priced.moves, strict=True))
-    monkeypatch.setattr(assemble, "charged_seconds", lambda *_: 1.01 * serial_s + 1e-5)
+    monkeypatch.setattr(assemble, "priced_seconds", lambda *_: 1.01 * serial_s + 1e-5)
     with pytest.raises(PriceMismatchError, match="the lowered plan takes"):
         price(built, memory, choices, limit)
     monkeypatch.delenv("SHARDPLAN_CHECK_PRICES")
@@ -139,7 +139,7 @@ def test_a_plan_is_priced_again_and_must_agree(monkeypatch):
 
 def test_memory_rows_cover_every_node_that_holds_bytes():
     built = built_on("2x2")
-    memory = Memory(built)
+    memory = MemoryRows(built)
     known = set(node_order(built))
     assert {holding.node for holding in memory.holdings} <= known
     assert all(0 <= holding.start < holding.end <= memory.moments for holding in memory.holdings)

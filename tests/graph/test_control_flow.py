@@ -12,7 +12,7 @@ from small_models import proto_of
 
 from shardplan.graph.build import build_cost_graph
 from shardplan.graph.flow import carried_pairs, trace
-from shardplan.graph.memory import Memory
+from shardplan.graph.memory import MemoryRows
 from shardplan.model.read import read_model
 from shardplan.rules import model_rules
 
@@ -72,7 +72,7 @@ def test_activations_are_saved_for_every_turn(read):
     for turns in (4, 8):
         model = read("counted", turns)
         for options in (TRAINING, INFERENCE):
-            memory = Memory(build_cost_graph(model, model_rules(model), cluster_of("1"), options))
+            memory = MemoryRows(build_cost_graph(model, model_rules(model), cluster_of("1"), options))
             held = [h for h in memory.holdings if h.node == ("kept", "Loop_2/s") and h.category == "activations"]
             sizes[turns, options.mode] = max(int(holding.amount.max()) for holding in held)
     assert sizes[8, "training"] == 2 * sizes[4, "training"]
@@ -81,7 +81,7 @@ def test_activations_are_saved_for_every_turn(read):
 
 def test_what_is_scanned_and_stacked_is_held_for_the_whole_loop(read):
     model = read("rnn")
-    memory = Memory(build_cost_graph(model, model_rules(model), cluster_of("1"), INFERENCE))
+    memory = MemoryRows(build_cost_graph(model, model_rules(model), cluster_of("1"), INFERENCE))
     loop = [index for index, operator in enumerate(model.operators) if operator.loops]
     for kind in ("Each", "Stack"):
         name = next(operator.name for operator in model.operators if operator.op_type == kind)

@@ -12,8 +12,8 @@ from shardplan.constraints.parse import parse_pin
 from shardplan.errors import InfeasibleError
 from shardplan.graph.options import PlanOptions
 from shardplan.models import transformer
-from shardplan.plan.decode import loads
-from shardplan.plan.encode import dumps
+from shardplan.plan.format.decode import loads
+from shardplan.plan.format.encode import dumps
 from shardplan.planning import Planner, plan_model
 from shardplan.planning.recipes import data_parallel, zero_1
 from shardplan.study.compare import compare_recipes

@@ -14,16 +14,16 @@ from step_problems import count, every_assignment, step_problem
 from shardplan.cluster.mesh import make_cluster
 from shardplan.cluster.profile import profile_from_text
 from shardplan.graph.build import build_cost_graph
-from shardplan.graph.cuts import binding_cuts, sums_around, work_of
-from shardplan.graph.memory import Memory
+from shardplan.graph.memory import MemoryRows
+from shardplan.graph.objective_cuts import binding_cuts, sums_around, work_of
 from shardplan.graph.options import UNLIMITED_BYTES, PlanOptions
 from shardplan.graph.problem import objective_of, to_problem
 from shardplan.model.types import Model, Operator, Parameter, Tensor
 from shardplan.plan.assemble import price
 from shardplan.plan.file import dumps, loads
-from shardplan.plan.phases import EAGER, HOLDING_LESS, Policy
-from shardplan.plan.step import schedule_step
-from shardplan.plan.timeline import timeline
+from shardplan.plan.step.phases import EAGER, HOLDING_LESS, Policy
+from shardplan.plan.step.schedule import schedule_step
+from shardplan.plan.views.timeline import timeline
 from shardplan.planning import Planner
 from shardplan.rules import model_rules
 from shardplan.schedule.objective import at_multipliers, single_sums
@@ -97,7 +97,7 @@ def cluster_of(name, mesh, kappa, bucket_mb):
 def graph_of(model, cluster, asked):
     made = model_of(*model)
     built = build_cost_graph(made, model_rules(made), cluster_of(*cluster), asked)
-    return built, Memory(built)
+    return built, MemoryRows(built)
 
 
 def slack_s(built):

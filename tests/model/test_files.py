@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from onnx import helper, numpy_helper, parser
 
 from shardplan.errors import ShardplanError
+from shardplan.model.protobuf_wire import WireError, without_payloads
 from shardplan.model.read import read_model
-from shardplan.model.wire import WireError, without_payloads
 
 MODELS = Path(__file__).parent.parent / "models"
 

@@ -6,8 +6,8 @@ import pytest
 
 from shardplan import make_plan
 from shardplan.errors import ShardplanError
-from shardplan.plan.encode import dumps
 from shardplan.plan.file import read_plan
+from shardplan.plan.format.encode import dumps
 from shardplan.plan.padding import pads_of
 from shardplan.study.instance import load_model
 from shardplan.study.sweep import items_of

@@ -141,7 +141,7 @@ def test_unknown_schedules_are_refused():
         parse_schedule("1b1f")
     assert str(problem.value) == (
         "error[bad-schedule]: there is no schedule '1b1f'\n"
-        "hint: 1f1b, gpipe, or interleaved:V with V pieces of the model per stage"
+        "hint: 1f1b, gpipe, or interleaved:V with V model chunks per stage"
     )
 
 

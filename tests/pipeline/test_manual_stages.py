@@ -18,8 +18,8 @@ from shardplan.models.named import described
 from shardplan.pipeline.manual.stages import ManualStage, ManualStages, read_stages, stages_of
 from shardplan.pipeline.plan import plan_stages
 from shardplan.pipeline.schedule import parse_schedule
-from shardplan.plan.encode import dumps
 from shardplan.plan.file import read_plan, write_plan
+from shardplan.plan.format.encode import dumps
 from shardplan.program.machine.verify import verify_plan
 from shardplan.yaml_source import Mark
 
@@ -231,9 +231,9 @@ def test_stages_by_hand_are_solved_again_as_they_were_asked_for(tmp_path, shardp
 
 def test_a_stage_is_called_by_the_blocks_that_it_runs():
     model = described("transformer:layers=4,hidden=64,heads=4,vocab=128,seq=8,batch=8")
-    wishes = tuple(ManualStage(runs, "1x2", (), (), Mark("", 1, 1)) for runs in (("*.layers.[01]",), ("*",)))
+    stages = tuple(ManualStage(runs, "1x2", (), (), Mark("", 1, 1)) for runs in (("*.layers.[01]",), ("*",)))
     plan = plan_stages(
-        model, make_cluster(load_profile("h100-dgx"), "1x4"), PlanOptions(), SCHEDULE, ManualStages(wishes, {})
+        model, make_cluster(load_profile("h100-dgx"), "1x4"), PlanOptions(), SCHEDULE, ManualStages(stages, {})
     )
     assert [stage.units for stage in plan.pipeline.stages] == [
         ("model.layers.0 … model.layers.1",),

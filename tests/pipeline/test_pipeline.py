@@ -29,10 +29,10 @@ from shardplan.pipeline.plan import plan_stages
 from shardplan.pipeline.schedule import parse_schedule
 from shardplan.pipeline.solver import PipelineSolver
 from shardplan.pipeline.tied_weights import least_tied_ns
-from shardplan.plan.decode import loads
 from shardplan.plan.diff import diff_plans
-from shardplan.plan.encode import dumps
-from shardplan.plan.timeline import streams_of, timeline
+from shardplan.plan.format.decode import loads
+from shardplan.plan.format.encode import dumps
+from shardplan.plan.views.timeline import streams_of, timeline
 from shardplan.planning import Planner, plan_model
 from shardplan.program.machine.verify import verify_plan
 from shardplan.report.schedule import pipeline_chart
@@ -397,7 +397,7 @@ def test_interleaved_stages_need_units_enough(model, cluster):
         )
     assert str(problem.value) == (
         "error[too-many-stages]: 'chain' has 3 units: too few for 'interleaved:2' on machine=2 x gpu=2\n"
-        "hint: fewer pieces, or fewer --stages, all alike"
+        "hint: fewer model chunks, or fewer --stages, all alike"
     )
 
 

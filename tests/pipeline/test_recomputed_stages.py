@@ -9,8 +9,8 @@ from shardplan.graph.options import UNLIMITED_BYTES, PlanOptions
 from shardplan.models import transformer
 from shardplan.pipeline.plan import plan_stages
 from shardplan.pipeline.schedule import parse_schedule
-from shardplan.plan.decode import loads
-from shardplan.plan.encode import dumps
+from shardplan.plan.format.decode import loads
+from shardplan.plan.format.encode import dumps
 
 GPT = {"style": "gpt", "layers": 2, "hidden": 256, "heads": 8, "vocab": 512, "seq": 256, "batch": 16}
 

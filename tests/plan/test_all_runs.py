@@ -16,10 +16,10 @@ from shardplan.layout.layout import Layout
 from shardplan.layout.placement import R, S
 from shardplan.model.read import read_model
 from shardplan.models.named import described
-from shardplan.plan.step import schedule_step
-from shardplan.plan.step_moves import StepParts
-from shardplan.plan.timeline import step_schedule
+from shardplan.plan.step.moves import StepParts
+from shardplan.plan.step.schedule import schedule_step
 from shardplan.plan.types import CollectiveStep, Move, OperatorDecision
+from shardplan.plan.views.timeline import step_schedule
 from shardplan.planning import plan_model
 
 CHAIN = """

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardplan.plan.bucketing import Bucket, Queue, earliest, fullest, merged
+from shardplan.plan.step.bucketing import Bucket, Queue, earliest, fullest, merged
 
 QUEUES = st.integers(1, 8).flatmap(
     lambda n: st.tuples(

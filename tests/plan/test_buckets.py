@@ -11,8 +11,8 @@ from jsonschema import Draft202012Validator
 from shardplan.constraints.parse import parse_pin
 from shardplan.graph.options import PlanOptions
 from shardplan.models import transformer
-from shardplan.plan.buckets import buckets_of, held_bytes
 from shardplan.plan.file import dumps, loads
+from shardplan.plan.step.buckets import buckets_of, device_bytes
 from shardplan.planning import plan_model
 from shardplan.runtime.predicted import predicted_collectives, sent_together, total
 from shardplan.study.evaluate import evaluate_plan
@@ -59,7 +59,7 @@ def test_a_bucket_is_of_one_kind_and_no_fuller_than_the_profile_says(plan):
             for move in bucket
         }
         assert len(key) == 1
-        assert len(bucket) == 1 or sum(held_bytes(move, plan.mesh) for move in bucket) <= BUCKET
+        assert len(bucket) == 1 or sum(device_bytes(move, plan.mesh) for move in bucket) <= BUCKET
         assert number < len(buckets_of(plan.moves))
 
 

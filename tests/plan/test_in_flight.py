@@ -6,14 +6,14 @@ from step_problems import base_problem
 from shardplan.cluster.mesh import make_cluster
 from shardplan.cluster.profile import load_profile
 from shardplan.graph.build import build_cost_graph
-from shardplan.graph.memory import Memory
+from shardplan.graph.memory import MemoryRows
 from shardplan.graph.options import UNLIMITED_BYTES, PlanOptions
 from shardplan.model.types import Model, Operator, Parameter, Tensor
 from shardplan.plan.assemble import price
-from shardplan.plan.in_flight import in_flight_bytes
-from shardplan.plan.phases import Policy
-from shardplan.plan.staying import bytes_of, copies
-from shardplan.plan.step import schedule_step
+from shardplan.plan.step.in_flight_memory import in_flight_bytes
+from shardplan.plan.step.phases import Policy
+from shardplan.plan.step.schedule import schedule_step
+from shardplan.plan.step.staying_weights import bytes_of, copies
 from shardplan.planning.recipes import data_parallel, zero_3
 from shardplan.planning.reduction import restrict
 from shardplan.rules import model_rules
@@ -41,7 +41,7 @@ def flown(request):
     model, cluster = chain(), make_cluster(load_profile("h100-dgx"), "2x1")
     built = build_cost_graph(model, model_rules(model), cluster, PlanOptions())
     choices = solve(restrict(base_problem(built), built, request.param(built))).choices
-    memory = Memory(built)
+    memory = MemoryRows(built)
     return built, memory, price(built, memory, choices, UNLIMITED_BYTES), request.param
 
 

@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 
 from shardplan.plan.file import read_plan
-from shardplan.plan.just_in_time import just_in_time
-from shardplan.plan.phases import EAGER, Phase, Policy
-from shardplan.plan.step import schedule_step
-from shardplan.plan.step_moves import StepMoves, StepParts
-from shardplan.plan.timeline import parts_of
+from shardplan.plan.step.just_in_time import just_in_time
+from shardplan.plan.step.moves import StepMoves, StepParts
+from shardplan.plan.step.phases import EAGER, Phase, Policy
+from shardplan.plan.step.schedule import schedule_step
 from shardplan.plan.types import Move
+from shardplan.plan.views.timeline import parts_of
 from shardplan.schedule.links import LinkLevels
 from shardplan.schedule.streams import Item, simulate
 

@@ -7,8 +7,8 @@ import pytest
 from shardplan.layout.collective import Collective
 from shardplan.layout.layout import Layout
 from shardplan.layout.placement import P, R, S
-from shardplan.plan.step import schedule_step
-from shardplan.plan.step_moves import StepParts
+from shardplan.plan.step.moves import StepParts
+from shardplan.plan.step.schedule import schedule_step
 from shardplan.plan.types import CollectiveStep, Move, OperatorDecision
 
 SHARDED, HALF, WHOLE = (Layout.of(*pair) for pair in ((S(0), S(1)), (R, S(1)), (R, R)))

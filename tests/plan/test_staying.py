@@ -6,13 +6,13 @@ from step_problems import base_problem
 from shardplan.cluster.mesh import make_cluster
 from shardplan.cluster.profile import load_profile
 from shardplan.graph.build import build_cost_graph
-from shardplan.graph.memory import Memory
+from shardplan.graph.memory import MemoryRows
 from shardplan.graph.options import UNLIMITED_BYTES
 from shardplan.models import transformer
 from shardplan.plan.assemble import price
 from shardplan.plan.file import dumps, loads
-from shardplan.plan.staying import copies
-from shardplan.plan.timeline import step_schedule
+from shardplan.plan.step.staying_weights import copies
+from shardplan.plan.views.timeline import step_schedule
 from shardplan.planning import Planner, PlanOptions
 from shardplan.planning.recipes import RECIPES
 from shardplan.planning.reduction import restrict
@@ -41,7 +41,7 @@ def built(model, cluster):
 @pytest.fixture(scope="module")
 def fitting(built):
     """One assignment, whose weights are sharded, scheduled under ever tighter limits; the first one has none."""
-    memory = Memory(built)
+    memory = MemoryRows(built)
     choices = solve(restrict(base_problem(built), built, RECIPES["ZeRO-3"](built))).choices
     whole = price(built, memory, choices, UNLIMITED_BYTES)
     limits = [int(share * whole.memory.total) for share in (0.97, 0.93, 0.89, 0.85, 0.8)]
@@ -62,7 +62,7 @@ def planned(cluster):
 
 
 def gathered(plan):
-    """The weights that are gathered for use, and those of them that are gathered again."""
+    """The weights that are gathered for use, and those of them that are re-gathered."""
     moves = [move for move in plan.moves if move.kind == "prefetched"]
     return {move.tensor for move in moves if move.phase == "forward"}, {move.tensor for move in moves if move.regather}
 
@@ -130,7 +130,7 @@ def test_what_is_recomputed_is_gathered_again(model, cluster):
 
 
 def test_a_weight_stays_from_its_last_reader_to_that_ones_backward(built, fitting, model):
-    memory = Memory(built)
+    memory = MemoryRows(built)
     for copy in copies(built, fitting[0][1].moves, memory):
         last = max(index for index, _ in built.flow.readers[copy.tensor])
         assert (copy.begin, copy.end) == (last + 1, memory.time.backward(last))

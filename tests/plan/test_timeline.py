@@ -15,7 +15,7 @@ from shardplan.cluster.profile import load_profile
 from shardplan.cluster.types import Coalesce
 from shardplan.models import transformer
 from shardplan.plan.file import dumps, loads
-from shardplan.plan.timeline import MOST_SHOWN, chrome_trace, step_schedule, streams_of, timeline
+from shardplan.plan.views.timeline import MOST_SHOWN, chrome_trace, step_schedule, streams_of, timeline
 from shardplan.planning import Planner, PlanOptions, plan_model
 from shardplan.planning.recipes import RECIPES
 
@@ -51,7 +51,7 @@ def seconds_sent(plan, scheduled):
 
 
 def test_weights_that_come_in_time_are_faster_than_one_block_ahead():
-    """Of weights that are all gathered again for backward, one of which takes longer than a block computes."""
+    """Of weights that are all re-gathered for backward, one of which takes longer than a block computes."""
     sizes = {"layers": 2, "hidden": 1024, "heads": 8, "vocab": 65536, "seq": 128, "batch": 8}
     plan = forced_plan(transformer(**sizes), "1x4", recipe="ZeRO-3")
     assert plan.summary.prefetches_in_time

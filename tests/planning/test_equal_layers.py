@@ -14,9 +14,9 @@ from shardplan.constraints.parse import parse_pin
 from shardplan.errors import InfeasibleError
 from shardplan.folding import pattern
 from shardplan.models import described
-from shardplan.plan.encode import dumps
 from shardplan.plan.file import loads
-from shardplan.plan.recorded import options_of
+from shardplan.plan.format.encode import dumps
+from shardplan.plan.recorded_request import options_of
 from shardplan.planning import PlanOptions, plan_model
 from shardplan.planning.chain import Question, answer
 from shardplan.planning.equal_layers import first_copies, folded

@@ -10,7 +10,7 @@ from shardplan.cluster.mesh import make_cluster, merged
 from shardplan.cluster.profile import load_profile
 from shardplan.constraints.parse import parse_pin
 from shardplan.errors import LimitError
-from shardplan.graph.near import Nearby
+from shardplan.graph.neighbourhood import NearbyLayouts
 from shardplan.graph.pricing import Pricing
 from shardplan.graph.tensors import TensorKind, TensorSpace
 from shardplan.layout.layout import Layout
@@ -108,7 +108,7 @@ def spaces(layouts, free):
     cluster = make_cluster(PROFILE, FINER[0])
     prices = Pricing.of(cluster).moves
     kind = TensorKind((64, 64), 1 << 20, 1 << 20, (S(0), S(1)), True, "weight", True, True, 1)
-    nearby = Nearby(frozenset(layouts), frozenset(free), kind.shards, cluster.mesh.shape)
+    nearby = NearbyLayouts(frozenset(layouts), frozenset(free), kind.shards, cluster.mesh.shape)
     return TensorSpace(kind, cluster.mesh, prices), TensorSpace(kind, cluster.mesh, prices, nearby)
 
 

@@ -14,10 +14,10 @@ from shardplan.cluster.profile import load_profile
 from shardplan.errors import InfeasibleError, ShardplanError
 from shardplan.graph.options import PlanOptions
 from shardplan.models import transformer
-from shardplan.plan.decode import loads
 from shardplan.plan.diff import diff_plans
-from shardplan.plan.encode import dumps
-from shardplan.plan.recorded import options_of
+from shardplan.plan.format.decode import loads
+from shardplan.plan.format.encode import dumps
+from shardplan.plan.recorded_request import options_of
 from shardplan.planning import plan_model
 from shardplan.program.machine.verify import verify_plan
 from shardplan.program.shrink.shrink import shrink

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from shardplan.graph.build import in_buckets
-from shardplan.plan.buckets import buckets_of, held_bytes
+from shardplan.plan.step.buckets import buckets_of, device_bytes
 from shardplan.planning.answers import Answers
 from shardplan.planning.candidates import of_phases
 from shardplan.planning.constants import BUCKET_GAP, BUCKET_SHARE
@@ -62,7 +62,7 @@ def test_buckets_have_half_the_mean_size_of_those_that_a_schedule_far_above_its_
     cost = found.whole.functions.costs(np.array([tuple(best.choice.values())]))[0]
     assert found.candidate.step_s * 1e12 > (1.0 + BUCKET_GAP) * cost
     buckets = buckets_of(best.scheduled.parts.moves).values()
-    sent = sum(held_bytes(move, answers.instance.cluster.mesh) for bucket in buckets for move in bucket)
+    sent = sum(device_bytes(move, answers.instance.cluster.mesh) for bucket in buckets for move in bucket)
 
     question = next(at_scheduled_buckets(search, found))
 

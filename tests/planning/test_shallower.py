@@ -9,7 +9,7 @@ from shardplan.cluster.mesh import make_cluster
 from shardplan.cluster.profile import load_profile
 from shardplan.constraints.parse import parse_pin
 from shardplan.model.digest import structure_digest
-from shardplan.model.thin import shallow
+from shardplan.model.shallow import shallow
 from shardplan.models import described
 from shardplan.planning import Planner, PlanOptions, plan_model, shallower
 

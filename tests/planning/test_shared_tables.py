@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from shardplan.graph.memory import Memory
+from shardplan.graph.memory import MemoryRows
 from shardplan.graph.problem import node_order, objective_of, to_problem, to_problems
 from shardplan.planning.instance import CostGraphs, instance_of
 from shardplan.planning.recipes import RECIPES
@@ -23,7 +23,7 @@ def setting():
     """A cost graph, its memory, and the problem of every sum of its objective."""
     asked = read(Request(model="transformer:layers=2,hidden=512,heads=8,vocab=1000,seq=256,batch=16", mesh="2x2"))
     built, _ = CostGraphs(instance_of(asked.model, asked.cluster, asked.options, pytest.fail)).asked()
-    memory, sums = Memory(built), single_sums(objective_of(built))
+    memory, sums = MemoryRows(built), single_sums(objective_of(built))
     return built, memory, sums, to_problems(built, memory, None, sums)
 
 

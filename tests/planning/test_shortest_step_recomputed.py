@@ -14,7 +14,7 @@ from shardplan.errors import InfeasibleError
 from shardplan.graph.build import build_cost_graph
 from shardplan.graph.flow import trace
 from shardplan.graph.fusion import fuse
-from shardplan.graph.memory import Memory
+from shardplan.graph.memory import MemoryRows
 from shardplan.graph.options import PlanOptions
 from shardplan.graph.remat import saving_least
 from shardplan.model.read import read_model
@@ -69,7 +69,7 @@ def recomputing(model, cluster, options):
 
 def scheduled_s(built, choices, limit):
     """The scheduled step of an assignment under a limit on memory, or `inf` where it does not fit."""
-    priced = price(built, Memory(built), choices, limit)
+    priced = price(built, MemoryRows(built), choices, limit)
     return priced.step_s if priced.memory.total <= limit else math.inf
 
 

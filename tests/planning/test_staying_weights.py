@@ -7,7 +7,7 @@ import pytest
 from shardplan.cluster.mesh import make_cluster
 from shardplan.cluster.profile import load_profile
 from shardplan.graph.build import build_cost_graph, regathering
-from shardplan.graph.memory import Memory
+from shardplan.graph.memory import MemoryRows
 from shardplan.graph.options import PlanOptions
 from shardplan.graph.problem import objective_of, to_problem
 from shardplan.models import transformer
@@ -28,7 +28,7 @@ def built():
 
 @pytest.fixture(scope="module")
 def combined(built):
-    memory, linear = Memory(built), single_sums(objective_of(built))[0]
+    memory, linear = MemoryRows(built), single_sums(objective_of(built))[0]
     stay, again = (to_problem(graph, memory, None, linear) for graph in (built, regathering(built)))
     problems = Problems((Layouts(built, memory, stay, {}),), regathered=(Layouts(built, memory, again, {}),))
     reduced, sizes = StayingWeights().apply(problems)
@@ -92,7 +92,7 @@ def test_under_a_limit_it_costs_no_less_than_if_all_stayed_for_nothing(combined)
 
 
 def test_every_weight_that_may_stay_has_one_that_decides(built):
-    deciding = {name for name, *_ in staying(built, Memory(built)).values()}
+    deciding = {name for name, *_ in staying(built, MemoryRows(built)).values()}
     weights = {parameter.tensor for parameter in built.model.parameters}
     matrices = {name for name in weights if len(built.model.tensor(name).shape) == 2}
     held = {built.model.operators[index].inputs[position] for index, position in built.recompute.held}

@@ -8,7 +8,7 @@ import pytest
 
 from shardplan.api import make_plan
 from shardplan.plan.file import read_plan
-from shardplan.plan.segments import segments
+from shardplan.plan.views.segments import segments
 from shardplan.render.dot import dot_text
 from shardplan.report.plan import plan_report
 

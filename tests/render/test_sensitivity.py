@@ -7,7 +7,7 @@ from dataclasses import replace
 from rich.console import Console
 
 from shardplan.render.sensitivity import describe_sensitivity, sensitivity_record
-from shardplan.study.robust import Robustness, Slack
+from shardplan.study.sensitivity import Robustness, Slack
 
 FOUND = Robustness((0.0, 0.004, 0.023), (Slack("compute", 0.0, 1.41), Slack("net latency", 0.0, math.inf)))
 

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardplan.api import make_plan
-from shardplan.plan.breakdown import breakdown
-from shardplan.plan.timeline import timeline
+from shardplan.plan.views.breakdown import breakdown
+from shardplan.plan.views.timeline import timeline
 from shardplan.render.solve import time_line
 from shardplan.render.timeline import _slowed, gantt
 from shardplan.schedule.tasks import Task, schedule

@@ -18,7 +18,7 @@ from evil_plans import EVIL, evil_plan
 from shardplan.api import make_plan
 from shardplan.plan.diff import diff_plans
 from shardplan.plan.file import read_plan
-from shardplan.plan.timeline import laid_out
+from shardplan.plan.views.timeline import laid_out
 from shardplan.report.page import page
 from shardplan.report.plan import plan_report
 from shardplan.report.studies import comparison_report, diff_report, sweep_report

@@ -15,9 +15,9 @@ from small_models import proto_of
 from shardplan.api import make_plan
 from shardplan.plan.diff import diff_plans
 from shardplan.plan.file import read_plan
-from shardplan.plan.held import spans
-from shardplan.plan.timeline import laid_out
 from shardplan.plan.types import Plan
+from shardplan.plan.views.lifetimes import spans
+from shardplan.plan.views.timeline import laid_out
 from shardplan.render.diff import effects
 from shardplan.report.notebook import report
 from shardplan.report.page import page

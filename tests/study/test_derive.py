@@ -13,8 +13,8 @@ from shardplan.api import make_plan
 from shardplan.layout.layout import Layout
 from shardplan.layout.placement import Placement, R, S
 from shardplan.model.read import read_model
-from shardplan.plan.encode import dumps
 from shardplan.plan.file import loads
+from shardplan.plan.format.encode import dumps
 from shardplan.plan.types import OperatorDecision, Plan
 from shardplan.study.derive import NotDerivableError, derived
 

@@ -11,11 +11,11 @@ from shardplan.api import make_plan
 from shardplan.errors import ShardplanError
 from shardplan.model.read import read_model
 from shardplan.model.types import Model
-from shardplan.plan.content import content_digest, edited
-from shardplan.plan.decode import read_document
-from shardplan.plan.document_diff import differences
-from shardplan.plan.encode import dumps
-from shardplan.plan.kinds import RecordError
+from shardplan.plan.format.decode import read_document
+from shardplan.plan.format.digest import content_digest, edited
+from shardplan.plan.format.document_diff import differences
+from shardplan.plan.format.encode import dumps
+from shardplan.plan.format.kinds import RecordError
 from shardplan.study.check import check_document
 from shardplan.study.freshness import Given
 

@@ -23,8 +23,8 @@ from shardplan.request import Request
 from shardplan.study import meshes
 from shardplan.study.instance import read
 from shardplan.study.meshes import best_of, logical_meshes, ordered_factorisations, try_meshes
-from shardplan.study.said import limits_of
 from shardplan.study.solve import solve
+from shardplan.study.target_limits import limits_of
 
 OPTIONS = PlanOptions(effort="quick")
 PROFILE = load_profile("generic")

@@ -9,7 +9,7 @@ from shardplan.errors import ShardplanError
 from shardplan.graph.options import PlanOptions
 from shardplan.models import TransformerSpec, build
 from shardplan.planning import Planner
-from shardplan.study.run_memory import Decided
+from shardplan.study.run_memory import DecidedGraph
 
 ROWS, SEQ, HIDDEN, VOCAB, LAYERS = 4, 128, 64, 4096, 2
 
@@ -82,6 +82,6 @@ def test_a_run_holds_no_more_than_a_plan_is_charged(asked):
     model = build(TransformerSpec(LAYERS, HIDDEN, 4, vocab=VOCAB, seq=SEQ, batch=8))
     planner = Planner(model, make_cluster(load_profile("generic"), "2x2"), PlanOptions(effort="quick", **asked))
     chosen = planner.chosen()
-    held = Decided(chosen.priced.built, chosen.memory, chosen.priced.choice).peak()
+    held = DecidedGraph(chosen.priced.built, chosen.memory, chosen.priced.choice).peak()
     assert held.total < chosen.plan.summary.memory.total
     assert held.parameters == chosen.plan.summary.memory.parameters

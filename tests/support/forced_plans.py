@@ -11,13 +11,13 @@ from shardplan.cluster.profile import load_profile
 from shardplan.cluster.types import Coalesce
 from shardplan.extras.peers.restrictions import alpa_products
 from shardplan.graph.build import CostGraph, build_cost_graph
-from shardplan.graph.memory import Memory
+from shardplan.graph.memory import MemoryRows
 from shardplan.graph.options import UNLIMITED_BYTES, PlanOptions
 from shardplan.graph.problem import node_order, objective_of, to_problem
 from shardplan.model.types import Model
-from shardplan.plan.assemble import Priced, Proof, assemble, price
-from shardplan.plan.phases import EAGER
-from shardplan.plan.staying import copies
+from shardplan.plan.assemble import PricedAssignment, Proof, assemble, price
+from shardplan.plan.step.phases import EAGER
+from shardplan.plan.step.staying_weights import copies
 from shardplan.plan.types import Plan
 from shardplan.planning.recipes import recipes_for
 from shardplan.planning.reduction import restrict
@@ -58,7 +58,7 @@ def forced_plan(
     `exposed`: share of all traffic that counts."""
     cluster = cluster_of(mesh, bucket_bytes)
     built = build_cost_graph(model, model_rules(model), cluster, options)
-    memory = Memory(built)
+    memory = MemoryRows(built)
     little_exposed = plain_sum(objective_of(built), exposed, exposed, outermost=False)
     problem = to_problem(built, memory, limit_bytes, little_exposed)
     recipes = {**recipes_for(options), "2-D": alpa_products}
@@ -77,8 +77,8 @@ def forced_plan(
     return assemble(priced, limit, Proof(0.0))
 
 
-def gathering_again(priced: Priced) -> Priced:
-    """The same with all weights gathered again for backward, as ZeRO-3 does, and as early as in a first schedule."""
+def gathering_again(priced: PricedAssignment) -> PricedAssignment:
+    """The same with all weights re-gathered for backward, as ZeRO-3 does, and as early as in a first schedule."""
     lowered = priced.lowered
     staying = copies(lowered.built, priced.moves, lowered.rows)
     again = frozenset(copy.tensor for copy in staying)

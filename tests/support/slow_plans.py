@@ -10,8 +10,8 @@ from shardplan.cluster.profile import load_profile
 from shardplan.cluster.types import Cluster, Coalesce
 from shardplan.graph.options import PlanOptions
 from shardplan.model.types import Model
-from shardplan.plan.timeline import parts_of, serial_schedule, step_schedule
 from shardplan.plan.types import Plan
+from shardplan.plan.views.timeline import parts_of, serial_schedule, step_schedule
 from shardplan.planning import Planner
 from shardplan.planning.recipes import recipes_for
 

@@ -146,9 +146,9 @@ SLOW: Mapping[str, tuple[str, ...]] = {
         "test_few_axes_cost_the_same_among_the_layouts_left_open[transformer:layers=1,hidden=256",
         "test_twice_the_context_ranks_halve_activations_and_work",
     ),
-    "tests/study/test_robust.py": ("test_ends_of_the_slack_are_around_the_profile",),
+    "tests/study/test_sensitivity.py": ("test_ends_of_the_slack_are_around_the_profile",),
     "tests/study/test_sweep.py": ("test_what_is_recomputed_is_chosen_point_by_point",),
-    "tests/study/test_trained.py": (
+    "tests/study/test_trainer_step.py": (
         "test_groups_of_several_devices_of_several_machines_reduce_slowly_where_it_is_said[ways2-False]",
         "test_groups_of_several_devices_of_several_machines_reduce_slowly_where_it_is_said[ways0-True]",
         "test_no_plan_depends_on_what_trainers_add",

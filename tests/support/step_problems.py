@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardplan.graph.build import CostGraph
-from shardplan.graph.memory import Memory
+from shardplan.graph.memory import MemoryRows
 from shardplan.graph.problem import objective_of, to_problem
 from shardplan.planning.objective import Maxima
 from shardplan.planning.reduction import Layouts, Problems
@@ -28,17 +28,17 @@ def serial(built: CostGraph) -> Linear:
 
 def serial_problem(built: CostGraph, limit_bytes: int | None = None) -> Problem:
     """The problem of all times added up."""
-    return to_problem(built, Memory(built), limit_bytes, serial(built))
+    return to_problem(built, MemoryRows(built), limit_bytes, serial(built))
 
 
 def base_problem(built: CostGraph, limit_bytes: int | None = None) -> Problem:
     """The problem of what computes and blocks: the base of every phase."""
-    return to_problem(built, Memory(built), limit_bytes, single_sums(objective_of(built))[0])
+    return to_problem(built, MemoryRows(built), limit_bytes, single_sums(objective_of(built))[0])
 
 
 def step_problem(built: CostGraph, limit_bytes: int | None = None) -> Problem:
     """The problem of a step: the sum over phases of the largest of their sums."""
-    objective, memory = objective_of(built), Memory(built)
+    objective, memory = objective_of(built), MemoryRows(built)
     sums = (Layouts(built, memory, to_problem(built, memory, limit_bytes, one), {}) for one in single_sums(objective))
     problems, _ = Maxima(objective.sizes).apply(Problems(tuple(sums)))
     return problems.sums[0].problem

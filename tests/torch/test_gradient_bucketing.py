@@ -10,7 +10,7 @@ from forced_plans import forced_plan
 from tiny_models import Sizes, tiny_gpt
 
 from shardplan.graph.options import PlanOptions
-from shardplan.plan.buckets import buckets_of
+from shardplan.plan.step.buckets import buckets_of
 
 TINY, DEEPER = tiny_gpt(Sizes(batch=8, layers=1)), tiny_gpt(Sizes(batch=8))
 BUCKET = 10_000

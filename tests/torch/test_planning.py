@@ -20,7 +20,7 @@ import shardplan.torch
 from shardplan.cli import main
 from shardplan.errors import ShardplanError
 from shardplan.model.read import read_model, read_model_bytes
-from shardplan.plan.encode import dumps
+from shardplan.plan.format.encode import dumps
 from shardplan.torch.planning.factory import read_factory
 from shardplan.torch.planning.onnx_program import onnx_bytes
 from shardplan.torch.planning.plan import read_module

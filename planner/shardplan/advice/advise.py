@@ -28,7 +28,7 @@ from shardplan.model.dims import flag
 from shardplan.model.types import Model
 from shardplan.padding.growth import grown
 from shardplan.padding.padded import padded
-from shardplan.plan.finished import finished
+from shardplan.plan.interrupted import unless_interrupted
 from shardplan.plan.types import Plan
 from shardplan.planning import Planner
 from shardplan.planning.instance import MOST_WHOLE, real_axes
@@ -266,7 +266,7 @@ class Asked:
             planner = self._planner(model, cluster)
         else:
             planner = Planner(model, cluster, replace(self._in_time(), effort=effort), reasons=False)
-        return finished(planner.plan(work=WORK)).summary.step_ns
+        return unless_interrupted(planner.plan(work=WORK)).summary.step_ns
 
 
 def _coarser(cluster: Cluster) -> Iterator[Cluster]:

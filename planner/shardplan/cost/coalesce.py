@@ -7,7 +7,7 @@ Let T(S) be the time to move a tensor of which a device has S bytes, and B the s
 
 T is concave and 0 at 0, so that is min(T(S), S / B T(B)): it is increasing, concave, and never above T. A bucket holds
 at most B, or a single tensor; it always takes at least the sum of what its tensors are charged
-(tests/cost/test_coalesce.py). The buckets themselves are formed for a whole plan: `shardplan.plan.bucketing`.
+(tests/cost/test_coalesce.py). The buckets themselves are formed for a whole plan: `shardplan.plan.step.bucketing`.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from shardplan.errors import ShardplanError, warning
 from shardplan.export.specs import cannot_say, solve_for
 from shardplan.export.types import Exported, Source
-from shardplan.plan.recorded import cluster_of, options_of
+from shardplan.plan.recorded_request import cluster_of, options_of
 from shardplan.plan.types import Plan
 from shardplan.planning import Planner
 from shardplan.planning.decided import Decided

@@ -27,14 +27,14 @@ from shardplan.cost.occupancy import links_of
 from shardplan.graph import edges
 from shardplan.graph.flow import Flow, carried_pairs, trace
 from shardplan.graph.fusion import Fusion, fuse
-from shardplan.graph.near import Offer
+from shardplan.graph.neighbourhood import Offer
 from shardplan.graph.operators import OperatorPricer, OperatorSpace
 from shardplan.graph.options import PlanOptions
 from shardplan.graph.precision import PRECISIONS, Cast, narrowed
 from shardplan.graph.pricing import Pricing
 from shardplan.graph.remat import Recompute, recompute, recomputed
+from shardplan.graph.tensor_kinds import TensorKinds, tensor_kinds
 from shardplan.graph.tensors import MovePrices, TensorKind, TensorSpace
-from shardplan.graph.traffic import Traffic, tensor_kinds
 from shardplan.model.types import Model
 from shardplan.rules.types import Rule
 from shardplan.schedule.links import LinkLevels
@@ -138,7 +138,7 @@ class CostGraph:
         return {"kept": self.kept, "served": self.served, "updated": self.updated}
 
     def tie_picoseconds(self, choice: Mapping[Node, int]) -> float:
-        """The picoseconds that the objective charges for all tensors' layouts to break ties."""
+        """The picoseconds that the objective adds for all tensors' layouts to break ties."""
         kept = sum(float(space.ties[choice["kept", name]]) for name, space in self.kept.items())
         return kept + sum(float(space.ties[choice["updated", name]]) for name, space in self.updated.items())
 
@@ -178,11 +178,11 @@ def build_cost_graph(
     remat = remat or recompute(model, rules, flow, fusion, options)
     pricing = pricing or Pricing.of(cluster)
     prices = pricing.moves
-    traffic = tensor_kinds(model, rules, flow, cluster.mesh, options, constraints)
-    spaces = _Spaces(prices, traffic, near)
-    kept = {name: spaces.of(kind) for name, kind in traffic.kept.items()}
-    served = {name: spaces.of(kind) for name, kind in traffic.served.items()}
-    updated = {name: spaces.of(kind) for name, kind in traffic.updated.items()}
+    kinds = tensor_kinds(model, rules, flow, cluster.mesh, options, constraints)
+    spaces = _Spaces(prices, kinds, near)
+    kept = {name: spaces.of(kind) for name, kind in kinds.kept.items()}
+    served = {name: spaces.of(kind) for name, kind in kinds.served.items()}
+    updated = {name: spaces.of(kind) for name, kind in kinds.updated.items()}
     pricer = OperatorPricer(cluster, pricing, options)
     asked = {one.operator for one in constraints.operators}
     narrow = narrowed(model, rules, options.precision)
@@ -191,7 +191,7 @@ def build_cost_graph(
             rule,
             [_read_space(kept, served, name) for name in operator.inputs],
             [kept.get(name) for name in operator.outputs],
-            charged=(fusion.charged_operands[index], fusion.charged_results[index], fusion.launches[index]),
+            traffic=(fusion.read_operands[index], fusion.written_results[index], fusion.launches[index]),
             dtype=PRECISIONS[options.precision].dtype if index in narrow else _compute_dtype(model, index),
             cast=Cast(PRECISIONS[options.precision].cast_bytes, narrow[index]) if index in narrow else None,
             forwards=remat.forwards(index),
@@ -202,7 +202,7 @@ def build_cost_graph(
     ]
     built = CostGraph(
         nx.MultiGraph(), model, cluster, options, rules, flow, fusion, remat, prices, pricer, operators, kept, served,
-        updated, traffic.trainable, is_near=near is not None,
+        updated, kinds.trainable, is_near=near is not None,
     )  # fmt: skip
     return _with_prices(built)
 
@@ -236,13 +236,13 @@ def _with_prices(built: CostGraph) -> CostGraph:
 class _Spaces:
     """The choices of every kind of tensor, made once."""
 
-    def __init__(self, prices: MovePrices, traffic: Traffic, near: Offer | None) -> None:
+    def __init__(self, prices: MovePrices, given: TensorKinds, near: Offer | None) -> None:
         self._prices, self._near = prices, near
         self._made: dict[TensorKind, TensorSpace] = {}
         self._together = UnionFind()
         """Kinds of one tensor that is kept, served and updated: moves between them use the same layouts."""
         self._names: dict[TensorKind, set[str]] = {}
-        roles = (traffic.kept, traffic.served, traffic.updated)
+        roles = (given.kept, given.served, given.updated)
         if near is None:
             return
         for name in sorted(set().union(*roles)):
@@ -295,8 +295,8 @@ def _add_nodes(built: CostGraph) -> None:
         if name in built.trainable:
             node, state = built.optimizer_node(name)
             seconds = built.pricer.optimizer_seconds(state, built.model.tensor(name).dtype)
-            charged = np.rint(seconds * PS_PER_S) + state.ties
-            graph.add_node(node, priced=_constant(charged), space=state)
+            picoseconds = np.rint(seconds * PS_PER_S) + state.ties
+            graph.add_node(node, priced=_constant(picoseconds), space=state)
         if name in built.served:
             serving = built.served[name]
             graph.add_node(("served", name), priced=_constant(np.zeros(len(serving))), space=serving)

@@ -7,9 +7,9 @@
 
 Activations and their gradients, and all results of operators, are waited for (`blocking`); weights are gathered ahead
 of use (`gather`), and their gradients reduced beside what follows (`reduce`). The last moves of weights' gradients, and
-those of new weights, are charged their share of a bucket (`shardplan.cost.coalesce`). A value that backward reads again
-is gathered again there, unless it was kept as it is read. What happens inside of a loop happens in every iteration; a
-value from outside is served once, and read in every iteration.
+those of new weights, are priced at their share of a bucket (`shardplan.cost.coalesce`). A value that backward reads
+again is re-gathered there, unless it was kept as it is read. What happens inside of a loop happens in every iteration;
+a value from outside is served once, and read in every iteration.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 A value is *inner* if an elementwise operator makes it, only elementwise operators read it, none of which also waits for
 a later operator of another kind, and it is not an output of the model (so the residual stream of a transformer is not
-inner: its next addition waits for matrix products). Operators joined by inner values form a group; the group is charged
-once for what it reads and writes, and for one launch. Backward recomputes inner values from what the group reads (as
+inner: its next addition waits for matrix products). Operators joined by inner values form a group; the cost of the
+group is what it reads and writes, once, and one launch. Backward recomputes inner values from what the group reads (as
 compilers do), so those operands are saved.
 """
 
@@ -21,12 +21,12 @@ _FUSING = frozenset({"pointwise", "view", "free"})
 
 @dataclass(frozen=True)
 class Fusion:
-    """`charged_operands[i]`, `charged_results[i]`: positions of operator i whose bytes it is charged for;
+    """`read_operands[i]`, `written_results[i]`: positions of operator i whose bytes its kernel reads and writes;
     `launches[i]`: it starts a kernel; `inner`: values that never reach memory; `saved`: what backward reads again;
     `groups[i]`: number of the first operator of the kernel that operator i runs in."""
 
-    charged_operands: tuple[tuple[int, ...], ...]
-    charged_results: tuple[tuple[int, ...], ...]
+    read_operands: tuple[tuple[int, ...], ...]
+    written_results: tuple[tuple[int, ...], ...]
     launches: tuple[bool, ...]
     inner: frozenset[str]
     saved: frozenset[str]
@@ -51,12 +51,12 @@ def fuse(model: Model, rules: Sequence[Rule], flow: Flow) -> Fusion:
     seen: set[tuple[int, str]] = set()
     operands: list[tuple[int, ...]] = []
     for index, operator in enumerate(model.operators):
-        charged = []
+        read = []
         for position, name in enumerate(operator.inputs):
             if name in flow.readers and name not in inner and (groups[index], name) not in seen:
                 seen.add((groups[index], name))
-                charged.append(position)
-        operands.append(tuple(charged))
+                read.append(position)
+        operands.append(tuple(read))
     results = [tuple(i for i, name in enumerate(op.outputs) if name and name not in inner) for op in model.operators]
     launches = [groups[index] == index for index in range(len(model.operators))]
     saved = _saved(model, flow, inner, groups)

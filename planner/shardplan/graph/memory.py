@@ -19,7 +19,7 @@ import numpy as np
 from shardplan.cost.moves import Index
 from shardplan.cost.recipes import state_bytes
 from shardplan.graph.build import CostGraph, Node
-from shardplan.graph.cache import cache_bytes
+from shardplan.graph.kv_cache import cache_bytes
 from shardplan.graph.moments import Moments
 from shardplan.graph.tensors import TensorSpace
 from shardplan.solve.problem import Usage
@@ -41,15 +41,15 @@ class Holding:
     amount: Index
 
 
-class Memory:
+class MemoryRows:
     """All holdings of a cost graph; amounts of equal kinds are one shared array."""
 
     def __init__(self, built: CostGraph, time: Moments | None = None) -> None:
         """`time`: the moments of all operators that may be recomputed, by default of those that are."""
         self.built = built
         self.count = len(built.model.operators)
-        pieces = _pieces(built.recompute.until)
-        self.time = time or Moments(self.count, training=built.options.training, segments=pieces)
+        segments = _segments(built.recompute.until)
+        self.time = time or Moments(self.count, training=built.options.training, segments=segments)
         self.moments = self.time.count
         self._amounts: dict[tuple[object, ...], Index] = {}
         self.holdings: tuple[Holding, ...] = tuple(self._all())
@@ -202,9 +202,9 @@ class Memory:
         return self._amounts[key]
 
 
-def _pieces(until: Mapping[int, int]) -> dict[int, list[int]]:
+def _segments(until: Mapping[int, int]) -> dict[int, list[int]]:
     """The operators that are recomputed right before the backward of each operator."""
-    pieces: dict[int, list[int]] = {}
+    segments: dict[int, list[int]] = {}
     for operator, last in sorted(until.items()):
-        pieces.setdefault(last, []).append(operator)
-    return pieces
+        segments.setdefault(last, []).append(operator)
+    return segments

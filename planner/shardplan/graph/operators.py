@@ -24,8 +24,8 @@ from shardplan.units import PS_PER_S
 
 _CAST_FROM = 2.0
 """Bytes of an element before it is cast to a narrow type."""
-Charged = tuple[tuple[int, ...], tuple[int, ...], bool]
-"""Positions of the operands and of the results whose bytes the operator is charged for; whether it launches a
+KernelTraffic = tuple[tuple[int, ...], tuple[int, ...], bool]
+"""Positions of the operands and of the results whose bytes the operator reads and writes; whether it launches a
 kernel."""
 
 
@@ -69,7 +69,7 @@ class OperatorPricer:
         self.moves = pricing.moves
         self.options = options
         self.compute = pricing.compute
-        self._charges_optimizer = pricing.optimizer
+        self._prices_optimizer = pricing.optimizer
         self._spaces: dict[tuple[object, ...], OperatorSpace] = {}
         self._optimizer: dict[tuple[int, str], tuple[Index, Seconds]] = {}
         """With the array itself: spaces come and go, and another one may get the number of one that is gone."""
@@ -80,7 +80,7 @@ class OperatorPricer:
         operands: Sequence[TensorSpace | None],
         results: Sequence[TensorSpace | None],
         *,
-        charged: Charged,
+        traffic: KernelTraffic,
         dtype: str,
         forwards: int,
         iterations: int = 1,
@@ -96,7 +96,7 @@ class OperatorPricer:
             id(rule),
             tuple(map(id, operands)),
             tuple(map(id, results)),
-            charged,
+            traffic,
             dtype,
             forwards,
             iterations,
@@ -105,7 +105,7 @@ class OperatorPricer:
         )
         if key not in self._spaces:
             self._spaces[key] = self._price(
-                rule, operands, results, charged, dtype, forwards, iterations=iterations, complete=complete,
+                rule, operands, results, traffic, dtype, forwards, iterations=iterations, complete=complete,
                 cast=cast,
             )  # fmt: skip
         return self._spaces[key]
@@ -116,7 +116,7 @@ class OperatorPricer:
         if key not in self._optimizer:
             elements = np.prod(kept.kind.shape, dtype=np.float64) / kept.space.tiles.prod(axis=1)[kept.forward]
             seconds = optimizer_seconds(self.options.optimizer, elements, self.cluster.device, dtype)
-            self._optimizer[key] = kept.forward, seconds if self._charges_optimizer else np.zeros(len(elements))
+            self._optimizer[key] = kept.forward, seconds if self._prices_optimizer else np.zeros(len(elements))
         return self._optimizer[key][1]
 
     def _price(
@@ -124,7 +124,7 @@ class OperatorPricer:
         rule: Rule,
         operands: Sequence[TensorSpace | None],
         results: Sequence[TensorSpace | None],
-        charged: Charged,
+        traffic: KernelTraffic,
         dtype: str,
         forwards: int,
         *,
@@ -135,7 +135,7 @@ class OperatorPricer:
         strategies = StrategySpace(rule, operands, results, self.cluster.mesh)
         backward = any(space is not None and space.kind.has_gradient for space in results)
         micro = self.options.microbatches
-        forward_s = micro * self._kernel(strategies, Kernel(rule.flops), charged, dtype)
+        forward_s = micro * self._kernel(strategies, Kernel(rule.flops), traffic, dtype)
         if cast:
             forward_s = forward_s + self._cast(strategies, cast, "forward")
         compute_s = forwards * forward_s
@@ -143,7 +143,7 @@ class OperatorPricer:
             compute_s = compute_s + self._cast(strategies, cast, "backward")
         if backward:
             for kernel in _backward_kernels(rule, operands):
-                compute_s = compute_s + micro * self._kernel(strategies, kernel, charged, dtype)
+                compute_s = compute_s + micro * self._kernel(strategies, kernel, traffic, dtype)
         inner = self._inner(strategies, forwards=forwards, backward=backward)
         inner_s = inner.sum(axis=(0, 1))
         keep = cheapest_of_equals(strategies, compute_s + inner_s, (compute_s, inner_s) if complete else None)
@@ -170,13 +170,13 @@ class OperatorPricer:
                 terms[term] = terms.get(term, 0.0) + np.rint(scale * each)
         return priced(terms, closed)
 
-    def _kernel(self, strategies: StrategySpace, kernel: Kernel, charged: Charged, dtype: str) -> Seconds:
+    def _kernel(self, strategies: StrategySpace, kernel: Kernel, traffic: KernelTraffic, dtype: str) -> Seconds:
         """Seconds of one microbatch on the busiest device."""
         rule, micro = strategies.rule, self.options.microbatches
         moved = np.zeros(len(strategies))
         for positions, spaces, states in (
-            (charged[0], strategies.operands, strategies.reads),
-            (charged[1], strategies.results, strategies.makes),
+            (traffic[0], strategies.operands, strategies.reads),
+            (traffic[1], strategies.results, strategies.makes),
         ):
             for position in positions:
                 space, pair = spaces[position], states[position]
@@ -192,7 +192,7 @@ class OperatorPricer:
         grouped = self.cluster.device.gemm.grouped < 1.0 and _is_grouped(strategies)
         return self.compute.seconds(
             GROUPED if grouped else rule.cost, dtype, local_flops, moved, *(local.get(role) for role in kernel.product),
-            launches=kernel.passes if charged[2] or rule.cost != "pointwise" else 0,
+            launches=kernel.passes if traffic[2] or rule.cost != "pointwise" else 0,
         )  # fmt: skip
 
     def _cast(self, strategies: StrategySpace, cast: Cast, phase: Segment) -> Seconds:

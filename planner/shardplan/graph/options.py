@@ -63,7 +63,7 @@ class PlanOptions:
     @property
     def holds_weights(self) -> bool:
         """Whether gathered weights may stay from forward to backward: while several microbatches wait for their
-        backward, as in a pipeline, that would hardly save a gather, and other runtimes gather again."""
+        backward, as in a pipeline, that would hardly save a gather, and other runtimes re-gather."""
         return self.training and self.in_flight == 1 and self.gathers_in_time and self.cost_model.is_ours
 
     @property

@@ -37,8 +37,8 @@ class _Microseconds:
 
 @dataclass(frozen=True)
 class Pricing:
-    """`moves` are made of `collectives`; `compute` prices local work. `optimizer`: whether the optimizer's step is
-    charged."""
+    """`moves` are made of `collectives`; `compute` prices local work. `optimizer`: whether the optimizer's step has a
+    price."""
 
     collectives: CollectivePricer
     compute: ComputePricer
@@ -59,7 +59,7 @@ class Pricing:
     def named(cls, cost_model: CostModel, cluster: Cluster, element_bytes: int) -> Pricing:
         """The cost model of that name on `cluster`; `element_bytes`: of the model's floats, where elements are counted.
 
-        Another planner's model hides no communication, and charges no optimizer step. Raises `ShardplanError`
+        Another planner's model hides no communication, and has no price for the optimizer step. Raises `ShardplanError`
         (`bad-cost-model`) for settings that do not suit the mesh.
         """
         if cost_model.is_ours:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from shardplan.graph.build import CostGraph, Node
-from shardplan.graph.memory import Memory
+from shardplan.graph.memory import MemoryRows
 from shardplan.schedule.objective import (
     Linear,
     Objective,
@@ -92,13 +92,13 @@ def _readers_of_weights(built: CostGraph) -> list[int]:
     return found
 
 
-def to_problem(built: CostGraph, memory: Memory, limit_bytes: int | None, linear: Linear) -> Problem:
+def to_problem(built: CostGraph, memory: MemoryRows, limit_bytes: int | None, linear: Linear) -> Problem:
     """Arrays for the solver, of one linear function of the terms; equal tables stay the same objects."""
     return to_problems(built, memory, limit_bytes, (linear,))[0]
 
 
 def to_problems(
-    built: CostGraph, memory: Memory, limit_bytes: int | None, linears: Sequence[Linear]
+    built: CostGraph, memory: MemoryRows, limit_bytes: int | None, linears: Sequence[Linear]
 ) -> tuple[Problem, ...]:
     """The problem of each of several linear functions; what is equal in several is the same object in each."""
     us, vs = zip(*built.ends, strict=True) if built.ends else ((), ())

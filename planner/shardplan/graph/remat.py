@@ -51,7 +51,7 @@ class Recompute:
 def recompute(model: Model, rules: Sequence[Rule], flow: Flow, fusion: Fusion, options: PlanOptions) -> Recompute:
     """What the flag `options.remat` recomputes and saves; nothing is recomputed under `auto`, which is chosen later."""
     until: dict[int, int] = {}
-    found: list[Segment] = []
+    found: list[RecomputedSegment] = []
     if options.training and options.remat == "full":
         found = blocks(model)
     elif options.training and options.remat == "alternate":
@@ -137,19 +137,19 @@ def latest_reads(model: Model, rules: Sequence[Rule], flow: Flow, fusion: Fusion
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class RecomputedSegment:
     """Operators that are recomputed together, right before the backward of operator `last`."""
 
     operators: frozenset[int]
     last: int
 
 
-def blocks(model: Model) -> list[Segment]:
+def blocks(model: Model) -> list[RecomputedSegment]:
     """The repeated blocks of a model."""
-    return [Segment(frozenset(copy), max(copy)) for block in model.blocks for copy in block.copies]
+    return [RecomputedSegment(frozenset(copy), max(copy)) for block in model.blocks for copy in block.copies]
 
 
-def between_products(model: Model, rules: Sequence[Rule], flow: Flow) -> list[Segment]:
+def between_products(model: Model, rules: Sequence[Rule], flow: Flow) -> list[RecomputedSegment]:
     """The repeated blocks without their fused attention and every other product with a weight, starting with the first:
     torchtitan's selective checkpoints of operators (`distributed/activation_checkpoint.py`)."""
     found = []
@@ -161,15 +161,15 @@ def between_products(model: Model, rules: Sequence[Rule], flow: Flow) -> list[Se
             if rules[index].cost == "gemm" and any(name in flow.weightlike for name in model.operators[index].inputs)
         ]
         lasting = {index for index in ordered if rules[index].cost == "attention"} | set(weighed[::2])
-        found.append(Segment(segment.operators - lasting, segment.last))
+        found.append(RecomputedSegment(segment.operators - lasting, segment.last))
     return found
 
 
-def attention_cores(model: Model, rules: Sequence[Rule], flow: Flow) -> list[Segment]:
+def attention_cores(model: Model, rules: Sequence[Rule], flow: Flow) -> list[RecomputedSegment]:
     """The insides of decomposed attention: from the scores up to, but without, the product with the values."""
     softmaxes = [index for index, operator in enumerate(model.operators) if operator.op_type == "Softmax"]
     cores = (_attention_core(index, model, rules, flow) for index in softmaxes)
-    return [Segment(frozenset(core), _last_reader(core, model, flow)) for core in cores if core]
+    return [RecomputedSegment(frozenset(core), _last_reader(core, model, flow)) for core in cores if core]
 
 
 def _last_reader(core: set[int], model: Model, flow: Flow) -> int:

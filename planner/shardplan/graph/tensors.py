@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from shardplan.cost.coalesce import in_bucket
 from shardplan.cost.moves import CollectiveSeconds, Index, MoveSpace, Seconds, move_space
-from shardplan.graph.near import Offered, gradient_codes, value_codes
+from shardplan.graph.neighbourhood import OfferedLayouts, gradient_codes, value_codes
 from shardplan.layout.collective import Collective
 from shardplan.layout.layout import Layout
 from shardplan.layout.mesh import Mesh
@@ -26,7 +26,7 @@ from shardplan.layout.placement import RP, P, Placement, R
 from shardplan.schedule.links import Levels
 
 _TIE_PICOSECONDS = 16.0
-Phase = Literal["forward", "backward"]
+Direction = Literal["forward", "backward"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class TensorSpace:
     `forward`, `gradient`: state numbers of the value and gradient of every kept choice, shape (choices,).
     """
 
-    def __init__(self, kind: TensorKind, mesh: Mesh, prices: MovePrices, nearby: Offered | None = None) -> None:
+    def __init__(self, kind: TensorKind, mesh: Mesh, prices: MovePrices, nearby: OfferedLayouts | None = None) -> None:
         """`nearby`: the only layouts that are offered."""
         self._layouts: dict[int, Layout] = {}
         self.kind = kind
@@ -73,7 +73,7 @@ class TensorSpace:
         self._gradient_s = None
         if kind.has_gradient:
             self._gradient_s = prices.of(kind, self.legal, "backward", space=self.space)
-        self._shares_s: dict[Phase, Seconds] = {}
+        self._shares_s: dict[Direction, Seconds] = {}
         self.codes = self._kept_codes(mesh)
         self.forward = self.forward_state(self.codes)
         self.gradient = self.gradient_state(self.codes)
@@ -168,11 +168,11 @@ class TensorSpace:
         """As `value_move`, for a new weight that is gathered in a bucket with others."""
         return self._shares("forward")[:, source[:, None], target[None, :]]
 
-    def _shares(self, phase: Phase) -> Seconds:
-        if phase not in self._shares_s:
+    def _shares(self, direction: Direction) -> Seconds:
+        if direction not in self._shares_s:
             make = self._prices.shares if self.kind.coalesces else self._prices.of
-            self._shares_s[phase] = make(self.kind, self.legal, phase, space=self.space)
-        return self._shares_s[phase]
+            self._shares_s[direction] = make(self.kind, self.legal, direction, space=self.space)
+        return self._shares_s[direction]
 
     def _tie_picoseconds(self, pieces: Index) -> NDArray[np.float64]:
         """A few picoseconds per choice that break ties: for a weight by the bytes on a device, for an activation by the
@@ -249,30 +249,30 @@ class MovePrices:
         self,
         kind: TensorKind,
         legal: NDArray[np.bool_],
-        phase: Phase,
+        direction: Direction,
         bucket_bytes: float = 0.0,
         *,
         space: MoveSpace | None = None,
     ) -> Seconds:
         """Seconds between all plain layouts of a value (`forward`) or a gradient (`backward`) by level set, in a bucket
         of so many bytes if not 0: shape (level sets, states, states). `space`: the states, by default all."""
-        size_bytes = kind.size_bytes if phase == "forward" else kind.gradient_bytes
+        size_bytes = kind.size_bytes if direction == "forward" else kind.gradient_bytes
         space = space or move_space(self.mesh, len(kind.shards))
         return self._stack(space, (bucket_bytes,), legal, size_bytes, self.one(bucket_bytes))
 
     def shares(
-        self, kind: TensorKind, legal: NDArray[np.bool_], phase: Phase, *, space: MoveSpace | None = None
+        self, kind: TensorKind, legal: NDArray[np.bool_], direction: Direction, *, space: MoveSpace | None = None
     ) -> Seconds:
         """As `of`, for values or gradients of many weights sent together: the bucket is filled by the device's bytes
         before or after the move, whichever are more."""
         space = space or move_space(self.mesh, len(kind.shards))
         pieces = space.tiles.prod(axis=1)
         least = np.minimum(pieces[:, None], pieces[None, :])
-        seconds = self.of(kind, legal, phase, space=space).copy()
+        seconds = self.of(kind, legal, direction, space=space).copy()
         for count in sorted({int(count) for count in pieces[legal]}):
             bucket_bytes = self.bucket_bytes * count
-            if (kind.size_bytes if phase == "forward" else kind.gradient_bytes) < bucket_bytes:
-                full = self.of(kind, legal, phase, bucket_bytes, space=space)
+            if (kind.size_bytes if direction == "forward" else kind.gradient_bytes) < bucket_bytes:
+                full = self.of(kind, legal, direction, bucket_bytes, space=space)
                 seconds[:, least == count] = full[:, least == count]
         return seconds
 

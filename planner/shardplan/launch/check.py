@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from shardplan.errors import Diagnostic, error
 from shardplan.launch.job import MPICH, OPEN_MPI, SLURM, TORCHRUN, Job
-from shardplan.plan.parts import devices_per_host, placed_axes
+from shardplan.plan.format.conversions import devices_per_host, placed_axes
 from shardplan.plan.types import Plan
 from shardplan.units import counted
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from shardplan.errors import Diagnostic, ShardplanError, error
 from shardplan.launch.job import DEFAULT_PORT
-from shardplan.plan.parts import devices_per_host, placed_axes
+from shardplan.plan.format.conversions import devices_per_host, placed_axes
 from shardplan.plan.types import Plan
 from shardplan.units import counted
 

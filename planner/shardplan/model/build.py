@@ -13,11 +13,11 @@ from shardplan.model.blocks import find_blocks
 from shardplan.model.dims import Binding
 from shardplan.model.draft import CAPTURED, Draft, Node
 from shardplan.model.infer import Inferred
+from shardplan.model.limits import UNREADABLE, unplannable
 from shardplan.model.names import Use, identity_of, other_names
 from shardplan.model.node_types import is_optional_output
 from shardplan.model.types import CONTROL, AttributeValue, Border, Model, Operator, Parameter, Role, Tensor
 from shardplan.model.unresolved import dtype_of, unresolved_values
-from shardplan.model.wall import UNREADABLE, unplannable
 from shardplan.model.weights import Weights
 
 

@@ -22,11 +22,11 @@ from shardplan.model.branches import both_branches, spliced, taken_branch
 from shardplan.model.dims import Binding, flag
 from shardplan.model.draft import Draft, Node
 from shardplan.model.evaluate import LIMIT_ELEMENTS, NEVER, value_of
+from shardplan.model.limits import UNREADABLE, unplannable
 from shardplan.model.loops import unrolled
 from shardplan.model.node_types import UNKNOWN, NodeTyper, Outcome, Typed, show
 from shardplan.model.shapes import Shape
 from shardplan.model.types import CONTROL
-from shardplan.model.wall import UNREADABLE, unplannable
 from shardplan.model.weights import Weights
 
 Array = np.ndarray[Any, Any]

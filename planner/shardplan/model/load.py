@@ -9,9 +9,9 @@ import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from shardplan.errors import Diagnostic, ShardplanError, did_you_mean, error
+from shardplan.model.limits import Budget, guard
+from shardplan.model.protobuf_wire import WireError, without_payloads
 from shardplan.model.sequences import without_sequences
-from shardplan.model.wall import Budget, guard
-from shardplan.model.wire import WireError, without_payloads
 from shardplan.units import counted
 
 _LFS_POINTER = b"version https://git-lfs"

@@ -15,7 +15,7 @@ from shardplan.model.dims import bind
 from shardplan.model.draft import draft_graph
 from shardplan.model.infer import infer
 from shardplan.model.load import load_bytes, load_proto
-from shardplan.model.merged import part_merged
+from shardplan.model.shared_initializers import part_merged
 from shardplan.model.types import Model
 from shardplan.model.weights import find_weights
 

@@ -19,7 +19,7 @@ _AXES_ARE_INPUTS = 13
 
 
 @dataclass(frozen=True)
-class _Graph:
+class _Lookup:
     """What the rewriting looks up: `makers` by value, `dims` that the file stores, `opset`."""
 
     proto: onnx.GraphProto
@@ -68,7 +68,7 @@ def without_sequences(proto: onnx.ModelProto) -> onnx.ModelProto:
     return found
 
 
-def _graph(proto: onnx.GraphProto, opset: int) -> _Graph:
+def _graph(proto: onnx.GraphProto, opset: int) -> _Lookup:
     values = [*proto.value_info, *proto.input]
     dims = {
         value.name: tuple(each.dim_value if each.HasField("dim_value") else -1 for each in shape.dim)
@@ -77,14 +77,14 @@ def _graph(proto: onnx.GraphProto, opset: int) -> _Graph:
     }
     tensors = {tensor.name: tensor for tensor in proto.initializer}
     makers = {name: node for node in proto.node for name in node.output}
-    return _Graph(proto, makers, tensors, dims | {name: tuple(tensor.dims) for name, tensor in tensors.items()}, opset)
+    return _Lookup(proto, makers, tensors, dims | {name: tuple(tensor.dims) for name, tensor in tensors.items()}, opset)
 
 
 def _attribute(node: onnx.NodeProto, name: str, default: int) -> int:
     return next((int(entry.i) for entry in node.attribute if entry.name == name), default)
 
 
-def _pieces(graph: _Graph, node: onnx.NodeProto) -> tuple[list[int], dict[int, list[str]]] | None:
+def _pieces(graph: _Lookup, node: onnx.NodeProto) -> tuple[list[int], dict[int, list[str]]] | None:
     """Sizes of the pieces and, by place, the values that they are called; None where that is not known."""
     sizes = _sizes(graph, node)
     if not sizes:
@@ -98,7 +98,7 @@ def _pieces(graph: _Graph, node: onnx.NodeProto) -> tuple[list[int], dict[int, l
     return sizes, names
 
 
-def _sizes(graph: _Graph, node: onnx.NodeProto) -> list[int]:
+def _sizes(graph: _Lookup, node: onnx.NodeProto) -> list[int]:
     """Of a dim that the file knows: all given, or pieces of one size with a smaller one in the end."""
     dims, axis = graph.dims.get(node.input[0], ()), _attribute(node, "axis", 0)
     size = dims[axis] if -len(dims) <= axis < len(dims) else -1
@@ -131,7 +131,7 @@ def _is_read(graph: onnx.GraphProto, name: str) -> bool:
 
 
 def _split(
-    graph: _Graph,
+    graph: _Lookup,
     node: onnx.NodeProto,
     sizes: list[int],
     names: dict[int, list[str]],
@@ -154,7 +154,7 @@ def _split(
 
 
 def _with_list(
-    graph: _Graph,
+    graph: _Lookup,
     kind: str,
     source: str,
     results: list[str],

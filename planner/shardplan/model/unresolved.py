@@ -11,9 +11,9 @@ from shardplan.errors import Diagnostic, error
 from shardplan.model.dims import flag, names_of
 from shardplan.model.draft import Draft, Node
 from shardplan.model.infer import Inferred
+from shardplan.model.limits import Budget, beyond
 from shardplan.model.node_types import Typed, show
 from shardplan.model.types import DTYPE_BITS
-from shardplan.model.wall import Budget, beyond
 
 _DTYPES: dict[int, str] = {number: name.lower() for name, number in onnx.TensorProto.DataType.items()}
 _MOST_ELEMENTS = 1 << 50

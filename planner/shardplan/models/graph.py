@@ -10,8 +10,8 @@ import numpy as np
 
 from shardplan.errors import ShardplanError, error
 from shardplan.model.blocks import find_blocks
+from shardplan.model.limits import Budget, beyond
 from shardplan.model.types import AttributeValue, Model, Operator, Parameter, Role, Tensor
-from shardplan.model.wall import Budget, beyond
 
 OPSET = 23
 _MOST_WRITTEN = 1 << 24

@@ -30,7 +30,7 @@ _LARGEST = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundCuts:
     """`cuts` in order, `None` where there is no way; `cost` of it, and a lower bound on that of any. `work`: of the
     search, in millions of table entries."""
 
@@ -46,7 +46,7 @@ def search(
     worth: float = math.inf,
     ends_s: float = math.inf,
     on_bound: OnBound | None = None,
-) -> Found:
+) -> FoundCuts:
     """The cheapest cut, within a relative `tolerance`; none if none costs less than `worth`. After `ends_s`
     (`time.monotonic`) the best known, with a weaker bound. `on_bound` is called with the proven lower bound during the
     search."""
@@ -56,7 +56,7 @@ def search(
     if on_bound is not None:
         on_bound(least)
     equal = _of_equal_stages(choices, ends_s)
-    best = min(Found(None, worth, worth), equal, key=lambda found: found.cost)
+    best = min(FoundCuts(None, worth, worth), equal, key=lambda found: found.cost)
     bound, work = math.inf, equal.work
     for left, ending in zip(reversed(range(len(choices.endings))), choices.endings, strict=True):
         others = least if left else bound  # endings that wait may cost as little as anything
@@ -75,12 +75,12 @@ def _best_ending_on(
     choices: Choices,
     ending: frozenset[int],
     values: Costs,
-    best: Found,
+    best: FoundCuts,
     tolerance: float,
     ends_s: float,
     on_bound: OnBound | None,
     most: float,
-) -> Found:
+) -> FoundCuts:
     """The better of `best` and the best cut whose last stage runs on one of `ending`; bound and work are of these cuts
     only. At most `most` is reported as proven on the way."""
     best = replace(best, work=0.0)
@@ -113,14 +113,14 @@ def _best_ending_on(
         waiting.append((middle + 1, high, least))
         if trial.cuts is not None:
             if (cost := _total(choices, trial)) < best.cost:
-                best = Found(trial.cuts, cost, cost)
+                best = FoundCuts(trial.cuts, cost, cost)
             waiting.append((low, _place(choices, values, trial) - 1, trial.cost))
     return replace(best, bound=min(bound, best.cost), work=entries)
 
 
-def _of_equal_stages(choices: Choices, ends_s: float) -> Found:
+def _of_equal_stages(choices: Choices, ends_s: float) -> FoundCuts:
     """The best cut into stages of one size, roughly: no stage of a better one costs more than all of that."""
-    found, work = Found(None, math.inf, math.inf), 0.0
+    found, work = FoundCuts(None, math.inf, math.inf), 0.0
     for number, size in reversed([*enumerate(choices.sizes)]):
         ends = (choices.costs[number][0, :-1], choices.costs[number][1:, -1])
         if len(choices.sizes) > 1 and choices.devices % size == 0 and all(np.isfinite(end).any() for end in ends):
@@ -142,7 +142,7 @@ def _of_equal_stages(choices: Choices, ends_s: float) -> Found:
     return replace(found, work=work)
 
 
-def _slowest(choices: Choices, found: Found) -> float:
+def _slowest(choices: Choices, found: FoundCuts) -> float:
     assert found.cuts is not None
     last = len(found.cuts) - 1
     return max(
@@ -151,15 +151,15 @@ def _slowest(choices: Choices, found: Found) -> float:
     )
 
 
-def _total(choices: Choices, found: Found) -> float:
+def _total(choices: Choices, found: FoundCuts) -> float:
     return found.cost + (1.0 - choices.share) * _slowest(choices, found)
 
 
-def _place(choices: Choices, values: Costs, found: Found) -> int:
+def _place(choices: Choices, values: Costs, found: FoundCuts) -> int:
     return int(np.searchsorted(values, _slowest(choices, found)))
 
 
-def _limited(choices: Choices, ending: frozenset[int], limit: float, most: float) -> Found:
+def _limited(choices: Choices, ending: frozenset[int], limit: float, most: float) -> FoundCuts:
     """The least sum of shares and transfers, at most `most`, when no stage costs more than `limit` and the last runs on
     one of `ending`; `cost` is that sum."""
     run = _Run(choices, ending, limit, most)
@@ -291,7 +291,7 @@ class _Run:
         assert least is not None
         return least
 
-    def best(self) -> Found:
+    def best(self) -> FoundCuts:
         choices = self.choices
         wanted = [choices.stages] if choices.stages else range(1, len(self.levels))
         ends = [
@@ -302,9 +302,9 @@ class _Run:
             if np.isfinite(rest[0, 0])
         ]
         if not ends:
-            return Found(None, math.inf, math.inf, self.entries)
+            return FoundCuts(None, math.inf, math.inf, self.entries)
         cost, count, number = min(ends)
-        return Found(tuple(self._trace(count, number)), cost, cost, self.entries)
+        return FoundCuts(tuple(self._trace(count, number)), cost, cost, self.entries)
 
     def _trace(self, count: int, number: int) -> list[Cut]:
         """The stages of a best way, walking the tables once more."""
@@ -346,13 +346,13 @@ def _before(stage: _Stage, behind: Costs) -> Costs:
     return least
 
 
-def balanced(costs: Sequence[float], pieces: int) -> list[int]:
-    """Positions that cut a row into so many nonempty pieces with the least maximum cost."""
+def balanced(costs: Sequence[float], parts: int) -> list[int]:
+    """Positions that cut a row into so many nonempty parts with the least maximum cost."""
     sums = [0.0, *itertools.accumulate(costs)]
     count = len(costs)
     least = [0.0] + [float("inf")] * count
     ways: list[list[int]] = []
-    for _ in range(pieces):
+    for _ in range(parts):
         options = [
             min(((max(least[low], sums[high] - sums[low]), low) for low in range(high)), default=(float("inf"), 0))
             for high in range(count + 1)

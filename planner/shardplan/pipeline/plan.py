@@ -25,7 +25,7 @@ from shardplan.planning.standing import OnProgress
 
 
 @dataclass(frozen=True)
-class Asked:
+class PipelineRequest:
     """The request for a pipeline. `stages`: their number, `auto` or `manual`."""
 
     model: Model
@@ -51,11 +51,11 @@ def plan_stages(
     """
     if isinstance(stages, ManualStages):
         found = plan_manual(model, cluster, options, schedule, stages)
-        asked = Asked(model, cluster, options, schedule, "manual")
+        asked = PipelineRequest(model, cluster, options, schedule, "manual")
     else:
         refuse_too_many_axes(cluster)
         found = PipelineSolver(model, cluster, options, schedule, stages, on_progress=on_progress).solve()
-        asked = Asked(model, cluster, options, schedule, stages or "auto")
+        asked = PipelineRequest(model, cluster, options, schedule, stages or "auto")
     if on_warning is not None:
         for diagnostic in many_axes(cluster.mesh):
             on_warning(diagnostic)
@@ -65,11 +65,11 @@ def plan_stages(
     return plan_of(asked, found)
 
 
-def plan_of(asked: Asked, found: PipelineResult) -> Plan:
+def plan_of(asked: PipelineRequest, found: PipelineResult) -> Plan:
     """The plan of a pipeline: its summary is of the whole step, its decisions are in its stages."""
     cluster = asked.cluster
-    count = len(found.parts) // asked.schedule.pieces
-    starts = placed([part.size for part in found.parts[:count]]) * asked.schedule.pieces
+    count = len(found.parts) // asked.schedule.chunks
+    starts = placed([part.size for part in found.parts[:count]]) * asked.schedule.chunks
     names = [stage_name(asked.model, place) for place in range(len(found.parts))]
     stages = tuple(
         Stage(_name(place, count, asked), start, found.chain.names[cut.first : cut.last], waiting, _named(plan, name))
@@ -109,7 +109,7 @@ def _named(plan: Plan, name: str) -> Plan:
     return plan if plan.model["name"] == name else replace(plan, model={**plan.model, "name": name})
 
 
-def _transfers(asked: Asked, found: PipelineResult) -> tuple[Transfer, ...]:
+def _transfers(asked: PipelineRequest, found: PipelineResult) -> tuple[Transfer, ...]:
     transfers = Transfers(asked.cluster)
     made = []
     for sender, ((source, target), (value, gradient)) in enumerate(zip(found.borders, found.sizes, strict=True)):
@@ -130,7 +130,7 @@ def _transfers(asked: Asked, found: PipelineResult) -> tuple[Transfer, ...]:
     return (*made, *found.tied)
 
 
-def _summary(asked: Asked, found: PipelineResult) -> Summary:
+def _summary(asked: PipelineRequest, found: PipelineResult) -> Summary:
     """Of a whole step: the stages' times as the schedule adds them up, the memory of the fullest stage."""
     parts = [plan.summary for plan in found.plans]
     step_ns, bound_ns = round(found.step_ns), math.floor(found.bound_ns)
@@ -147,34 +147,34 @@ def _summary(asked: Asked, found: PipelineResult) -> Summary:
         communication_ns=step_ns - compute_ns,
         hidden_ns=hidden_ns,
         memory=_fullest(asked, parts),
-        memory_limit_bytes=parts[0].memory_limit_bytes * asked.schedule.pieces,
+        memory_limit_bytes=parts[0].memory_limit_bytes * asked.schedule.chunks,
         reproducible=all(part.reproducible for part in parts),
         step_bound_ns=step_ns if closed else bound_ns,
     )
 
 
-def _weighted(asked: Asked, parts: Sequence[Summary], amounts: Sequence[int]) -> float:
+def _weighted(asked: PipelineRequest, parts: Sequence[Summary], amounts: Sequence[int]) -> float:
     """Amounts of the stages, added up as the step does: the slowest stage's in full, of the others their share."""
     steps, sums = _by_stage(asked, [part.step_ns for part in parts]), _by_stage(asked, amounts)
     slowest = steps.index(max(steps))
-    share = 1.0 / (asked.options.microbatches * asked.schedule.pieces)
+    share = 1.0 / (asked.options.microbatches * asked.schedule.chunks)
     return math.fsum(amount * (1.0 if place == slowest else share) for place, amount in enumerate(sums))
 
 
-def _by_stage(asked: Asked, amounts: Sequence[int]) -> list[int]:
-    """The sums over all pieces that a stage runs."""
-    count = len(amounts) // asked.schedule.pieces
+def _by_stage(asked: PipelineRequest, amounts: Sequence[int]) -> list[int]:
+    """The sums over all model chunks that a stage runs."""
+    count = len(amounts) // asked.schedule.chunks
     return [sum(amounts[place::count]) for place in range(count)]
 
 
-def _name(place: int, count: int, asked: Asked) -> str:
-    piece = f" piece {place // count}" if asked.schedule.pieces > 1 else ""
-    return f"stage {place % count}{piece}"
+def _name(place: int, count: int, asked: PipelineRequest) -> str:
+    chunk = f" piece {place // count}" if asked.schedule.chunks > 1 else ""  # the word of plan files for a model chunk
+    return f"stage {place % count}{chunk}"
 
 
-def _fullest(asked: Asked, parts: Sequence[Summary]) -> Memory:
-    """Memory of the fullest devices; those of a stage with several pieces hold all of them."""
-    count = len(parts) // asked.schedule.pieces
+def _fullest(asked: PipelineRequest, parts: Sequence[Summary]) -> Memory:
+    """Memory of the fullest devices; those of a stage with several model chunks hold all of them."""
+    count = len(parts) // asked.schedule.chunks
     held = [[part.memory for part in parts[place::count]] for place in range(count)]
     categories = ("parameters", "gradients", "optimizer", "activations", "temporaries")
     sums = [Memory(*(sum(getattr(memory, name) for memory in own) for name in categories)) for own in held]

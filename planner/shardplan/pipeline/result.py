@@ -55,7 +55,7 @@ def assemble_result(
 ) -> PipelineResult:
     """The pipeline of these plans, with the time of its step. Its bound is that of these cuts: a transfer takes at
     least as long as if every device sent and received an equal share."""
-    stages = len(cuts) // schedule.pieces
+    stages = len(cuts) // schedule.chunks
     summaries = [plan.summary for plan in plans]
     steps_ns = [sum(float(summary.step_ns) for summary in summaries[place::stages]) for place in range(stages)]
     bounds_ns = [sum(float(summary.step_bound_ns) for summary in summaries[place::stages]) for place in range(stages)]

@@ -3,7 +3,7 @@
 With C_i the compute and communication of stage i in a step of M microbatches, a step takes
 
     T = (sum_i C_i + (M - 1) max_i C_i) / M + transfers            GPipe and 1F1B (Alpa, equation 2)
-    T = max_i C_i + (sum_i C_i - max_i C_i) / (M V) + transfers    interleaved, V pieces of the model per stage
+    T = max_i C_i + (sum_i C_i - max_i C_i) / (M V) + transfers    interleaved, V model chunks per stage
 
 (the same for V = 1). What happens once per step (the optimizer, gradient reduction) counts as part of C_i. Stage i of S
 holds the activations of M microbatches in GPipe, of min(M, S - i) in 1F1B, and interleaved of min(M, (2 (S - i - 1) +
@@ -24,25 +24,25 @@ _INTERLEAVED = re.compile(r"^interleaved:([1-9]\d{0,8})$")
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """`name`: `1f1b`, `gpipe` or `interleaved`; `pieces`: V."""
+    """`name`: `1f1b`, `gpipe` or `interleaved`; `chunks`: V."""
 
     name: str
-    pieces: int = 1
+    chunks: int = 1
 
     def __str__(self) -> str:
-        return f"{self.name}:{self.pieces}" if self.name == "interleaved" else self.name
+        return f"{self.name}:{self.chunks}" if self.name == "interleaved" else self.name
 
     def in_flight(self, behind: int, stages: int, microbatches: int) -> int:
         """Microbatches whose activations a stage holds, with `behind` stages after it."""
         if self.name == "gpipe":
             return microbatches
-        waiting = math.ceil((2 * behind + (self.pieces - 1) * stages + 1) / self.pieces)
-        return min(microbatches, behind + 1 if self.pieces == 1 else waiting)
+        waiting = math.ceil((2 * behind + (self.chunks - 1) * stages + 1) / self.chunks)
+        return min(microbatches, behind + 1 if self.chunks == 1 else waiting)
 
     def step(self, costs: Sequence[float], microbatches: int) -> float:
         """T without the transfers, in the unit of the costs."""
         slowest = max(costs)
-        return slowest + (math.fsum(costs) - slowest) / (microbatches * self.pieces)
+        return slowest + (math.fsum(costs) - slowest) / (microbatches * self.chunks)
 
 
 def parse_schedule(text: str) -> Schedule:
@@ -51,6 +51,6 @@ def parse_schedule(text: str) -> Schedule:
         return Schedule(text)
     match = _INTERLEAVED.match(text)
     if match is None:
-        hint = "1f1b, gpipe, or interleaved:V with V pieces of the model per stage"
+        hint = "1f1b, gpipe, or interleaved:V with V model chunks per stage"
         raise ShardplanError(error("bad-schedule", f"there is no schedule '{text}'", hint=hint))
     return Schedule("interleaved", int(match[1]))

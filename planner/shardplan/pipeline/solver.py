@@ -20,13 +20,13 @@ from shardplan.errors import Diagnostic, InfeasibleError, LimitError, ShardplanE
 from shardplan.graph.options import PlanOptions
 from shardplan.interruption import Interruption
 from shardplan.model.types import Model
-from shardplan.pipeline.course import Course
 from shardplan.pipeline.cut_choices import Cut
 from shardplan.pipeline.cut_points import Chain, chain_of
-from shardplan.pipeline.cut_search import Found, balanced
-from shardplan.pipeline.finer import FinerStages, searched_on
+from shardplan.pipeline.cut_search import FoundCuts, balanced
+from shardplan.pipeline.mesh_refinement import FinerStages, searched_on
 from shardplan.pipeline.result import CLOSE, PipelineResult, assemble_result
 from shardplan.pipeline.schedule import Schedule
+from shardplan.pipeline.search_state import SearchState
 from shardplan.pipeline.stage_costs import EASINGS, StageCosts
 from shardplan.pipeline.stage_planner import StagePlanner
 from shardplan.pipeline.submeshes import Submesh, submeshes
@@ -60,7 +60,7 @@ class PipelineSolver:
     stages: int | None = None
     sizes: frozenset[int] | None = None
     on_progress: OnProgress | None = None
-    course: Course = field(init=False)
+    search_state: SearchState = field(init=False)
     chain: Chain = field(init=False)
     parts: tuple[Submesh, ...] = field(init=False)
     stage_costs: StageCosts = field(init=False)
@@ -71,8 +71,8 @@ class PipelineSolver:
 
     def __post_init__(self) -> None:
         resolve(self.options.constraints, self.model, self.cluster.mesh)
-        self.course = Course.of(self.options, Interruption(), self.on_progress)
-        self.course.tell("bounding runs of layers")
+        self.search_state = SearchState.of(self.options, Interruption(), self.on_progress)
+        self.search_state.tell("bounding runs of layers")
         self.chain = chain_of(self.model, model_rules(self.model))
         if self.stages is not None and self.stages > len(self.chain):
             units = counted(len(self.chain), "unit")
@@ -85,7 +85,7 @@ class PipelineSolver:
         self.stage_costs = StageCosts(
             self.model, self.chain, cluster, self.parts, self.options, self.schedule, exact=self._is_small
         )
-        self.planner = StagePlanner(self.stage_costs, cluster, self.options, self.schedule.pieces, self.course)
+        self.planner = StagePlanner(self.stage_costs, cluster, self.options, self.schedule.chunks, self.search_state)
         if finer:
             self._finer = FinerStages(self.cluster, self.options, self.schedule, parts, self.planner)
 
@@ -95,15 +95,15 @@ class PipelineSolver:
         Raises `InfeasibleError` when no cut fits in memory, `LimitError` when the time limit ends the search before
         there is any.
         """
-        with self.course.interruption:
+        with self.search_state.interruption:
             found = self._searched()
             if self._finer is not None:
                 found = self._finer.of(found)
-            return replace(found, interrupted=self.course.interruption.asked)
+            return replace(found, interrupted=self.search_state.interruption.asked)
 
     def _searched(self) -> PipelineResult:
         """The pipeline on the mesh that is searched."""
-        if self.schedule.pieces > 1:
+        if self.schedule.chunks > 1:
             return self._interleaved()
         best, bound = self._solve_small() if self._is_small else self._solve_large()
         if best is None:
@@ -118,14 +118,14 @@ class PipelineSolver:
         best: PipelineResult | None = None
         costs_ns: list[float] = []
         for rounds in reversed(range(_MOST_ROUNDS)):
-            self.course.left = rounds + 1
+            self.search_state.left = rounds + 1
             found = self._cut(worth_ns=best.step_ns * (1.0 - CLOSE) if best else math.inf)
             if best is None:  # later searches end at what is worth it
-                self.course.know(math.inf, self._bound(found, 0.0))
-            if found.cuts is None or self.course.is_over:
+                self.search_state.know(math.inf, self._bound(found, 0.0))
+            if found.cuts is None or self.search_state.is_over:
                 break
             plans = self.planner.plans(found.cuts)
-            self.course.planned += 1
+            self.search_state.planned += 1
             if plans is None:
                 continue
             staged = self._staged(found.cuts, plans)
@@ -138,7 +138,7 @@ class PipelineSolver:
                 learnt = self._learn(found.cuts, plans)
             except (LimitError, KeyboardInterrupt):
                 learnt = False
-                if not self.course.is_over:
+                if not self.search_state.is_over:
                     raise
             if not learnt:
                 break
@@ -157,31 +157,31 @@ class PipelineSolver:
         fitting = [plan for plan in plans if plan is not None]
         return best if len(fitting) < len(plans) else self._record(best, self._staged(free, fitting))
 
-    def _cut(self, *, easing: float | None = None, proven: bool = False, worth_ns: float = math.inf) -> Found:
+    def _cut(self, *, easing: float | None = None, proven: bool = False, worth_ns: float = math.inf) -> FoundCuts:
         """The best cut as far as is known, as `StageCosts.search`."""
-        self.course.tell("searching cuts")
-        first = self.stage_costs.proven and not self.course.bound_ns
+        self.search_state.tell("searching cuts")
+        first = self.stage_costs.proven and not self.search_state.bound_ns
         found = self.stage_costs.search(
             self.stages,
             easing=easing,
             proven=proven,
             worth_ns=worth_ns,
-            ends_s=self.course.ends_s,
+            ends_s=self.search_state.ends_s,
             on_bound=self._report_bound if first else None,
         )
-        self.course.work += found.work
+        self.search_state.work += found.work
         return found
 
     def _report_bound(self, bound_ps: float) -> None:
         """What the first search over cuts has proven so far; later ones are told by what comes of them."""
-        self.course.bound_ns = max(self.course.bound_ns, bound_ps / PS_PER_NS)
-        self.course.tell("searching cuts")
+        self.search_state.bound_ns = max(self.search_state.bound_ns, bound_ps / PS_PER_NS)
+        self.search_state.tell("searching cuts")
 
     def _record(self, best: PipelineResult | None, other: PipelineResult) -> PipelineResult:
-        """The better of two pipelines, of which the course is told."""
-        self.course.interruption.arm()
+        """The better of two pipelines, which the search state records."""
+        self.search_state.interruption.arm()
         best = _better(best, other)
-        self.course.know(best.step_ns, 0.0)
+        self.search_state.know(best.step_ns, 0.0)
         return best
 
     def _solve_large(self) -> tuple[PipelineResult | None, float]:
@@ -199,8 +199,8 @@ class PipelineSolver:
             if found.cuts is None or (best is None and found.bound > _HOPELESS * roomy):
                 break
             bound = self._bound(found, bound)
-            self.course.know(math.inf if best is None else best.step_ns, bound)
-            if self.course.is_over:
+            self.search_state.know(math.inf if best is None else best.step_ns, bound)
+            if self.search_state.is_over:
                 return best, bound
             if best is not None and bound >= best.step_ns * (1.0 - _TOLERANCE):
                 return best, bound
@@ -215,7 +215,7 @@ class PipelineSolver:
                     tried.discard(_places(found.cuts))
         return best if best is None else self._explored(best, tried), bound
 
-    def _bound(self, found: Found, bound: float) -> float:
+    def _bound(self, found: FoundCuts, bound: float) -> float:
         return max(bound, found.bound / PS_PER_NS) if self.stage_costs.proven else bound
 
     def _raise_memory_bounds(self, cuts: Sequence[Cut]) -> bool:
@@ -235,9 +235,9 @@ class PipelineSolver:
         """The best of the cuts that one way to guess leads to; of `later` ones as many may be planned."""
         left = _EXPLORED
         for _ in range(_MOST_ROUNDS):
-            if self.course.is_over or not left:
+            if self.search_state.is_over or not left:
                 break
-            self.course.left = left + later
+            self.search_state.left = left + later
             found = self._cut(easing=easing)
             if found.cuts is None or _places(found.cuts) in tried:
                 break
@@ -252,25 +252,27 @@ class PipelineSolver:
         return best
 
     def _interleaved(self) -> PipelineResult:
-        """Every number of equal stages, each with its pieces of about equal cost: piece p runs on stage p mod S."""
+        """Every number of equal stages, with model chunks of about equal cost: chunk p runs on stage p mod S."""
         best: PipelineResult | None = None
         bounds = []
         for number, part in enumerate(self.parts):
             stages, rest = divmod(self.cluster.mesh.size, part.size)
-            pieces = stages * self.schedule.pieces
-            if rest or stages < 2 or (self.stages or stages) != stages or pieces > len(self.chain):
+            chunks = stages * self.schedule.chunks
+            if rest or stages < 2 or (self.stages or stages) != stages or chunks > len(self.chain):
                 continue
             runs = self.stage_costs.runs[number]
             bounds.append(self._interleaved_bound(number, stages))
-            edges = balanced([float(runs.of(u, u + 1).min()) for u in range(len(self.chain))], pieces)
+            edges = balanced([float(runs.of(u, u + 1).min()) for u in range(len(self.chain))], chunks)
             cuts = [Cut(low, high, number, 0, 0) for low, high in itertools.pairwise(edges)]
-            fits = not self.course.is_over and all(self.stage_costs.can_hold(cut, 0) for cut in cuts)
+            fits = not self.search_state.is_over and all(self.stage_costs.can_hold(cut, 0) for cut in cuts)
             if fits and (staged := self._planned(cuts)) is not None:
                 best = self._record(best, staged)
         if not bounds:
             units = counted(len(self.chain), "unit")
             summary = f"'{self.model.name}' has {units}: too few for '{self.schedule}' on {self.cluster.mesh}"
-            raise ShardplanError(error("too-many-stages", summary, hint="fewer pieces, or fewer --stages, all alike"))
+            raise ShardplanError(
+                error("too-many-stages", summary, hint="fewer model chunks, or fewer --stages, all alike")
+            )
         if best is None:
             raise InfeasibleError(self._does_not_fit())
         return replace(best, bound_ns=min(*bounds, best.step_ns))
@@ -280,13 +282,13 @@ class PipelineSolver:
         they hand on and of tied weights it is the least."""
         busy_ns = self.stage_costs.least_ns(Cut(0, len(self.chain), part, 0, 0)) / stages
         handed = [float(self.stage_costs.handed_ps(part, part, border).min()) for border in range(len(self.chain) - 1)]
-        sent_ns = sum(sorted(handed)[: stages * self.schedule.pieces - 1]) / PS_PER_NS
+        sent_ns = sum(sorted(handed)[: stages * self.schedule.chunks - 1]) / PS_PER_NS
         step_ns = self.schedule.step([busy_ns] * stages, self.options.microbatches)
         return step_ns + sent_ns + self.stage_costs.apart_ns(part)
 
     def _or_one_stage(self, best: PipelineResult) -> PipelineResult:
         """The better of `best` and one stage: of what tied weights cost the search knows the least only."""
-        if self.course.is_over:
+        if self.search_state.is_over:
             return best
         found = self.stage_costs.search(1)
         if found.cuts is None or found.bound >= best.step_ns * PS_PER_NS:
@@ -321,10 +323,10 @@ class PipelineSolver:
         """The pipeline of a cut, with the best layouts at its borders; None where a stage does not fit, or where a step
         takes longer than `worth_ns`."""
         chosen = (
-            tuple(cuts) if self._is_small and self.schedule.pieces == 1 else self.stage_costs.with_best_layouts(cuts)
+            tuple(cuts) if self._is_small and self.schedule.chunks == 1 else self.stage_costs.with_best_layouts(cuts)
         )
         plans = self.planner.plans(chosen, worth_ns)
-        self.course.planned += 1
+        self.search_state.planned += 1
         return None if plans is None else self._staged(chosen, plans)
 
     def _staged(self, cuts: Sequence[Cut], plans: Sequence[Plan]) -> PipelineResult:

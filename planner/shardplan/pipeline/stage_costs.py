@@ -19,7 +19,7 @@ from shardplan.pipeline.bounds.tied_layouts import StageSite, TiedLayouts
 from shardplan.pipeline.bounds.weighted import WeightedBounds
 from shardplan.pipeline.cut_choices import Choices, Counts, Cut
 from shardplan.pipeline.cut_points import Chain
-from shardplan.pipeline.cut_search import Found, OnBound, search
+from shardplan.pipeline.cut_search import FoundCuts, OnBound, search
 from shardplan.pipeline.p2p import Transfers, exposed_ns
 from shardplan.pipeline.schedule import Schedule
 from shardplan.pipeline.stage_inputs import limit_bytes, weight_bytes
@@ -105,7 +105,7 @@ class StageCosts:
         worth_ns: float = math.inf,
         ends_s: float = math.inf,
         on_bound: OnBound | None = None,
-    ) -> Found:
+    ) -> FoundCuts:
         """The best cut as far as is known, of `stages` stages or of any number; none where none is faster than
         `worth_ns`. `ends_s`, `on_bound`: as in `shardplan.pipeline.cut_search.search`.
 
@@ -149,11 +149,11 @@ class StageCosts:
     @property
     def share(self) -> float:
         """What a stage counts in a step that is not the slowest: 1 / (M V)."""
-        return 1.0 / (self.options.microbatches * self.schedule.pieces)
+        return 1.0 / (self.options.microbatches * self.schedule.chunks)
 
     def step_ns(self, stages_ns: Sequence[float]) -> float:
-        """A step of stages, or of all their pieces, that take so long, without what they hand on."""
-        count = len(stages_ns) // self.schedule.pieces
+        """A step of stages, or of all their model chunks, that take so long, without what they hand on."""
+        count = len(stages_ns) // self.schedule.chunks
         by_stage = [sum(stages_ns[place::count]) for place in range(count)]
         return self.schedule.step(by_stage, self.options.microbatches)
 
@@ -286,8 +286,8 @@ class StageCosts:
         return True
 
     def refuse(self, cut: Cut, behind: int, *, one_waits: bool, never: bool) -> None:
-        """Leave out a stage that does not fit with so many stages behind it: the run, where it is proven that it does
-        with no layouts at its ends (`never`); else it may be that something good is left out with it."""
+        """Excludes a stage that does not fit with so many stages behind it: the run, if it is proven to fit with no
+        layouts at its ends (`never`); otherwise better cuts may be excluded with it."""
         if never:
             self._exclude(cut, behind)
         elif self.exact:
@@ -298,7 +298,7 @@ class StageCosts:
             self.proven = False
 
     def _exclude(self, cut: Cut, behind: int) -> None:
-        """Never again this run, or one that contains it, on this submesh with so many stages behind it."""
+        """Excludes this run, and every run that contains it, on this submesh with so many stages behind it."""
         longer = self._behind[cut.submesh][: cut.first + 1, cut.last :]
         np.minimum(longer, behind - 1, out=longer)
 

@@ -17,9 +17,9 @@ from shardplan.graph.remat import Recompute
 from shardplan.layout.layout import Layout
 from shardplan.layout.mesh import Mesh
 from shardplan.model.types import Model
-from shardplan.pipeline.course import Course
 from shardplan.pipeline.cut_choices import Cut
 from shardplan.pipeline.cut_points import part_of
+from shardplan.pipeline.search_state import SearchState
 from shardplan.pipeline.stage_costs import StageCosts
 from shardplan.pipeline.stage_inputs import all_kept_so, constraints_on, kept_so, limit_bytes
 from shardplan.plan.types import Plan, TensorDecision
@@ -33,13 +33,13 @@ _HALVINGS = 40
 
 @dataclass
 class StagePlanner:
-    """Plans stages of `stage_costs.chain`; every one once, within the limits of `course`."""
+    """Plans stages of `stage_costs.chain`; every one once, within the limits of `search_state`."""
 
     stage_costs: StageCosts
     cluster: Cluster
     options: PlanOptions
-    pieces: int
-    course: Course
+    chunks: int
+    search_state: SearchState
     _left: int = field(init=False, default=1)
     _planned: dict[tuple[Cut, int], Plan | None] = field(init=False, default_factory=dict)
     _recompute: dict[tuple[Cut, int], Recompute] = field(init=False, default_factory=dict)
@@ -55,17 +55,17 @@ class StagePlanner:
             if self.stage_costs.step_ns(steps_ns) > worth_ns:
                 return None
             waiting, self._left = self.in_flight(place, len(cuts)), len(cuts) - place
-            self.course.tell(f"planning stage {place + 1} of {len(cuts)}")
+            self.search_state.tell(f"planning stage {place + 1} of {len(cuts)}")
             try:
                 plan = self.plan(cut, waiting, place, self._enough_ns(steps_ns, place, worth_ns))
             except NoBetterError as none:
                 self.stage_costs.see(cut, waiting, none.bound_s * NS_PER_S)
                 return None
             except (LimitError, KeyboardInterrupt):
-                if not self.course.is_over:
+                if not self.search_state.is_over:
                     raise
                 return None
-            if self.course.is_over:
+            if self.search_state.is_over:
                 return None
             if plan is None:
                 never = self._plan(cut, waiting, self.stage_costs.model.name, free=True) is None
@@ -77,8 +77,8 @@ class StagePlanner:
         return tuple(plans)
 
     def in_flight(self, place: int, count: int) -> int:
-        """Microbatches that stage `place` of `count` holds; pieces of one stage count one by one."""
-        stages = count // self.pieces
+        """Microbatches that stage `place` of `count` holds; model chunks of one stage count one by one."""
+        stages = count // self.chunks
         return self.stage_costs.in_flight(stages - 1 - place % stages, stages)
 
     def _enough_ns(self, steps_ns: Sequence[float], place: int, worth_ns: float) -> float:
@@ -175,22 +175,22 @@ class StagePlanner:
         except InfeasibleError:
             return None
         finally:
-            self.course.work += planner.work
+            self.search_state.work += planner.work
         if not free:
             self._recompute[cut, in_flight] = chosen.recompute
         return chosen.plan
 
     @property
     def limit_bytes(self) -> int:
-        """Bytes that one piece of a stage may hold on a device."""
-        return limit_bytes(self.options, self.cluster) // self.pieces
+        """Bytes that one model chunk of a stage may hold on a device."""
+        return limit_bytes(self.options, self.cluster) // self.chunks
 
     def options_of(self, model: Model, mesh: Mesh, in_flight: int) -> PlanOptions:
         """The options under which a stage, which is `model`, is planned on its part of the devices."""
         return replace(
             self.options,
             effort="quick",
-            time_limit=self.course.stage_s(self._left),
+            time_limit=self.search_state.stage_s(self._left),
             in_flight=in_flight,
             constraints=constraints_on(self.options.constraints, model, mesh),
             memory_limit_bytes=self.limit_bytes,

@@ -15,16 +15,16 @@ from typing import Literal, cast
 from shardplan.cluster.mesh import cluster_digest
 from shardplan.errors import ShardplanError, checks_itself, error
 from shardplan.graph.build import CostGraph, Node
-from shardplan.graph.memory import Memory as MemoryRows
+from shardplan.graph.memory import MemoryRows
 from shardplan.graph.options import PlanOptions
 from shardplan.graph.problem import node_order
 from shardplan.graph.remat import Recompute, recomputed
 from shardplan.model.digest import structure_digest
 from shardplan.model.types import Model, Parameter
-from shardplan.plan.emit import Emitter
-from shardplan.plan.fitting import Fitted, Lowered
-from shardplan.plan.step import StepSchedule
-from shardplan.plan.step_moves import StepParts
+from shardplan.plan.step.emit import Emitter
+from shardplan.plan.step.fitting import Fitted, Lowered
+from shardplan.plan.step.moves import StepParts
+from shardplan.plan.step.schedule import StepSchedule
 from shardplan.plan.types import Memory, Move, OperatorDecision, Plan, Summary, TensorDecision
 from shardplan.solve.problem import Costs
 from shardplan.units import NS_PER_S, PS_PER_S
@@ -54,8 +54,8 @@ class Proof:
 
 
 @dataclass(frozen=True)
-class Priced:
-    """An assignment with its moves and its schedule. `penalty_s`: seconds charged for broken soft constraints."""
+class PricedAssignment:
+    """An assignment with its moves and its schedule. `penalty_s`: soft-constraint penalties in seconds."""
 
     lowered: Lowered
     fitted: Fitted
@@ -111,7 +111,7 @@ def price(
     below_s: float = math.inf,
     *,
     first_fit: bool = False,
-) -> Priced:
+) -> PricedAssignment:
     """Lowers, prices and schedules an assignment. `penalties`: picoseconds for choices that break soft constraints;
     `below_s`: if the plan cannot take less, penalties included, its schedule is not optimised. With `first_fit`, it
     is not either.
@@ -127,13 +127,13 @@ def price(
     lowered = Lowered(built, choice, operators, optimizer_ns, memory)
     penalty_s = sum(float(cost[choice[node]]) for node, cost in (penalties or {}).items()) / PS_PER_S
     fitted = lowered.first_fit(limit_bytes) if first_fit else lowered.fitted(limit_bytes, below_s - penalty_s)
-    priced = Priced(lowered, fitted, penalty_s)
+    priced = PricedAssignment(lowered, fitted, penalty_s)
     if checks_itself() and priced.mismatch:
         raise PriceMismatchError(priced.mismatch)
     return priced
 
 
-def in_best_buckets(priced: Priced, limit_bytes: int) -> Priced:
+def in_best_buckets(priced: PricedAssignment, limit_bytes: int) -> PricedAssignment:
     """The same assignment, with full buckets if that shortens the schedule, and with the operators at which its moves
     are issued and awaited."""
     if any(move.bucket is not None for move in priced.moves):
@@ -145,15 +145,15 @@ def _mismatch(built: CostGraph, choice: Mapping[Node, int], parts: StepParts) ->
     """The totals of compute and communication by the plan and by the cost graph, if they differ."""
     done_ns = parts.optimizer_ns + sum(one.compute_ns + one.inner_ns for one in parts.operators)
     ours_s = (done_ns + sum(move.time_ns for move in parts.moves)) / NS_PER_S
-    theirs_s = charged_seconds(built, choice) - built.tie_picoseconds(choice) / PS_PER_S
+    theirs_s = priced_seconds(built, choice) - built.tie_picoseconds(choice) / PS_PER_S
     roundings_s = 2e-9 * sum(move.count * len(move.steps) for move in parts.moves) + 1e-6
     if abs(ours_s - theirs_s) <= _TOLERANCE * theirs_s + roundings_s or (built.is_near and ours_s <= theirs_s):
         return ""
     return f"the lowered plan takes {ours_s:.9f} s in all but the cost graph says {theirs_s:.9f} s"
 
 
-def charged_seconds(built: CostGraph, choice: Mapping[Node, int]) -> float:
-    """The seconds that the cost graph charges an assignment for all compute and communication of a step, tie breaking
+def priced_seconds(built: CostGraph, choice: Mapping[Node, int]) -> float:
+    """The cost graph's price, in seconds, of all compute and communication of a step of an assignment, tie breaking
     included."""
     costs, tables = built.all_work
     picoseconds = sum(float(cost[choice[node]]) for (node, _), cost in zip(built.node_data, costs, strict=True))
@@ -164,7 +164,7 @@ def charged_seconds(built: CostGraph, choice: Mapping[Node, int]) -> float:
     return picoseconds / PS_PER_S
 
 
-def assemble(priced: Priced, limit_bytes: int, proof: Proof) -> Plan:
+def assemble(priced: PricedAssignment, limit_bytes: int, proof: Proof) -> Plan:
     """The plan of a priced assignment and its proof."""
     built, choice = priced.built, priced.choice
     emitter = Emitter(built, choice)
@@ -302,7 +302,7 @@ def _operator(built: CostGraph, index: int, strategy: int) -> OperatorDecision:
     )
 
 
-def _summary(priced: Priced, limit_bytes: int, proof: Proof) -> Summary:
+def _summary(priced: PricedAssignment, limit_bytes: int, proof: Proof) -> Summary:
     step_ns = round(priced.step_s * NS_PER_S)
     bound_ns = min(step_ns, round(proof.bound_s * NS_PER_S))
     operators_ns = sum(operator.compute_ns for operator in priced.operators)

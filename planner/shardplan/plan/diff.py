@@ -9,13 +9,13 @@ from itertools import repeat
 from shardplan.cost.named import measure_of
 from shardplan.folding import folded, pattern
 from shardplan.layout.text import to_text
-from shardplan.plan.breakdown import breakdown
-from shardplan.plan.encode import document
-from shardplan.plan.fields import MEMORY, MODEL, OPERATOR, PARAMETER, SUMMARY, TENSOR
-from shardplan.plan.kinds import Context
+from shardplan.plan.format.encode import document
+from shardplan.plan.format.fields import MEMORY, MODEL, OPERATOR, PARAMETER, SUMMARY, TENSOR
+from shardplan.plan.format.kinds import Context
+from shardplan.plan.format.records import Record
 from shardplan.plan.orientation import checkpoint_shape
-from shardplan.plan.record import Record
 from shardplan.plan.types import OperatorDecision, Pipeline, Plan, TensorDecision
+from shardplan.plan.views.breakdown import breakdown
 from shardplan.units import TIME, Measure, size
 
 _ABSENT = ""

@@ -11,11 +11,11 @@ from pathlib import Path
 
 from shardplan.errors import Diagnostic, ShardplanError, error
 from shardplan.layout.mesh import Mesh
-from shardplan.plan.decode import loads, loads_subject, loads_whole
-from shardplan.plan.encode import dumps
-from shardplan.plan.fields import MAJOR
-from shardplan.plan.parse import Document
-from shardplan.plan.signature import UnsignedError, signature_fault, signing_command
+from shardplan.plan.format.decode import loads, loads_subject, loads_whole
+from shardplan.plan.format.encode import dumps
+from shardplan.plan.format.fields import MAJOR
+from shardplan.plan.format.parse import Document
+from shardplan.plan.format.signature import UnsignedError, signature_fault, signing_command
 from shardplan.plan.types import Plan
 from shardplan.whole_files import write_whole
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Final
 
 from shardplan.cluster.reference import with_tables
-from shardplan.plan import fields
-from shardplan.plan.kinds import ListOf, Schema
-from shardplan.plan.record import Nested, Record, record_schema
+from shardplan.plan.format import fields
+from shardplan.plan.format.kinds import ListOf, Schema
+from shardplan.plan.format.records import Nested, Record, record_schema
 
 _ABOUT = (
     "How one model is split over one device mesh. Keys unknown to a reader are to be ignored within a major version. "

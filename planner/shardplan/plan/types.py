@@ -14,7 +14,7 @@ from shardplan.units import counted, duration, size
 if TYPE_CHECKING:
     import networkx as nx
 
-    from shardplan.plan.tables import Row, Table
+    from shardplan.plan.views.tables import Row, Table
 
 Mode = Literal["training", "inference"]
 Role = Literal["input", "output", "parameter", "constant", "activation"]
@@ -94,11 +94,11 @@ class CollectiveStep:
 class Move:
     """A change of layout. `source` -> `target` of `tensor`; `reader`: the operator it is for ("" if it serves all
     readers or stores the producer's result). In phase `backward` the gradient moves, from the reader back, or
-    (`regather`) the saved value is gathered again for the reader's backward. In phase `update` the new weight moves
+    (`regather`) the saved value is re-gathered for the reader's backward. In phase `update` the new weight moves
     from where the optimizer made it to where it is kept.
 
     `count`: times per step (microbatches); `hidden`: the overlapped share of its time in the schedule. `bucket`: moves
-    with one number are sent together, and their times are shares of the bucket's (`shardplan.plan.buckets`); None:
+    with one number are sent together, and their times are shares of the bucket's (`shardplan.plan.step.buckets`); None:
     alone. `kind`: `blocking` moves are waited for where they stand; `prefetched` and `deferred` ones run beside
     compute, from the operator `issue_after` to the operator `wait_before` of the pass in which they move ("" for the
     beginning and the end of the pass).
@@ -250,7 +250,7 @@ class Plan:
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""
-        from shardplan.plan.notebook import summary_html
+        from shardplan.plan.views.notebook import summary_html
 
         return summary_html(self)
 
@@ -265,12 +265,12 @@ class Plan:
     def records(self, table: Table) -> list[Row]:
         """The rows of one table (`parameters`, `tensors`, `operators`, `moves`), as `pandas.DataFrame` takes them;
         times in nanoseconds per step, sizes in bytes of one device. Raises `KeyError` for another name."""
-        from shardplan.plan import tables
+        from shardplan.plan.views import tables
 
         return tables.table(self, table)
 
     def to_networkx(self) -> nx.MultiDiGraph:
-        """Operators and tensors with their decisions; see `shardplan.plan.as_graph`."""
-        from shardplan.plan import as_graph
+        """Operators and tensors with their decisions; see `shardplan.plan.views.networkx_graph`."""
+        from shardplan.plan.views import networkx_graph
 
-        return as_graph.to_networkx(self)
+        return networkx_graph.to_networkx(self)

@@ -11,9 +11,9 @@ from typing import Any, TypeAlias
 
 from shardplan.constraints.types import Constraint
 from shardplan.graph.build import CostGraph, in_buckets
-from shardplan.graph.cuts import binding_cuts
-from shardplan.graph.memory import Memory
-from shardplan.graph.near import Near
+from shardplan.graph.memory import MemoryRows
+from shardplan.graph.neighbourhood import Neighbourhood
+from shardplan.graph.objective_cuts import binding_cuts
 from shardplan.graph.options import PlanOptions
 from shardplan.graph.problem import objective_of, to_problem, to_problems
 from shardplan.graph.remat import Recompute
@@ -51,7 +51,7 @@ class Question:
     remat: Recompute | None = None  # what is recomputed; default: what the options say
     chooses_remat: bool = False  # the solver chooses what is recomputed
     equal_layers: bool = False  # all copies of a block have the same layouts
-    near: Near | None = None  # only layouts near these plans
+    near: Neighbourhood | None = None  # only layouts near these plans
     regather: bool = False  # costs as if all weights were gathered again for backward
     stay: bool = False  # costs as if all gathered weights stayed until backward and took no memory
     bucket_bytes: float | None = None  # costs for gradient buckets of this size; not with `chooses_remat`
@@ -183,7 +183,7 @@ class _Reduced:
 def _solved_with_cuts(
     graphs: CostGraphs,
     question: Question,
-    asked: tuple[CostGraph, Memory],
+    asked: tuple[CostGraph, MemoryRows],
     on_progress: Callable[[Progress], None] | None,
     on_first: Callable[[Assigned], None] | None,
 ) -> tuple[_Reduced, Solution]:
@@ -210,7 +210,9 @@ def _solved_with_cuts(
     return reduced, solution or reduced.solved(question, options, on_progress)
 
 
-def _reduced(graphs: CostGraphs, question: Question, asked: tuple[CostGraph, Memory], objective: Objective) -> _Reduced:
+def _reduced(
+    graphs: CostGraphs, question: Question, asked: tuple[CostGraph, MemoryRows], objective: Objective
+) -> _Reduced:
     """The question with an objective, after all reductions."""
     instance = graphs.instance
     restricting, transforming = chain(instance, question, objective)
@@ -227,7 +229,7 @@ def _reduced(graphs: CostGraphs, question: Question, asked: tuple[CostGraph, Mem
     return _Reduced(objective, restricted.sums[0], last.sums[0].problem, undo, start)
 
 
-def _graph(graphs: CostGraphs, question: Question) -> tuple[CostGraph, Memory]:
+def _graph(graphs: CostGraphs, question: Question) -> tuple[CostGraph, MemoryRows]:
     """The cost graph that a question is about."""
     if question.near is not None:
         return graphs.near(question.near, question.remat)
@@ -235,11 +237,11 @@ def _graph(graphs: CostGraphs, question: Question) -> tuple[CostGraph, Memory]:
 
 
 def _problems(
-    graphs: CostGraphs, question: Question, asked: tuple[CostGraph, Memory], linears: Sequence[Linear]
+    graphs: CostGraphs, question: Question, asked: tuple[CostGraph, MemoryRows], linears: Sequence[Linear]
 ) -> Problems:
     """The problems of layouts for every sum of the objective."""
 
-    def layouts_of(priced: tuple[CostGraph, Memory]) -> tuple[Layouts, ...]:
+    def layouts_of(priced: tuple[CostGraph, MemoryRows]) -> tuple[Layouts, ...]:
         made = to_problems(*priced, question.limit_bytes, linears)
         return tuple(Layouts(*(priced if question.chooses_remat else asked), problem, {}) for problem in made)
 

@@ -13,7 +13,7 @@ from shardplan.graph.build import CostGraph, Node
 from shardplan.graph.operators import OperatorSpace
 from shardplan.layout.layout import Layout
 from shardplan.model.types import Block, Model
-from shardplan.plan.assemble import Priced
+from shardplan.plan.assemble import PricedAssignment
 from shardplan.plan.types import OperatorDecision, Plan
 from shardplan.planning.reduction import Allowed, Mask
 
@@ -38,7 +38,7 @@ class Decided:
         return cls({operator.name: operator for operator in plan.operators}, layouts)
 
     @classmethod
-    def of_priced(cls, priced: Priced) -> Decided:
+    def of_priced(cls, priced: PricedAssignment) -> Decided:
         built, choice = priced.built, priced.choice
         spaces = built.places
         layouts = {node: spaces[node[0]][node[1]].layout(at) for node, at in choice.items() if node[0] in spaces}

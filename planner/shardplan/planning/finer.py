@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 
 from shardplan.cluster.mesh import merged
 from shardplan.cluster.types import Cluster
-from shardplan.graph.near import Near
+from shardplan.graph.neighbourhood import Neighbourhood
 from shardplan.graph.options import PlanOptions
 from shardplan.graph.remat import Recompute
 from shardplan.layout.mesh import Axis, Mesh
@@ -124,7 +124,7 @@ def transferred(
     its moves may lead over all layouts, not only over those near to it. Raises `NoPlanError` if it is not valid there.
     """
     decided, limit_bytes = decided or coarser.on(search.instance.cluster.mesh), coarser.limit_bytes
-    near = None if every_path else Near(decided.met())
+    near = None if every_path else Neighbourhood(decided.met())
     question = Question(limit_bytes, remat=coarser.recompute, near=near, restriction=decided.fixed)
     answer = yield from asked(search, question, search.work_left)
     if answer.solution.choices is None:
@@ -180,7 +180,7 @@ def by_pairs(search: Search, found: Found) -> Questions[Found]:
     for pair in itertools.combinations(real_axes(instance.cluster.mesh), 2):
         if search.is_over or found.outcome == "interrupted":
             break
-        near = Near(Decided.of_priced(found.candidate.priced).met(), frozenset(pair))
+        near = Neighbourhood(Decided.of_priced(found.candidate.priced).met(), frozenset(pair))
         answer = yield from asked(
             search,
             replace(question, near=near, planes=found.planes, ends_s=search.share(2)),

@@ -11,10 +11,10 @@ from shardplan.constraints.resolve import ResolvedConstraints, resolve
 from shardplan.constraints.reuse import adapted
 from shardplan.errors import Diagnostic, ShardplanError, error, warning
 from shardplan.graph.build import CostGraph, build_cost_graph, regathering
-from shardplan.graph.cache import cache_obstacles
 from shardplan.graph.flow import microbatch_obstacles, training_obstacles
-from shardplan.graph.memory import Memory
-from shardplan.graph.near import Near, Offer
+from shardplan.graph.kv_cache import cache_obstacles
+from shardplan.graph.memory import MemoryRows
+from shardplan.graph.neighbourhood import Neighbourhood, Offer
 from shardplan.graph.options import PlanOptions
 from shardplan.graph.pricing import Pricing
 from shardplan.graph.remat import Recompute
@@ -105,47 +105,51 @@ class CostGraphs:
 
     def __init__(self, instance: Instance) -> None:
         self.instance = instance
-        self._asked: tuple[CostGraph, Memory] | None = None
-        self._recomputing: tuple[Recompute, tuple[CostGraph, Memory]] | None = None
-        self._regathering: tuple[CostGraph, tuple[CostGraph, Memory]] | None = None
-        self._near: tuple[tuple[Near, Recompute | None], tuple[CostGraph, Memory]] | None = None
+        self._asked: tuple[CostGraph, MemoryRows] | None = None
+        self._recomputing: tuple[Recompute, tuple[CostGraph, MemoryRows]] | None = None
+        self._regathering: tuple[CostGraph, tuple[CostGraph, MemoryRows]] | None = None
+        self._near: tuple[tuple[Neighbourhood, Recompute | None], tuple[CostGraph, MemoryRows]] | None = None
 
-    def asked(self) -> tuple[CostGraph, Memory]:
+    def asked(self) -> tuple[CostGraph, MemoryRows]:
         """The cost graph with the rematerialisation of the options."""
         if self._asked is None:
             built = self._build(near=self._decided())
             if self.instance.decided is not None and self.instance.options.remat == "auto":
                 built = self._build(recompute_of(self.instance.decided, built), self._decided())
-            self._asked = (built, Memory(built))
+            self._asked = (built, MemoryRows(built))
         return self._asked
 
-    def _decided(self) -> Near | None:
+    def _decided(self) -> Neighbourhood | None:
         """The layouts of the plan that is fixed, on a mesh of so many axes that no other layouts are priced."""
         decided, mesh = self.instance.decided, self.instance.cluster.mesh
-        return None if decided is None or len(real_axes(mesh)) <= MOST_WHOLE else Near(Decided.of_plan(decided).met())
+        return (
+            None
+            if decided is None or len(real_axes(mesh)) <= MOST_WHOLE
+            else Neighbourhood(Decided.of_plan(decided).met())
+        )
 
-    def recomputing(self, remat: Recompute) -> tuple[CostGraph, Memory]:
+    def recomputing(self, remat: Recompute) -> tuple[CostGraph, MemoryRows]:
         """The cost graph with a given rematerialisation. The latest one is kept, as several questions follow on the
         same graph."""
         if remat == self.asked()[0].recompute:
             return self.asked()
         if self._recomputing is None or self._recomputing[0] != remat:
             built = self._build(remat)
-            self._recomputing = remat, (built, Memory(built))
+            self._recomputing = remat, (built, MemoryRows(built))
         return self._recomputing[1]
 
-    def regathering(self, asked: tuple[CostGraph, Memory]) -> tuple[CostGraph, Memory]:
+    def regathering(self, asked: tuple[CostGraph, MemoryRows]) -> tuple[CostGraph, MemoryRows]:
         """A cost graph as if no gathered weight stayed. The latest one is kept."""
         if self._regathering is None or self._regathering[0] is not asked[0]:
             self._regathering = asked[0], (regathering(asked[0]), asked[1])
         return self._regathering[1]
 
-    def near(self, near: Near, remat: Recompute | None) -> tuple[CostGraph, Memory]:
+    def near(self, near: Neighbourhood, remat: Recompute | None) -> tuple[CostGraph, MemoryRows]:
         """The cost graph with only the layouts near some plans, and a given rematerialisation (default: the
         options). The latest one is kept."""
         if self._near is None or self._near[0] != (near, remat):
             built = self._build(remat, near)
-            self._near = (near, remat), (built, Memory(built))
+            self._near = (near, remat), (built, MemoryRows(built))
         return self._near[1]
 
     def _build(self, remat: Recompute | None = None, near: Offer | None = None) -> CostGraph:

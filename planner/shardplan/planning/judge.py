@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from shardplan.graph.options import UNLIMITED_BYTES
-from shardplan.plan.assemble import Priced, price
-from shardplan.plan.held_bytes import held_bytes, peak_of
+from shardplan.plan.assemble import PricedAssignment, price
+from shardplan.plan.step.memory_timeline import bytes_by_moment, peak_of
 from shardplan.planning.chain import Assigned
 from shardplan.planning.reduction import Layouts
 
@@ -18,7 +18,7 @@ from shardplan.planning.reduction import Layouts
 class Candidate:
     """A plan with its schedule."""
 
-    priced: Priced
+    priced: PricedAssignment
     layouts: Layouts
 
     @property
@@ -95,4 +95,4 @@ def first_judged(assigned: Assigned, limit_bytes: int) -> Candidate:
 def _holds_bytes(layouts: Layouts, choices: tuple[int, ...]) -> int:
     """The peak memory of an assignment without gathered weights and gradients that are in flight."""
     memory = layouts.memory
-    return peak_of(held_bytes(memory.holdings, memory.moments, layouts.chosen(choices))).total
+    return peak_of(bytes_by_moment(memory.holdings, memory.moments, layouts.chosen(choices))).total

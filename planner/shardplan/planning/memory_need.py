@@ -7,10 +7,9 @@ from dataclasses import dataclass
 
 from shardplan.folding import folded, pattern
 from shardplan.graph.build import CostGraph, Node
-from shardplan.graph.memory import Holding
-from shardplan.graph.memory import Memory as MemoryRows
+from shardplan.graph.memory import Holding, MemoryRows
 from shardplan.layout.text import to_text
-from shardplan.plan.held_bytes import held_bytes, peak_moment
+from shardplan.plan.step.memory_timeline import bytes_by_moment, peak_moment
 from shardplan.plan.types import Memory
 from shardplan.units import size, sizes_in_one_unit
 
@@ -53,7 +52,7 @@ class Need:
 
 def need_of(rows: MemoryRows, choice: Mapping[Node, int], most: int = 4) -> Need:
     """The memory of one assignment at its fullest moment, and the `most` largest holders then."""
-    held = held_bytes(rows.holdings, rows.moments, choice)
+    held = bytes_by_moment(rows.holdings, rows.moments, choice)
     moment = peak_moment(held)
     names = _names(rows.built)
     groups: dict[tuple[str, str, str], dict[Node, int]] = {}

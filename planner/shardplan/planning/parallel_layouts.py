@@ -16,7 +16,7 @@ from functools import cached_property
 
 import numpy as np
 
-from shardplan.graph.near import Codes, gradient_codes, value_codes
+from shardplan.graph.neighbourhood import Codes, gradient_codes, value_codes
 from shardplan.graph.tensors import TensorKind
 from shardplan.layout.placement import Placement, S
 from shardplan.layout.transitions import State

@@ -12,14 +12,14 @@ from shardplan.cluster.mesh import merged
 from shardplan.cluster.types import Cluster
 from shardplan.errors import Diagnostic, InfeasibleError, LimitError, ShardplanError, warning
 from shardplan.graph.build import CostGraph
-from shardplan.graph.memory import Memory
-from shardplan.graph.near import Offer
+from shardplan.graph.memory import MemoryRows
+from shardplan.graph.neighbourhood import Offer
 from shardplan.graph.options import PlanOptions
 from shardplan.graph.problem import at, objective_of
 from shardplan.graph.remat import Recompute
 from shardplan.interruption import Interruption
 from shardplan.model.types import Model
-from shardplan.plan.assemble import Outcome, Priced, Proof, assemble, in_best_buckets
+from shardplan.plan.assemble import Outcome, PricedAssignment, Proof, assemble, in_best_buckets
 from shardplan.plan.types import Plan
 from shardplan.planning.answers import Answers
 from shardplan.planning.candidates import shortest
@@ -74,8 +74,8 @@ class Chosen:
     """A plan, its assignment, and the cost graph of that assignment."""
 
     plan: Plan
-    priced: Priced
-    memory: Memory
+    priced: PricedAssignment
+    memory: MemoryRows
 
     @property
     def recompute(self) -> Recompute:
@@ -229,14 +229,14 @@ class Planner:
         search = Search(self.instance, float("inf"), Interruption(), only_best=False, known=self.known)
         return self._answered(of_linear(search, linear, work, enough_s), search, restriction)
 
-    def built_at(self, multipliers: Weights = ()) -> tuple[CostGraph, Memory]:
+    def built_at(self, multipliers: Weights = ()) -> tuple[CostGraph, MemoryRows]:
         """The cost graph and its memory rows, with costs and tables at given multipliers of the objective's sums
         (default: compute and blocking communication only). At any multipliers, the costs of an assignment are a lower
         bound on its schedule."""
         built, memory = self._graphs.asked()
         return at(built, at_multipliers(objective_of(built), multipliers)), memory
 
-    def built_serial(self) -> tuple[CostGraph, Memory]:
+    def built_serial(self) -> tuple[CostGraph, MemoryRows]:
         """The same with the sum of all compute and all communication, as if nothing were overlapped."""
         built, memory = self._graphs.asked()
         options = built.options

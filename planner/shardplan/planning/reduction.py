@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardplan.graph.build import CostGraph, Node
-from shardplan.graph.memory import Memory
+from shardplan.graph.memory import MemoryRows
 from shardplan.graph.problem import node_order
 from shardplan.graph.remat import Recompute
 from shardplan.solve import Problem
@@ -33,7 +33,7 @@ class Layouts:
     constraints; `problem` has them among its costs."""
 
     built: CostGraph
-    memory: Memory
+    memory: MemoryRows
     problem: Problem
     penalties: Mapping[Node, Costs]
 

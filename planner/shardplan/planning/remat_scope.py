@@ -16,7 +16,7 @@ from shardplan.graph.flow import Flow
 from shardplan.graph.fusion import Fusion
 from shardplan.graph.memory import Fate
 from shardplan.graph.options import PlanOptions
-from shardplan.graph.remat import Segment, attention_cores, blocks, latest_reads, recompute
+from shardplan.graph.remat import RecomputedSegment, attention_cores, blocks, latest_reads, recompute
 from shardplan.model.types import CONTROL, Model, Operator
 from shardplan.planning.constants import STRETCH_FACTOR, STRETCH_LEAST
 from shardplan.rules.types import Rule
@@ -152,7 +152,7 @@ def _lasting(model: Model, rules: Sequence[Rule], flow: Flow, fusion: Fusion, op
     return frozenset(name for remat in flags for name in remat.saved if flow.makers[name][0] in remat.until)
 
 
-def stretches(model: Model, flow: Flow) -> list[Segment]:
+def stretches(model: Model, flow: Flow) -> list[RecomputedSegment]:
     """The operators in order, cut into segments of about the square root of their number: at the borders of blocks, and
     elsewhere where the fewest bytes cross."""
     most = max(STRETCH_LEAST, round(STRETCH_FACTOR * math.sqrt(len(model.operators))))
@@ -166,9 +166,9 @@ def stretches(model: Model, flow: Flow) -> list[Segment]:
         first, end = operators[0], operators[-1] + 1
         while end - first > most:
             cut = min(range(first + most // 4, first + most + 1), key=lambda at: (crossing[at], -at))
-            segments.append(Segment(frozenset(range(first, cut)), cut - 1))
+            segments.append(RecomputedSegment(frozenset(range(first, cut)), cut - 1))
             first = cut
-        segments.append(Segment(frozenset(range(first, end)), end - 1))
+        segments.append(RecomputedSegment(frozenset(range(first, end)), end - 1))
     return segments
 
 

@@ -18,7 +18,7 @@ from typing import Final
 import numpy as np
 
 from shardplan.graph.build import CostGraph, Node
-from shardplan.graph.memory import Memory
+from shardplan.graph.memory import MemoryRows
 from shardplan.graph.moments import Moments
 from shardplan.graph.options import Remat
 from shardplan.graph.problem import node_order
@@ -209,7 +209,7 @@ class _Combined:
 
     def _usages(self) -> list[Usage]:
         time = Moments(len(self.once.model.operators), training=True, segments=self.scope.segments())
-        memory = Memory(self.once, time)
+        memory = MemoryRows(self.once, time)
         number = {node: index for index, node in enumerate(self.order)}
         usages = []
         for holding in memory.holdings:
@@ -253,7 +253,7 @@ class _Combined:
             usages.append(Usage(node, moment, moment + 1, self._bytes[masked]))
         return usages
 
-    def _of_value(self, name: str, node: int, memory: Memory, time: Moments) -> list[Usage]:
+    def _of_value(self, name: str, node: int, memory: MemoryRows, time: Moments) -> list[Usage]:
         """The memory of a value for each of its fates, in intervals in which nothing changes."""
         fates = self.scope.fates[name]
         spans = [memory.spans(name, fate, time) for fate in fates]

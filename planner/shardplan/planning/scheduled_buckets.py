@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from shardplan.plan.buckets import buckets_of, held_bytes
+from shardplan.plan.step.buckets import buckets_of, device_bytes
 from shardplan.planning.constants import BUCKET_GAP, BUCKET_SHARE
 from shardplan.planning.judge import Candidate
 from shardplan.planning.questions import about, better_of
@@ -44,5 +44,5 @@ def _mean_bucket_bytes(candidate: Candidate) -> float:
     """A device's bytes of the mean bucket in a plan's schedule; 0 if it has none."""
     mesh = candidate.layouts.built.cluster.mesh
     buckets = buckets_of(candidate.priced.scheduled.parts.moves)
-    sent_bytes = sum(held_bytes(move, mesh) for bucket in buckets.values() for move in bucket)
+    sent_bytes = sum(device_bytes(move, mesh) for bucket in buckets.values() for move in bucket)
     return float(sent_bytes) / len(buckets) if buckets else 0.0

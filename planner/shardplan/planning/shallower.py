@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from shardplan.model.thin import shallow
+from shardplan.model.shallow import shallow
 from shardplan.model.types import Model
 from shardplan.planning.constants import MANY_OPERATORS, SHALLOW_COPIES
 from shardplan.planning.finer import Coarser

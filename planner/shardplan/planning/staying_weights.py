@@ -4,7 +4,7 @@ Two problems with the same nodes and edges, one as if all weights stayed and one
 backward, are combined: an operator that reads a weight, and a copy that serves several readers, has its choices twice,
 first with the weight staying, which takes memory in between. Of an operator with several weights, this is chosen for
 the largest; the others stay and take no memory here. So costs and memory are at most those of a plan, and bounds hold;
-the judge (`shardplan.plan.fitting`) decides anew what stays.
+the judge (`shardplan.plan.step.fitting`) decides anew what stays.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from shardplan.graph.build import CostGraph, Join, Node
-from shardplan.graph.memory import Memory
+from shardplan.graph.memory import MemoryRows
 from shardplan.planning.reduction import Assignment, Problems, Reduction
 from shardplan.solve.problem import Bytes, Costs, Edge, Problem, Usage
 
@@ -48,7 +48,7 @@ class StayingWeights(Reduction[Sizes]):
         return replace(assignment, choices=layouts)
 
 
-def staying(built: CostGraph, memory: Memory) -> Staying:
+def staying(built: CostGraph, memory: MemoryRows) -> Staying:
     """The weights that may stay gathered, by the node that decides it."""
     found: dict[Node, tuple[str, Bytes, int, int]] = {}
     largest: dict[int, tuple[int, int, str]] = {}
@@ -91,7 +91,7 @@ class _Pair:
 class _Combination:
     """Combines problems of one cost graph; equal arrays stay the same objects."""
 
-    def __init__(self, built: CostGraph, memory: Memory) -> None:
+    def __init__(self, built: CostGraph, memory: MemoryRows) -> None:
         self.built = built
         self.staying = staying(built, memory)
         self.nodes = tuple(node for node, _ in built.node_data)

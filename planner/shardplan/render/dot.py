@@ -13,9 +13,9 @@ from shardplan.escapes import dot
 from shardplan.layout.layout import Layout
 from shardplan.layout.mesh import Mesh
 from shardplan.layout.text import to_text
-from shardplan.plan.segments import Segment, label, moves_by_edge, segments
 from shardplan.plan.types import OperatorDecision, Plan
-from shardplan.render.groups import REGATHER, described
+from shardplan.plan.views.segments import Segment, label, moves_by_edge, segments
+from shardplan.render.groups import REGATHER, described, phase_text
 from shardplan.units import size
 
 _MATRIX = frozenset({"MatMul", "Gemm", "Conv", "Attention"})
@@ -127,7 +127,7 @@ class _Drawing:
             payload = sum(step.payload_bytes for step in move.steps if not step.collective.is_free)
             if payload:
                 phase = REGATHER if move.regather else move.phase
-                lines.append(dot(f"{phase}: {described(move, self._plan.mesh)}, {size(payload)}"))
+                lines.append(dot(f"{phase_text(phase)}: {described(move, self._plan.mesh)}, {size(payload)}"))
         return f"label={_quoted(_NEW_LINE.join(lines))}{', color=red' if len(lines) > 1 else ''}"
 
     def _tensor(self, name: str) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from shardplan.cost.named import measure_of
-from shardplan.plan.encode import summary_record
+from shardplan.plan.format.encode import summary_record
 from shardplan.render.console import emit, table
 from shardplan.render.explain import share_records
 from shardplan.render.solve import facts, memory_line, plan_line, time_line

@@ -15,8 +15,8 @@ from shardplan.render.console import emit, table
 from shardplan.render.diff import diff_document, effects, in_parts, show_changes
 from shardplan.render.solve import time_line
 from shardplan.study.explain import Explanation
-from shardplan.study.instead import Instead
 from shardplan.study.shares import Share
+from shardplan.study.what_if import WhatIf
 from shardplan.units import percent, size
 
 MOST_SHARES = 15
@@ -51,7 +51,7 @@ def show_explanation(console: Console, plan: Plan, found: Explanation) -> None:
     emit(console, rows)
 
 
-def show_instead(console: Console, plan: Plan, found: Explanation, other: Instead, *, everything: bool = False) -> None:
+def show_instead(console: Console, plan: Plan, found: Explanation, other: WhatIf, *, everything: bool = False) -> None:
     """What was asked for beside what there is: what a step takes longer and shorter for, what else changes; the totals
     last, where a terminal still shows them."""
     measure = measure_of(plan.model.get("cost_model"))
@@ -78,7 +78,7 @@ def show_instead(console: Console, plan: Plan, found: Explanation, other: Instea
     emit(console, "", *map(in_parts, effects(other.diff)))
 
 
-def instead_document(other: Instead) -> dict[str, object]:
+def instead_document(other: WhatIf) -> dict[str, object]:
     """The same as plain data."""
     return {
         "spec": other.spec,

@@ -10,18 +10,18 @@ from shardplan.folding import folded, pattern
 from shardplan.layout.layout import Layout
 from shardplan.layout.mesh import Mesh
 from shardplan.layout.text import to_text
-from shardplan.plan.breakdown import Exposure
 from shardplan.plan.orientation import checkpoint_layout, checkpoint_shape
 from shardplan.plan.types import Move, MoveKind, Plan, TensorDecision
+from shardplan.plan.views.breakdown import Exposure
 from shardplan.render.recipes import Recognizer
 
 T = TypeVar("T")
 REGATHER = "gather again"
-"""Phase of what backward gathers a second time, as `--json` documents have it."""
+"""The phase of re-gathered weights in `--json` documents, whose keys and words are promises."""
 
 
 def phase_text(phase: str) -> str:
-    """A phase, as people read it: what backward gathers a second time is `re-gather (backward)`."""
+    """A phase, as people read it: that of re-gathered weights is `re-gather (backward)`."""
     return "re-gather (backward)" if phase == REGATHER else phase
 
 
@@ -128,14 +128,14 @@ def move_groups(plan: Plan) -> list[MoveGroup]:
     stored = {tensor.name: tensor for tensor in plan.tensors if tensor.role == "parameter"}
     modules = {name: operator.module for operator in plan.operators for name in operator.outputs}
     named = [
-        _Named(*_as_stored(move, stored.get(move.tensor)), modules.get(move.tensor, ""))
+        _NamedMove(*_as_stored(move, stored.get(move.tensor)), modules.get(move.tensor, ""))
         for move in plan.moves
         if move.time_ns
     ]
     exposure = Exposure(plan)
     everything = {kind: sorted({getattr(item, kind) for item in named}) for kind in ("name", "module")}
 
-    def alike(item: _Named) -> Hashable:
+    def alike(item: _NamedMove) -> Hashable:
         move = item.move
         how = (move.source, move.target, move.phase, move.regather, move.kind, described(move, plan.mesh))
         return (pattern(item.name), pattern(item.module), *how)
@@ -145,7 +145,7 @@ def move_groups(plan: Plan) -> list[MoveGroup]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Named:
+class _NamedMove:
     """A move with the name people know its tensor by, and the module that makes it (`""` for a parameter)."""
 
     name: str
@@ -161,7 +161,7 @@ def _as_stored(move: Move, parameter: TensorDecision | None) -> tuple[str, Move]
     return parameter.checkpoint, replace(move, source=source, target=target)
 
 
-def _move_group(group: list[_Named], everything: dict[str, list[str]], mesh: Mesh, exposure: Exposure) -> MoveGroup:
+def _move_group(group: list[_NamedMove], everything: dict[str, list[str]], mesh: Mesh, exposure: Exposure) -> MoveGroup:
     moves = [item.move for item in group]
     first = moves[0]
     return MoveGroup(

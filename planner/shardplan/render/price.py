@@ -12,14 +12,14 @@ from shardplan.units import counted, duration, percent, size, sizes_apart
 
 if TYPE_CHECKING:
     from shardplan.planning.parallelism import Parallelism
-    from shardplan.study.price import Told
+    from shardplan.study.price import PriceReport
 
 CATEGORIES = ("parameters", "gradients", "optimizer", "activations", "temporaries")
 _PRECISIONS = {"": "", "fp8": "FP8", "mxfp8": "MXFP8", "nvfp4": "NVFP4"}
 _ZERO = {0: "", 1: "ZeRO-1", 3: "ZeRO-3"}
 
 
-def show_price(console: Console, told: Told) -> None:
+def show_price(console: Console, told: PriceReport) -> None:
     """The configuration, memory of the fullest device, the step, and the best plan beside it."""
     priced, summary = told.priced, told.priced.plan.summary
     memory, spent = priced.peak, priced.spent
@@ -46,7 +46,7 @@ def show_price(console: Console, told: Told) -> None:
     )  # fmt: skip
 
 
-def _batch(told: Told) -> str:
+def _batch(told: PriceReport) -> str:
     count = told.priced.microbatches
     parts = f"{counted(count, 'microbatch')} of {counted(told.micro_batch, 'row')} per rank"
     return f"{counted(told.global_batch, 'row')}: {parts}"
@@ -59,11 +59,11 @@ def words_of(parallelism: Parallelism) -> str:
     more = [_ZERO[parallelism.zero], "sequence parallel" * parallelism.sequence]
     more += [f"ep {parallelism.expert}"] if parallelism.expert > 1 else []
     more += ["etp 1"] if parallelism.experts_are_whole else []
-    more += [f"{parallelism.virtual} pieces per stage"] if parallelism.virtual > 1 else []
+    more += [f"{parallelism.virtual} model chunks per stage"] if parallelism.virtual > 1 else []
     return ", ".join([" x ".join(ways), *filter(None, more)])
 
 
-def verdict(told: Told) -> str:
+def verdict(told: PriceReport) -> str:
     """Whether it fits, and what trainers report of it, in two sentences."""
     used, limit = told.priced.peak.total, told.priced.limit_bytes
     reserved = f"An allocator reserves about {size(told.priced.reserved_bytes)} for that."
@@ -73,7 +73,7 @@ def verdict(told: Told) -> str:
     return f"It does not fit: {both}, {size(used - limit)} too much. {reserved}"
 
 
-def best_line(told: Told) -> str:
+def best_line(told: PriceReport) -> str:
     """How far it is from the best plan without a pipeline."""
     if not told.compared:
         return ""
@@ -87,7 +87,7 @@ def best_line(told: Told) -> str:
     return f"The best plan without a pipeline (--mesh {mesh}{parts}) takes {duration(theirs)}; this one is {apart}."
 
 
-def price_document(told: Told) -> dict[str, object]:
+def price_document(told: PriceReport) -> dict[str, object]:
     """The same as plain data: microseconds and bytes."""
     priced, summary, parallelism = told.priced, told.priced.plan.summary, told.priced.parallelism
     spent = priced.spent

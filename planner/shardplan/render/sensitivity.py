@@ -7,7 +7,7 @@ import math
 from rich.console import Console
 
 from shardplan.render.console import emit
-from shardplan.study.robust import FARTHEST, WORTH_HAVING, Robustness, Slack
+from shardplan.study.sensitivity import FARTHEST, WORTH_HAVING, Robustness, Slack
 from shardplan.units import percent
 
 

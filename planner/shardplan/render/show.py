@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from shardplan.cost.named import measure_of
-from shardplan.plan.encode import summary_record
+from shardplan.plan.format.encode import summary_record
 from shardplan.plan.types import Pipeline, Plan
 from shardplan.render.console import Folded, emit, table
 from shardplan.render.groups import MoveGroup, ParameterGroup, move_groups, parameter_groups

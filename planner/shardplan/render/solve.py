@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
-from shardplan.plan.breakdown import breakdown
 from shardplan.plan.padding import pads_of
 from shardplan.plan.types import Memory, Plan, Summary
+from shardplan.plan.views.breakdown import breakdown
 from shardplan.render.console import Folded, emit
 from shardplan.render.pins import pin_lines
 from shardplan.units import TIME, Measure, count, counted, percent, rate, size, sizes_in_one_unit
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from shardplan.cost.named import CostModel
     from shardplan.graph.options import PlanOptions
     from shardplan.model.types import Model
-    from shardplan.study.said import Limits
+    from shardplan.study.target_limits import TargetLimits
 
 
 _NOTHING = 0.0005
@@ -116,7 +116,7 @@ def shared_rate(link_bytes_per_s: float, node_bytes_per_s: float, devices: int) 
     return each if devices > 1 and each <= _OWN * link_bytes_per_s else 0.0
 
 
-def describe_limits(console: Console, limits: Limits) -> None:
+def describe_limits(console: Console, limits: TargetLimits) -> None:
     """`18.3 % slower than the free optimum of this mesh (121 ms) for tp-plan`."""
     free = TIME.text(limits.free_ns)
     optimum = "the free optimum of this mesh"

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from rich.console import Console
 from rich.text import Text
 
-from shardplan.plan.timeline import streams_of
 from shardplan.plan.types import Plan
+from shardplan.plan.views.timeline import streams_of
 from shardplan.render.console import PIPE_WIDTH, emit, table
 from shardplan.render.solve import time_line
 from shardplan.schedule.tasks import COMPUTE, Timeline

@@ -10,16 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from shardplan.plan.held import spans
-from shardplan.plan.step import StepSchedule
+from shardplan.plan.step.schedule import StepSchedule
 from shardplan.plan.types import Plan
-from shardplan.report.names import Names
+from shardplan.plan.views.lifetimes import spans
+from shardplan.report.names import InternedNames
 from shardplan.units import NS_PER_S
 
 _MOST_HOLDERS = 12
 
 
-def memory_over_time(plan: Plan, names: Names, scheduled: StepSchedule) -> dict[str, object]:
+def memory_over_time(plan: Plan, names: InternedNames, scheduled: StepSchedule) -> dict[str, object]:
     """`points`: [ns, activations, gradients of activations] in bytes, from that moment on; `state`: parameters, their
     gradients and optimizer state; `peak`: of these moments; `holders`: the largest values held at it."""
     count = len(plan.operators)

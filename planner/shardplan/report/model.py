@@ -5,14 +5,14 @@ from __future__ import annotations
 from shardplan.escapes import one_line
 from shardplan.layout.layout import Layout
 from shardplan.layout.text import to_text
-from shardplan.plan.breakdown import Exposure
-from shardplan.plan.segments import Segment, label, moves_by_edge, segments
 from shardplan.plan.types import Move, OperatorDecision, Plan
+from shardplan.plan.views.breakdown import Exposure
+from shardplan.plan.views.segments import Segment, label, moves_by_edge, segments
 from shardplan.render.groups import REGATHER, described, phase_text
-from shardplan.report.names import Names
+from shardplan.report.names import InternedNames
 
 
-def model_record(plan: Plan, names: Names) -> dict[str, object]:
+def model_record(plan: Plan, names: InternedNames) -> dict[str, object]:
     """`segments`: label, count, shares of the step, operators of the first copy, names in the other copies.
 
     An operator is [name, type, module, equation, labels by axis, forward ns, backward ns, inner ns, operands, results];
@@ -26,7 +26,7 @@ def model_record(plan: Plan, names: Names) -> dict[str, object]:
 class _View:
     """What is looked up often, by name."""
 
-    def __init__(self, plan: Plan, names: Names) -> None:
+    def __init__(self, plan: Plan, names: InternedNames) -> None:
         self.plan, self.names = plan, names
         self.tensors = {tensor.name: tensor for tensor in plan.tensors}
         self.exposure = Exposure(plan)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from shardplan.escapes import one_line
 
 
-class Names:
+class InternedNames:
     """Texts in the order in which they are first met; characters that nobody would see are written out."""
 
     def __init__(self) -> None:

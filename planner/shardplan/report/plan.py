@@ -11,17 +11,17 @@ from collections.abc import Mapping, Sequence
 
 from shardplan.cost.named import measure_of
 from shardplan.escapes import one_line
-from shardplan.plan.breakdown import Breakdown, Exposure, breakdown
-from shardplan.plan.parts import devices_per_host
-from shardplan.plan.timeline import step_schedule
+from shardplan.plan.format.conversions import devices_per_host
 from shardplan.plan.types import Plan
+from shardplan.plan.views.breakdown import Breakdown, Exposure, breakdown
+from shardplan.plan.views.timeline import step_schedule
 from shardplan.render.pipeline import stage_row
 from shardplan.render.recipes import Recognizer, axis_shares
 from shardplan.render.rematerialisation import remat_text
 from shardplan.render.solve import memory_parts, plan_line, proof_line, shared_rate
 from shardplan.report.memory import memory_over_time
 from shardplan.report.model import model_record
-from shardplan.report.names import Names
+from shardplan.report.names import InternedNames
 from shardplan.report.schedule import pipeline_chart, schedule_record
 from shardplan.report.tables import Alternatives, move_rows, parameter_rows
 from shardplan.study.sources import source
@@ -62,7 +62,7 @@ def _about(plan: Plan, asked: tuple[str, str], alternatives: Alternatives) -> di
             "runs": [[one_line(text) for text in stage_row(stage, plan.summary.step_ns)] for stage in stages],
             "stages": [{"name": one_line(stage.name), **_about(stage.plan, asked, {})} for stage in stages],
         }
-    names = Names()
+    names = InternedNames()
     drawn: dict[str, object] = {
         "model": model_record(plan, names),
         "parameters": parameter_rows(plan, alternatives),
@@ -109,8 +109,8 @@ def summary_bar(plan: Plan) -> dict[str, object]:
 def _step_parts(plan: Plan, spent: Breakdown) -> list[tuple[str, int, int]]:
     """(what, nanoseconds, number of the mesh axis or -1): compute, exposed communication by axis, the bubble."""
     by_name: dict[str, int] = {}
-    for piece in spent.of:
-        for axis, ns in zip(piece.mesh.axes, exposed_by_axis(piece), strict=True):
+    for part in spent.of:
+        for axis, ns in zip(part.mesh.axes, exposed_by_axis(part), strict=True):
             by_name[axis.name] = by_name.get(axis.name, 0) + ns
     axes = [(f"exposed communication on {name}", by_name.pop(name, 0), at) for at, name in enumerate(plan.mesh.names)]
     rest = spent.exposed_ns - sum(ns for _, ns, _ in axes)

@@ -6,11 +6,11 @@ from bisect import bisect_right
 from collections.abc import Sequence
 
 from shardplan.escapes import one_line
-from shardplan.plan.pipeline_timeline import device_groups, pipeline_timeline
-from shardplan.plan.step import StepSchedule
-from shardplan.plan.timeline import laid_out, streams_of
+from shardplan.plan.step.schedule import StepSchedule
 from shardplan.plan.types import Plan
-from shardplan.report.names import Names
+from shardplan.plan.views.pipeline_timeline import device_groups, pipeline_timeline
+from shardplan.plan.views.timeline import laid_out, streams_of
+from shardplan.report.names import InternedNames
 from shardplan.schedule.tasks import Timeline
 from shardplan.units import NS_PER_S
 
@@ -18,7 +18,7 @@ _SAME_S = 1e-12
 """Seconds up to which two moments are one."""
 
 
-def schedule_record(plan: Plan, names: Names, scheduled: StepSchedule) -> dict[str, object]:
+def schedule_record(plan: Plan, names: InternedNames, scheduled: StepSchedule) -> dict[str, object]:
     """Of the `step_schedule` of a plan: `streams`, and as columns of `tasks`: name, stream, start, duration (ns),
     phase, bytes, exposed ns, the operators it is issued after and awaited before, and whether it is on the critical
     path. `unlisted`: [how many repetitions like the last one, from ns, to ns] of what a step has more often than is
@@ -46,7 +46,7 @@ def pipeline_chart(plan: Plan) -> dict[str, object]:
     microbatch."""
     assert plan.pipeline is not None
     made = pipeline_timeline(plan)
-    names, critical = Names(), critical_path(made)
+    names, critical = InternedNames(), critical_path(made)
     tasks = [
         [names(task.name), task.stream, round(start * NS_PER_S), round((end - start) * NS_PER_S), 0, 0, 0, 0, 0,
          int(number in critical)]

@@ -6,8 +6,8 @@ from collections.abc import Hashable, Mapping
 from functools import lru_cache
 
 from shardplan.errors import ShardplanError, error
+from shardplan.model.limits import UNREADABLE, unplannable
 from shardplan.model.types import Model, Operator
-from shardplan.model.wall import UNREADABLE, unplannable
 from shardplan.rules import (
     attention,
     contraction,

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from shardplan.plan.phases import Phase
-from shardplan.plan.timeline import step_schedule
+from shardplan.plan.step.phases import Phase
 from shardplan.plan.types import Plan
+from shardplan.plan.views.timeline import step_schedule
 
 
 class IssuePoint(NamedTuple):

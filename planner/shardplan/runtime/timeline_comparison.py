@@ -11,8 +11,8 @@ from typing import Any, Final, Literal, NamedTuple, cast
 
 from shardplan.escapes import visible
 from shardplan.plan.file import write_other
-from shardplan.plan.timeline import chrome_trace, step_schedule, stored_names
 from shardplan.plan.types import Plan
+from shardplan.plan.views.timeline import chrome_trace, step_schedule, stored_names
 from shardplan.units import NS_PER_S, counted
 
 PhaseName = Literal["forward", "backward", "update"]

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from shardplan.folding import folded, pattern
 from shardplan.graph.build import CostGraph, Node
 from shardplan.layout.text import to_text
-from shardplan.plan.assemble import Priced, in_best_buckets
+from shardplan.plan.assemble import PricedAssignment, in_best_buckets
 from shardplan.plan.orientation import checkpoint_layout
 from shardplan.plan.types import Plan
 from shardplan.planning import Planner
@@ -101,7 +101,12 @@ def _is_said(allowed: Allowed, wanted: Allowed) -> bool:
 
 
 def _try(
-    planner: Planner, plan: Plan, wanted: Mapping[Node, NDArray[np.bool_]], text: str, ours: Priced, limits: Limits
+    planner: Planner,
+    plan: Plan,
+    wanted: Mapping[Node, NDArray[np.bool_]],
+    text: str,
+    ours: PricedAssignment,
+    limits: Limits,
 ) -> Alternative:
     def pin(_: CostGraph) -> Allowed:
         return dict(wanted)
@@ -159,7 +164,7 @@ def _solved(planner: Planner, plan: Plan, restriction: Restrict, roles: tuple[Ru
         return none.answer
 
 
-def _priced(solved: Sequence[Answer], planner: Planner) -> Priced:
+def _priced(solved: Sequence[Answer], planner: Planner) -> PricedAssignment:
     """The best plan of some answers, with the gradient buckets that a plan would have."""
     limit_bytes = planner.limit_bytes
     plans = [plan for answer in solved for plan in judged(answer.candidates, limit_bytes, planner.known)]

@@ -13,17 +13,17 @@ from typing import Any, Literal
 from shardplan.cost.named import measure_of
 from shardplan.errors import InfeasibleError, ShardplanError, error
 from shardplan.model.types import Model
-from shardplan.plan.content import edited as edited_since
-from shardplan.plan.content import minor_of
 from shardplan.plan.diff import diff_plans
-from shardplan.plan.document_diff import Difference, differences
-from shardplan.plan.encode import document, plain
 from shardplan.plan.file import read_signed, read_whole
-from shardplan.plan.finished import finished
+from shardplan.plan.format.digest import edited as edited_since
+from shardplan.plan.format.digest import minor_of
+from shardplan.plan.format.document_diff import Difference, differences
+from shardplan.plan.format.encode import document, plain
+from shardplan.plan.format.signature import UnsignedError, signing_command
+from shardplan.plan.interrupted import unless_interrupted
 from shardplan.plan.legality import faults as illegal
-from shardplan.plan.signature import UnsignedError, signing_command
-from shardplan.plan.timeline import unscheduled
 from shardplan.plan.types import Plan
+from shardplan.plan.views.timeline import unscheduled
 from shardplan.planning.standing import OnProgress
 from shardplan.study.derive import NotDerivableError, derived
 from shardplan.study.freshness import AS_RECORDED, Given, input_changes, model_now
@@ -165,7 +165,7 @@ def _wrong_fields(
 
 def _solve_again(plan: Plan, file: str, model: Model, on_progress: OnProgress | None) -> Verdict:
     try:
-        best = finished(solve(read(recorded_request(plan, file, model)), on_progress).plan)
+        best = unless_interrupted(solve(read(recorded_request(plan, file, model)), on_progress).plan)
     except InfeasibleError as problem:
         return Verdict("infeasible", (problem.diagnostics[0].summary,))
     was, now = plan.summary, best.summary

@@ -8,7 +8,7 @@ from shardplan.cluster.types import Cluster
 from shardplan.errors import InfeasibleError
 from shardplan.graph.options import UNLIMITED_BYTES, PlanOptions
 from shardplan.model.types import Model
-from shardplan.plan.finished import finished
+from shardplan.plan.interrupted import unless_interrupted
 from shardplan.plan.types import Plan
 from shardplan.planning import Planner
 from shardplan.planning.recipes import recipes_for
@@ -52,13 +52,13 @@ def compare_recipes(
 
 def _contend(name: str, recipe: Restrict | None, planner: Planner, roomy: Planner) -> Contender:
     try:
-        fastest = finished(roomy.plan(recipe))
+        fastest = unless_interrupted(roomy.plan(recipe))
     except InfeasibleError:
         return Contender(name, None, fits=False, why_not=_why_not(planner))
     if fastest.summary.memory.total <= planner.limit_bytes:
         return Contender(name, fastest, fits=True)
     try:
-        return Contender(name, finished(planner.plan(recipe)), fits=True)
+        return Contender(name, unless_interrupted(planner.plan(recipe)), fits=True)
     except InfeasibleError:
         return Contender(name, fastest, fits=False)
 

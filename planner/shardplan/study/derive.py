@@ -22,13 +22,13 @@ from shardplan.layout.mesh import Mesh
 from shardplan.model.types import Model
 from shardplan.pipeline.cut_choices import Cut
 from shardplan.pipeline.cut_points import Chain, begins, chain_at, chain_of, part_of
-from shardplan.pipeline.plan import Asked, plan_of, stage_name
+from shardplan.pipeline.plan import PipelineRequest, plan_of, stage_name
 from shardplan.pipeline.result import result_of_plans
 from shardplan.pipeline.schedule import parse_schedule
 from shardplan.pipeline.stage_inputs import constraints_on, limit_bytes
 from shardplan.pipeline.submeshes import Submesh, part
 from shardplan.plan.assemble import Outcome, Proof, assemble, in_best_buckets, price
-from shardplan.plan.recorded import cluster_of, options_of
+from shardplan.plan.recorded_request import cluster_of, options_of
 from shardplan.plan.types import OperatorDecision, Pipeline, Plan
 from shardplan.planning.constraint_masks import masks_of as constraint_masks
 from shardplan.planning.constraint_masks import penalties_of
@@ -161,17 +161,17 @@ def _staged(
 ) -> Plan:  # fmt: skip
     schedule = parse_schedule(str(plan.model.get("schedule", "1f1b")))
     asked, by_hand = plan.model.get("stages"), plan.model.get("stages") == "manual"
-    if not by_hand and asked not in ("auto", len(pipeline.stages) // schedule.pieces):
+    if not by_hand and asked not in ("auto", len(pipeline.stages) // schedule.chunks):
         raise NotDerivableError([f"pipeline.stages are {len(pipeline.stages)}, and model.stages is {asked}"])
     chain, cuts = _cut_by_hand(pipeline, model) if by_hand else _cut(pipeline, model)
     parts = tuple(_part(cluster, stage.plan.mesh, by_hand=by_hand) for stage in pipeline.stages)
     plans, waiting = [], []
-    count = len(cuts) // schedule.pieces
+    count = len(cuts) // schedule.chunks
     for place, (stage, cut, own) in enumerate(zip(pipeline.stages, cuts, parts, strict=True)):
         behind = count - 1 - place % count
         waiting.append(schedule.in_flight(behind, count, options.microbatches) if options.training else 1)
         run = part_of(chain, cut.first, cut.last, stage_name(model, place))
-        limit = limit_bytes(options, cluster) // schedule.pieces
+        limit = limit_bytes(options, cluster) // schedule.chunks
         if by_hand:
             constraints = options_of(stage.plan, file).constraints
         else:
@@ -180,7 +180,9 @@ def _staged(
         plans.append(_stage(place, stage.plan, run, own.cluster, wanted))
     result = result_of_plans(chain, cuts, parts, plans, waiting, cluster, options, schedule)
     result = replace(result, bound_ns=float(plan.summary.bound_ns))
-    return plan_of(Asked(model, cluster, options, schedule, asked if isinstance(asked, int) else str(asked)), result)
+    return plan_of(
+        PipelineRequest(model, cluster, options, schedule, asked if isinstance(asked, int) else str(asked)), result
+    )
 
 
 def _stage(place: int, plan: Plan, run: Model, cluster: Cluster, options: PlanOptions) -> Plan:

@@ -11,8 +11,8 @@ from shardplan.graph.build import CostGraph, Node
 from shardplan.graph.options import UNLIMITED_BYTES, PlanOptions
 from shardplan.model.types import Model
 from shardplan.plan.agreement import require_agreement
-from shardplan.plan.finished import finished
-from shardplan.plan.recorded import is_of
+from shardplan.plan.interrupted import unless_interrupted
+from shardplan.plan.recorded_request import is_of
 from shardplan.plan.types import Plan
 from shardplan.planning import Planner
 from shardplan.planning.decided import Decided
@@ -82,7 +82,7 @@ def _limit(cluster: Cluster, options: PlanOptions) -> int:
 
 
 def _evaluation(plan: Plan, fixed: int) -> Evaluation:
-    plan = finished(plan)
+    plan = unless_interrupted(plan)
     fits = plan.summary.memory.total <= plan.summary.memory_limit_bytes
     return Evaluation(plan, fits, fixed, len(plan.operators) + len(plan.tensors))
 

@@ -12,13 +12,13 @@ from shardplan.graph.build import Node
 from shardplan.model.types import Model
 from shardplan.patterns import literal
 from shardplan.plan.orientation import checkpoint_shape
-from shardplan.plan.recorded import is_of
+from shardplan.plan.recorded_request import is_of
 from shardplan.plan.types import Plan, TensorDecision
 from shardplan.planning import Planner
 from shardplan.planning.standing import OnProgress
 from shardplan.study.alternatives import Alternative, alternatives
 from shardplan.study.instance import read, recorded_request
-from shardplan.study.named import Named, find
+from shardplan.study.named_decisions import NamedDecisions, find
 from shardplan.study.shares import Share, shares_of
 from shardplan.yaml_source import Mark
 
@@ -41,8 +41,8 @@ class Explanation:
 
 
 def explain(plan: Plan, file: str, model: Model, name: str, on_progress: OnProgress | None = None) -> Explanation:
-    """The reasons for what `plan` decides about `name` (see `shardplan.study.named`). All alternatives recompute what
-    the plan recomputes.
+    """The reasons for what `plan` decides about `name` (see `shardplan.study.named_decisions`). All alternatives
+    recompute what the plan recomputes.
 
     Raises `ShardplanError`: `stale-plan`, `no-match`, `too-many` (the matches are of several kinds).
     """
@@ -66,7 +66,7 @@ def check_model(plan: Plan, file: str, model: Model) -> None:
         raise ShardplanError(error("stale-plan", "the plan was made for another model", file=file, hint="solve again"))
 
 
-def described(plan: Plan, found: Named, name: str) -> Explanation:
+def described(plan: Plan, found: NamedDecisions, name: str) -> Explanation:
     """What `name` matches, and its cost, without alternatives. A tied weight is named as in the request."""
     if found.operators:
         first, names = found.operators[0], [operator.name for operator in found.operators]

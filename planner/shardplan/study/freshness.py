@@ -18,7 +18,7 @@ from shardplan.models.factory import factory_of
 from shardplan.models.named import PREFIX
 from shardplan.pipeline.manual.stages import read_stages
 from shardplan.plan.diff import profile_differences
-from shardplan.plan.recorded import cluster_of, is_of
+from shardplan.plan.recorded_request import cluster_of, is_of
 from shardplan.plan.types import Plan
 from shardplan.study.instance import load_model_of, read_all_constraints
 from shardplan.study.sources import found_path, source, sources

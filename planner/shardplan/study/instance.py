@@ -27,7 +27,7 @@ from shardplan.models import NAMED, configured, described, factory_of, is_config
 from shardplan.pipeline.manual.stages import ManualStages, read_stages, stages_asked_for, stages_in, stages_of
 from shardplan.pipeline.schedule import Schedule, parse_schedule
 from shardplan.plan.file import read_plan
-from shardplan.plan.recorded import cluster_of, dims_of, options_of
+from shardplan.plan.recorded_request import cluster_of, dims_of, options_of
 from shardplan.plan.types import Plan
 from shardplan.request import AUTO, FIELDS, Request
 from shardplan.study.reuse import SECTIONS, Kept, constraints_of

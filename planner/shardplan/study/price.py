@@ -23,7 +23,7 @@ from shardplan.models import is_config
 from shardplan.pipeline.cut_choices import Cut
 from shardplan.pipeline.cut_points import Chain, chain_at, part_of
 from shardplan.pipeline.p2p import Transfers
-from shardplan.pipeline.plan import Asked, plan_of
+from shardplan.pipeline.plan import PipelineRequest, plan_of
 from shardplan.pipeline.result import assemble_result
 from shardplan.pipeline.schedule import Schedule
 from shardplan.pipeline.submeshes import Submesh
@@ -50,10 +50,10 @@ from shardplan.planning.standing import OnProgress, Turn
 from shardplan.request import Request
 from shardplan.rules import model_rules
 from shardplan.study.instance import DESCRIBED, load_model
-from shardplan.study.pieces import starts
+from shardplan.study.model_chunks import chunk_starts
 from shardplan.study.racks import as_filled
 from shardplan.study.run_memory import accumulating_in_fp32, as_held
-from shardplan.study.trained import (
+from shardplan.study.trainer_step import (
     as_run,
     as_trained,
     exchanging_beside,
@@ -83,7 +83,7 @@ class Fixed:
 
 
 @dataclass(frozen=True, slots=True)
-class Spent:
+class StepTimes:
     """Parts of a step: `bubble_ns` is the time in which a stage of a pipeline waits for others, including sends between
     them; `host_ns` that in which its device waits for the host to launch kernels."""
 
@@ -94,7 +94,7 @@ class Spent:
 
 
 @dataclass(frozen=True, slots=True)
-class Priced:
+class PricedConfiguration:
     """`plan`: of the configuration, the fastest that fits, or the fastest if none fits; of a pipeline it has only times
     and memory and cannot be written, since one stage stands for several. `memory`: by stage, of its fullest device."""
 
@@ -117,12 +117,12 @@ class Priced:
         return max(self.memory, key=lambda memory: memory.total)
 
     @property
-    def spent(self) -> Spent:
+    def spent(self) -> StepTimes:
         """The parts of the step; of a pipeline, those of the slowest stage."""
         summary, pipeline = self.plan.summary, self.plan.pipeline
         if pipeline is None:
             host_ns = summary.step_ns - summary.compute_ns - summary.communication_ns
-            return Spent(summary.compute_ns, summary.communication_ns, 0, host_ns)
+            return StepTimes(summary.compute_ns, summary.communication_ns, 0, host_ns)
         count = self.parallelism.pipeline
         parts = [stage.plan.summary for stage in pipeline.stages]
         slowest = max(
@@ -131,7 +131,7 @@ class Priced:
         compute_ns, sent_ns, own_ns = (
             sum(getattr(each, name) for each in slowest) for name in ("compute_ns", "communication_ns", "step_ns")
         )
-        return Spent(compute_ns, sent_ns, summary.step_ns - own_ns, own_ns - compute_ns - sent_ns)
+        return StepTimes(compute_ns, sent_ns, summary.step_ns - own_ns, own_ns - compute_ns - sent_ns)
 
     @property
     def fits(self) -> bool:
@@ -144,7 +144,7 @@ def price(
     cluster: Cluster,
     options: PlanOptions,
     on_progress: OnProgress | None = None,
-) -> Priced:
+) -> PricedConfiguration:
     """Price one configuration on `cluster`, whose mesh does not count. `options`: of a whole step; its microbatches are
     those of the configuration.
 
@@ -172,7 +172,7 @@ def price(
     if parallelism.pipeline == 1:
         plan = _fastest(model, part.cluster, options, limit, fixed, on_progress)
         held = (plan.summary.memory,)
-        return Priced(parallelism, plan, held, limit, options.microbatches, cluster.device.usable_fraction)
+        return PricedConfiguration(parallelism, plan, held, limit, options.microbatches, cluster.device.usable_fraction)
     whole = make_cluster(profile, mesh_text(axes_of(parallelism, profile, whole=True), profile))
     return _pipeline(parallelism, model, whole, part, options, limit, fixed, on_progress)
 
@@ -221,29 +221,29 @@ def _pipeline(
     limit: int,
     fixed: Fixed,
     on_progress: OnProgress | None,
-) -> Priced:
-    pieces, stages = parallelism.pieces, parallelism.pipeline
+) -> PricedConfiguration:
+    chunks, stages = parallelism.pieces, parallelism.pipeline
     schedule = Schedule("interleaved", parallelism.virtual) if parallelism.virtual > 1 else Schedule("1f1b")
-    chain = chain_at(model, starts(model, pieces))
-    waiting = [schedule.in_flight(stages - 1 - place % stages, stages, options.microbatches) for place in range(pieces)]
-    inner = 1 if pieces > 2 else 0  # the one that holds most
+    chain = chain_at(model, chunk_starts(model, chunks))
+    waiting = [schedule.in_flight(stages - 1 - place % stages, stages, options.microbatches) for place in range(chunks)]
+    inner = 1 if chunks > 2 else 0  # the one that holds most
     most = max(waiting[1:-1], default=1)
     plans: dict[int, Plan] = {}
-    planned = sorted({0, inner, pieces - 1})
+    planned = sorted({0, inner, chunks - 1})
     turn = Turn(on_progress, len(planned))
     for place in planned:
         turn.next(f"stage {place}")
-        held = most if 0 < place < pieces - 1 else waiting[place]
+        held = most if 0 < place < chunks - 1 else waiting[place]
         own = part_of(chain, place, place + 1, f"{model.name}.stage{place}")
         asked = replace(options, in_flight=held)
-        room, loss = limit // parallelism.virtual, place == pieces - 1
+        room, loss = limit // parallelism.virtual, place == chunks - 1
         plan = _fastest(own, part.cluster, asked, room, fixed, turn.tell, loss=loss)
         plans[place] = accumulating_in_fp32(plan) if fixed.sharded else plan
-    stands_for, transfers = [0, *[inner] * (pieces - 2), pieces - 1], Transfers(cluster)
+    stands_for, transfers = [0, *[inner] * (chunks - 2), chunks - 1], Transfers(cluster)
     found = assemble_result(
         chain,
-        [Cut(place, place + 1, 0, 0, 0) for place in range(pieces)],
-        [part] * pieces,
+        [Cut(place, place + 1, 0, 0, 0) for place in range(chunks)],
+        [part] * chunks,
         [plans[place] for place in stands_for],
         waiting,
         *_borders(chain, plans, stands_for, options),
@@ -252,10 +252,10 @@ def _pipeline(
         schedule,
     )
     found = with_sends(found, transfers, schedule, options.microbatches)
-    plan = plan_of(Asked(model, cluster, options, schedule, stages), found)
+    plan = plan_of(PipelineRequest(model, cluster, options, schedule, stages), found)
     memory = tuple(_sum([plans[place].summary.memory for place in stands_for[at::stages]]) for at in range(stages))
     fraction = cluster.device.usable_fraction
-    return Priced(parallelism, plan, memory, limit, options.microbatches, fraction)
+    return PricedConfiguration(parallelism, plan, memory, limit, options.microbatches, fraction)
 
 
 def _borders(
@@ -279,10 +279,10 @@ def _sum(parts: Sequence[Memory]) -> Memory:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class PriceReport:
     """A priced configuration for display: `best` beside it, if `compared`; the rows of a step and a microbatch."""
 
-    priced: Priced
+    priced: PricedConfiguration
     best: Plan | None
     global_batch: int
     micro_batch: int
@@ -301,7 +301,7 @@ def price_as_asked(
     fused_loss: bool = False,
     overlap_exchange: bool = False,
     on_progress: OnProgress | None = None,
-) -> Told:
+) -> PriceReport:
     """Memory and time of `request`'s model on its cluster under a configuration, beside the best plan if `compare`.
     Only `model`, `cluster`, `dims`, `optimizer` and `memory_limit` of the request count. `fused_loss`: the loss holds
     no logits in fp32. `overlap_exchange`: experts' tokens are exchanged beside the compute of another microbatch.
@@ -334,7 +334,7 @@ def price_as_asked(
     if compare:
         turn.next("the best plan")
         best = best_beside(priced, model, cluster, options, turn.tell)
-    return Told(priced, best, rows_of(model), batch.micro_batch, compare, precision)
+    return PriceReport(priced, best, rows_of(model), batch.micro_batch, compare, precision)
 
 
 @dataclass(frozen=True, slots=True)
@@ -371,7 +371,11 @@ BATCH = "batch"
 
 
 def best_beside(
-    priced: Priced, model: Model, cluster: Cluster, options: PlanOptions, on_progress: OnProgress | None = None
+    priced: PricedConfiguration,
+    model: Model,
+    cluster: Cluster,
+    options: PlanOptions,
+    on_progress: OnProgress | None = None,
 ) -> Plan | None:
     """The best plan without a pipeline on as many devices for the same trainer, with an axis for each link and in as
     few microbatches as fit, or the configuration itself if that is faster; None if none fits."""

@@ -14,7 +14,7 @@ from shardplan.cluster.types import Cluster
 from shardplan.errors import ITEM, InfeasibleError, LimitError, ShardplanError
 from shardplan.graph.options import PlanOptions
 from shardplan.model.types import Model
-from shardplan.plan.finished import finished
+from shardplan.plan.interrupted import unless_interrupted
 from shardplan.planning import Planner
 from shardplan.planning.standing import OnProgress, Standing
 from shardplan.units import TIME, Measure, size
@@ -93,7 +93,7 @@ def _first(
         seconds = _SECONDS if options.time_limit is None else min(_SECONDS, left_s - _TRIED_S / 2)
         try:
             quick = replace(options, effort="quick", gap=max(options.gap, _NEAR_ENOUGH), time_limit=seconds)
-            summary = finished(Planner(model, cluster, quick, reasons=False).plan()).summary
+            summary = unless_interrupted(Planner(model, cluster, quick, reasons=False).plan()).summary
         except (InfeasibleError, LimitError):
             continue
         except ShardplanError:  # the model cannot be cut so: other candidates of the kind cannot help either

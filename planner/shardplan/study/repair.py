@@ -12,7 +12,7 @@ from shardplan.errors import ShardplanError
 from shardplan.model.size_names import PAD, TRIP
 from shardplan.models import title_of_model
 from shardplan.models.named import PREFIX
-from shardplan.plan.recorded import cluster_of
+from shardplan.plan.recorded_request import cluster_of
 from shardplan.plan.types import Plan
 from shardplan.request import FIELDS, option_of
 from shardplan.study.sources import found_path, source, sources

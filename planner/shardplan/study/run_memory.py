@@ -1,7 +1,7 @@
 """Memory of a run whose layouts are decided, without what the search counts twice.
 
-A search adds up what nodes hold, each by itself, so that an operator is charged its operands and results although most
-of them are held already, in the same layout: a bound that no assignment exceeds. Once everything is chosen it is known
+A search adds up what nodes hold, each by itself, so that operands and results count for their operator although most of
+them are held already, in the same layout: a bound that no assignment exceeds. Once everything is chosen it is known
 which reads are copies:
 
 * an operand that is read in the layout in which it is kept, or served, is that value; so is a result. A value that
@@ -24,14 +24,14 @@ from numpy.typing import NDArray
 from shardplan.cluster.types import Cluster
 from shardplan.graph.build import CostGraph, Node
 from shardplan.graph.flow import read_in_backward, storage_of
-from shardplan.graph.memory import Memory as Holdings
+from shardplan.graph.memory import MemoryRows
 from shardplan.graph.precision import PRECISIONS, PrecisionName, narrowed
 from shardplan.graph.tensors import TensorSpace
-from shardplan.plan.finished import finished
-from shardplan.plan.held_bytes import held_bytes, peak_of
+from shardplan.plan.interrupted import unless_interrupted
+from shardplan.plan.step.memory_timeline import bytes_by_moment, peak_of
 from shardplan.plan.types import Memory, Plan
 from shardplan.planning.planner import Chosen
-from shardplan.study.trained import loss_memory_bytes
+from shardplan.study.trainer_step import loss_memory_bytes
 
 _OPTIMIZER, _ACTIVATIONS, _TEMPORARIES = 2, 3, 4
 """Rows of what is held, in the order of the categories of `Memory`."""
@@ -43,8 +43,8 @@ def as_held(
     """A plan with the memory of a run on `cluster`. `loss`: the model ends in it; `flat`: axes over which the
     optimizer's state is sharded as flat buffers; `precision`: type in which operands of products are saved for
     backward. Raises as `finished`."""
-    plan = finished(chosen.plan)
-    decided = Decided(chosen.priced.built, chosen.memory, chosen.priced.choice)
+    plan = unless_interrupted(chosen.plan)
+    decided = DecidedGraph(chosen.priced.built, chosen.memory, chosen.priced.choice)
     memory = decided.peak(loss_memory_bytes(plan, cluster.training) if loss else None, precision)
     if flat:
         memory = replace(memory, optimizer=_flat_state_bytes(decided, flat, memory))
@@ -64,17 +64,17 @@ _16_BITS = ("bfloat16", "float16")
 
 
 @dataclass(frozen=True)
-class Decided:
+class DecidedGraph:
     """A cost graph with the choice of every node, and its memory holdings."""
 
     built: CostGraph
-    holdings: Holdings
+    holdings: MemoryRows
     choice: Mapping[Node, int]
 
     def peak(self, loss_bytes: int | None = None, precision: PrecisionName = "") -> Memory:
         """The peak memory of a device. `loss_bytes`: of the loss, beside the logits; None if there is none;
         `precision`: as in `as_held`."""
-        held = held_bytes(self.holdings.holdings, self.holdings.moments, self.choice)
+        held = bytes_by_moment(self.holdings.holdings, self.holdings.moments, self.choice)
         held[_TEMPORARIES] = np.maximum(held[_TEMPORARIES] - self._twice(), 0)
         narrower = self._narrower(precision) if precision else {}
         for place, amount in narrower.items():
@@ -148,7 +148,7 @@ class Decided:
         return change.cumsum()[:-1]
 
     def _of_operator(self, index: int) -> tuple[int, int]:
-        """The part of an operator's charges in forward and in backward that other nodes are charged too, or that is
+        """The part of an operator's bytes in forward and in backward that count for other nodes too, or that is
         freed."""
         built, forward, backward = self.built, 0, 0
         for name, space, value, gradient, needed in self._operands(index):
@@ -189,7 +189,7 @@ class Decided:
         return self._state(name, served=True) == self._state(name, served=False)
 
 
-def _flat_state_bytes(decided: Decided, axes: Sequence[int], memory: Memory) -> int:
+def _flat_state_bytes(decided: DecidedGraph, axes: Sequence[int], memory: Memory) -> int:
     """Optimizer state of a device if flat buffers are sharded over those `axes` of the mesh over which a weight is
     whole, instead of its dims: the same bytes, in as many pieces."""
     built, found = decided.built, 0.0

@@ -6,8 +6,8 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from shardplan.folding import folded, pattern
-from shardplan.plan.breakdown import Exposure
 from shardplan.plan.types import Move, OperatorDecision, Pipeline, Plan
+from shardplan.plan.views.breakdown import Exposure
 
 _INSIDE = "collectives inside"
 _RECOMPUTED = "recomputed"
@@ -69,11 +69,11 @@ def _of_stages(pipeline: Pipeline) -> tuple[Share, ...]:
     for stage in pipeline.stages:
         busy[stage.first_device] = busy.get(stage.first_device, 0) + stage.plan.summary.step_ns
     slowest = max(busy, key=lambda device: busy[device])
-    pieces = int(pipeline.schedule.partition(":")[2] or 1)
+    chunks = int(pipeline.schedule.partition(":")[2] or 1)
     found = []
     for stage in pipeline.stages:
         micro = int(str(stage.plan.model.get("microbatches", 1)))
-        part = 1.0 if stage.first_device == slowest else 1.0 / (micro * pieces)
+        part = 1.0 if stage.first_device == slowest else 1.0 / (micro * chunks)
         found += [
             replace(share, name=f"{stage.name}: {share.name}", time_ns=round(share.time_ns * part))
             for share in shares_of(stage.plan)

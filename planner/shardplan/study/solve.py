@@ -14,7 +14,7 @@ from shardplan.errors import Diagnostic, InfeasibleError, LimitError
 from shardplan.garbage import few_collections
 from shardplan.model.types import Model
 from shardplan.pipeline.plan import plan_stages
-from shardplan.plan.recorded import cluster_of
+from shardplan.plan.recorded_request import cluster_of
 from shardplan.plan.types import Plan
 from shardplan.planning import plan_model
 from shardplan.planning.standing import OnProgress

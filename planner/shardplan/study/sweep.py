@@ -19,7 +19,7 @@ from shardplan.graph.options import Remat
 from shardplan.model.digest import structure_digest
 from shardplan.model.types import Model
 from shardplan.pipeline.manual.stages import ManualStages
-from shardplan.plan.finished import finished
+from shardplan.plan.interrupted import unless_interrupted
 from shardplan.plan.types import Plan
 from shardplan.request import FIELDS, Request
 from shardplan.study.instance import as_read, read
@@ -153,7 +153,7 @@ def plan_point(request: Request, combination: Combination) -> Point:
         )
         instance = read(asked)
         found = solve(instance, most_axes=_MOST_AXES)
-        return _point(instance.model, combination, found.cluster, finished(found.plan))
+        return _point(instance.model, combination, found.cluster, unless_interrupted(found.plan))
     except InfeasibleError as problem:
         reason = "no plan fits in memory" if isinstance(problem, NoMeshError) else problem.diagnostics[0].summary
         return Point(combination, "infeasible", reason)

@@ -43,7 +43,7 @@ def _budgeted(context: click.Context, _: click.Parameter, texts: tuple[str, ...]
     """Raise the budgets of models for this command, in its workers too."""
     if not texts:
         return
-    from shardplan.model.wall import BUDGETS, variable_of
+    from shardplan.model.limits import BUDGETS, variable_of
 
     given = dict(text.partition("=")[::2] for text in texts)
     if unknown := [name for name in given if name not in BUDGETS]:

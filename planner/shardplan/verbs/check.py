@@ -96,12 +96,12 @@ def _report(rows: list[tuple[str, Verdict]], junit: str | None, sarif: str | Non
         return
     from shardplan import __version__
     from shardplan.plan.file import write_other
-    from shardplan.render import reports
+    from shardplan.render import ci_reports
 
     if junit:
-        write_other(reports.junit(rows), junit, "JUnit report")
+        write_other(ci_reports.junit(rows), junit, "JUnit report")
     if sarif:
-        write_other(reports.sarif(rows, __version__), sarif, "SARIF report")
+        write_other(ci_reports.sarif(rows, __version__), sarif, "SARIF report")
 
 
 _WEIGHT = [EXIT_DONE, EXIT_NO, EXIT_INFEASIBLE, EXIT_USAGE]

@@ -99,8 +99,8 @@ def _report(before: Plan, after: Plan, files: tuple[str, str], found: PlanDiff) 
 
 def _as_written(file: str, _: Sequence[str]) -> tuple[Plan, tuple[Diagnostic, ...]]:
     """The plan in a file, with a warning where it was edited."""
-    from shardplan.plan.content import edited
     from shardplan.plan.file import read_whole
+    from shardplan.plan.format.digest import edited
 
     found, plan = read_whole(file)
     return plan, tuple(warning("edited-plan", text, file=file) for text in edited(found))
@@ -108,9 +108,9 @@ def _as_written(file: str, _: Sequence[str]) -> tuple[Plan, tuple[Diagnostic, ..
 
 def _derived(file: str, models: Sequence[str]) -> tuple[Plan, tuple[Diagnostic, ...]]:
     """The plan in a file with numbers that follow from its decisions, and warnings where the file has others."""
-    from shardplan.study.trusted import trusted
+    from shardplan.study.rederived import rederived
 
-    return trusted(file, models)
+    return rederived(file, models)
 
 
 def _condition(text: str) -> Callable[[PlanDiff], bool]:

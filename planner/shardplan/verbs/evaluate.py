@@ -88,7 +88,7 @@ def _of_constraints(session: Session, file: str | None, given: Mapping[str, Any]
 def _of_plan(session: Session, file: str, given: Mapping[str, Any]) -> Evaluation:
     from shardplan.cost.named import parse_cost_model
     from shardplan.plan.file import read_plan
-    from shardplan.plan.recorded import dims_of, options_of
+    from shardplan.plan.recorded_request import dims_of, options_of
     from shardplan.study.evaluate import evaluate_plan
     from shardplan.study.instance import load_model
 
@@ -136,7 +136,7 @@ def _cluster(plan: Plan, file: str, given: str | None) -> Cluster:
     """The plan's cluster, or its mesh on another one."""
     from shardplan.cluster.mesh import make_cluster
     from shardplan.cluster.profile import load_profile
-    from shardplan.plan.recorded import cluster_of
+    from shardplan.plan.recorded_request import cluster_of
 
     if given is None:
         return cluster_of(plan, file)

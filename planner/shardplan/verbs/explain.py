@@ -68,13 +68,13 @@ def explain(
         document = explain_document(loaded, found.subject, found.shares, found)
         return session.finish(document, lambda console: show_explanation(console, loaded, found))
     from shardplan.render.explain import instead_document, show_instead
-    from shardplan.study.instead import instead as plan_instead
-    from shardplan.study.named import find
+    from shardplan.study.named_decisions import find
+    from shardplan.study.what_if import what_if
 
     check_model(subject, file, part)
     named = find(subject, part, name)
     described_one = described(subject, named, name)
-    other = plan_instead(subject, file, part, named, instead, session.begin("planning instead"))
+    other = what_if(subject, file, part, named, instead, session.begin("planning instead"))
     described_one = replace(described_one, subject=label + described_one.subject)
     document = explain_document(loaded, described_one.subject, described_one.shares, described_one)
     return session.finish(

@@ -121,7 +121,7 @@ def _read(given: Mapping[str, Any]) -> _Order:
         attempt(lambda: check_output(output))
     attempt(lambda: check_report(given["html"], output))
     if given["robust"] and instance is not None and instance.staging is not None:
-        from shardplan.study.robust import NOT_OF_A_PIPELINE
+        from shardplan.study.sensitivity import NOT_OF_A_PIPELINE
 
         attempt.problems.append(NOT_OF_A_PIPELINE)
     attempt.finish()
@@ -144,7 +144,7 @@ def default_output(model_path: str, mesh: Mesh, *, kind: str = "") -> str:
 
 def _answer(session: Session, instance: Instance) -> Solved:
     """The plan. Where it is proven that there is none, a document says what was asked and what would help."""
-    from shardplan.plan.encode import infeasible_summary
+    from shardplan.plan.format.encode import infeasible_summary
     from shardplan.processes import processors
     from shardplan.render.meshes import meshes_record
     from shardplan.study.solve import NoMeshError
@@ -195,8 +195,8 @@ def _with_remedies(session: Session, problem: InfeasibleError, instance: Instanc
 
 def _write(session: Session, order: _Order, answer: Solved) -> None:
     """Write the plan and say how it stands."""
-    from shardplan.plan.encode import dumps
     from shardplan.plan.file import write_text
+    from shardplan.plan.format.encode import dumps
     from shardplan.render.meshes import show_meshes
     from shardplan.render.solve import describe_outcome
     from shardplan.units import Measure
@@ -218,7 +218,7 @@ def _write(session: Session, order: _Order, answer: Solved) -> None:
 
 def _deliver(session: Session, order: _Order, answer: Solved, *, require_optimal: bool) -> int:
     """What follows from a plan that is written: its report, the study of what it is worth, the exit code."""
-    from shardplan.plan.encode import summary_record
+    from shardplan.plan.format.encode import summary_record
     from shardplan.render.meshes import meshes_record
 
     plan = answer.plan
@@ -237,7 +237,7 @@ def _deliver(session: Session, order: _Order, answer: Solved, *, require_optimal
 def _limits(session: Session, order: _Order, answer: Solved) -> Mapping[str, Any]:
     """What the runtime that the plan is for costs, said and for a document; nothing where any plan would do."""
     from shardplan.render.solve import describe_limits
-    from shardplan.study.said import limits_of
+    from shardplan.study.target_limits import limits_of
     from shardplan.units import Measure
 
     if not order.instance.options.target:
@@ -278,7 +278,7 @@ def _study(session: Session, order: _Order, answer: Solved) -> Mapping[str, Any]
     """What the plan, which is written by now, is worth under other constants; what a document says of it."""
     from shardplan.planning.standing import Standing
     from shardplan.render.sensitivity import describe_sensitivity, sensitivity_record
-    from shardplan.study.robust import robustness
+    from shardplan.study.sensitivity import robustness
 
     instance = order.instance
     told = session.begin("trying other constants")

@@ -28,8 +28,8 @@ def timeline(session: Session, /, plan: str, output: str | None) -> int:
     long it is busy: compute is slower beside communication.
     """
     from shardplan.plan.file import read_plan, write_other
-    from shardplan.plan.timeline import chrome_trace, streams_of
-    from shardplan.plan.timeline import timeline as lay_out
+    from shardplan.plan.views.timeline import chrome_trace, streams_of
+    from shardplan.plan.views.timeline import timeline as lay_out
     from shardplan.render.timeline import busy_seconds, show_timeline
 
     if session.as_json and output == STANDARD_OUTPUT:

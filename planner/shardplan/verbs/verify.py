@@ -70,7 +70,7 @@ def verify(
 def _declared(loaded: Model, planned: Plan, rtol: float | None) -> Report | None:
     """The report of a plan that says of its model what is not so; None where there is nothing such, or another model
     altogether, which running it refuses."""
-    from shardplan.plan.recorded import is_of
+    from shardplan.plan.recorded_request import is_of
     from shardplan.program.machine.pipeline import misdeclared
     from shardplan.program.machine.run import Report, usual_rtol
 

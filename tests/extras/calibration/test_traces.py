@@ -14,7 +14,7 @@ from shardplan.errors import ShardplanError
 from shardplan.extras.calibration import kineto
 from shardplan.extras.calibration.kineto import ran_in, read_traces
 from shardplan.extras.calibration.traced import calibrate
-from shardplan.study.robust import SPREAD, drawn, spread_of
+from shardplan.study.sensitivity import SPREAD, drawn, spread_of
 
 BASE = load_profile("h100-dgx")
 BF16 = "c10::BFloat16"

@@ -37,13 +37,13 @@ class CostBounds:
 
     runs: RunCosts
     limit_bytes: int
-    _held: MemoryBound = field(init=False)
+    _memory: MemoryBound = field(init=False)
     _tables: dict[int, Costs] = field(init=False, default_factory=dict)
     _priced: dict[tuple[int, float], RunCosts] = field(init=False, default_factory=dict)
     _best: dict[int, float] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._held = memory_bound(self.runs.built, self.runs.chain)
+        self._memory = memory_bound(self.runs.built, self.runs.chain)
 
     def table(self, waiting: int) -> Costs | None:
         """The bounds known so far with so many microbatches in flight, or fewer (less memory never costs more).
@@ -96,5 +96,5 @@ class CostBounds:
         """Costs of all runs when a byte has this multiplier."""
         key = (waiting, multiplier)
         if key not in self._priced:
-            self._priced[key] = self.runs.charged(self._held.charges(waiting, multiplier))
+            self._priced[key] = self.runs.with_added(self._memory.added_costs(waiting, multiplier))
         return self._priced[key]

@@ -21,7 +21,7 @@ import numpy as np
 
 from shardplan.graph.build import CostGraph, Node
 from shardplan.graph.flow import storage_of
-from shardplan.graph.memory import Memory
+from shardplan.graph.memory import MemoryRows
 from shardplan.graph.remat import latest_reads
 from shardplan.pipeline.bounds.units import AddedCosts
 from shardplan.pipeline.cut_points import Chain
@@ -39,8 +39,8 @@ class MemoryBound:
     saved: dict[Node, Costs]
     fed: dict[Node, Costs]
 
-    def charges(self, waiting: int, multiplier: float) -> AddedCosts:
-        """The charges for a given multiplier of a byte and so many microbatches in flight."""
+    def added_costs(self, waiting: int, multiplier: float) -> AddedCosts:
+        """The memory term of the Lagrangian for a given multiplier of a byte and so many microbatches in flight."""
         state, saved = _scaled(self.state, multiplier), _scaled(self.saved, multiplier * waiting)
         return AddedCosts({**state, **saved}, _scaled(self.fed, multiplier * waiting))
 
@@ -57,7 +57,7 @@ def _scaled(held: dict[Node, Costs], factor: float) -> dict[Node, Costs]:
 
 def memory_bound(built: CostGraph, chain: Chain) -> MemoryBound:
     """What every part of `chain.model` holds of its units on the mesh of `built`; nothing is saved in inference."""
-    memory = Memory(built)
+    memory = MemoryRows(built)
     turn = memory.count - 1
     state: dict[Node, list[Costs]] = {}
     saved: dict[Node, list[Costs]] = {}

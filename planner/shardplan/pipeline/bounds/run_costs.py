@@ -37,26 +37,26 @@ Factor = tuple[tuple[int, ...], Costs]
 class RunCosts:
     """Costs, in picoseconds per step, of all runs of units of a chain on the submesh of a cost graph.
 
-    `charges`: extra costs of choices of some nodes. `layouts[b]`: the layouts in which border b may be sent, none of
+    `added`: extra costs of choices of some nodes. `layouts[b]`: the layouts in which border b may be sent, none of
     them partial; equal ones are the same object. Costs of a unit are computed on first use.
     """
 
     built: CostGraph
     chain: Chain
-    charges: AddedCosts = field(init=False, default_factory=AddedCosts)
+    added: AddedCosts = field(init=False, default_factory=AddedCosts)
     layouts: tuple[tuple[Layout, ...], ...] = field(init=False)
-    _pieces: Sequence[UnitProblem] = field(init=False)
+    _units: Sequence[UnitProblem] = field(init=False)
     _handed: list[NDArray[np.int64]] = field(init=False)
     _own: Costs = field(init=False)
     _kinds: list[int] = field(init=False)
     _like: list[UnitProblem] = field(init=False)
     _matrices: dict[int, Costs] = field(init=False)
-    _uncharged: dict[tuple[object, ...], Costs] = field(init=False, default_factory=dict)
+    _without_added: dict[tuple[object, ...], Costs] = field(init=False, default_factory=dict)
     _products: list[Costs] = field(init=False)
     _longer: dict[tuple[int, int], int] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._pieces = unit_problems(self.built, self.chain)
+        self._units = unit_problems(self.built, self.chain)
         alike: dict[bytes, NDArray[np.int64]] = {}
         whole = [_whole(self.built, border) for border in self.chain.borders]
         self._handed = [alike.setdefault(handed.tobytes(), handed) for handed in whole]
@@ -70,24 +70,24 @@ class RunCosts:
             for border, handed in zip(self.chain.borders, self._handed, strict=True)
         )
         self._own = _work_for_itself(self.built, self.chain)
-        self.charge(AddedCosts())
+        self.set_added(AddedCosts())
 
-    def charged(self, charges: AddedCosts) -> RunCosts:
+    def with_added(self, added: AddedCosts) -> RunCosts:
         """The costs when choices of some nodes cost more."""
         dearer = copy(self)
-        dearer.charge(charges)
+        dearer.set_added(added)
         return dearer
 
-    def charge(self, charges: AddedCosts) -> None:
-        """Discards all costs and uses these charges from now on."""
-        self.charges = charges
+    def set_added(self, added: AddedCosts) -> None:
+        """Discards all costs; from now on these are added."""
+        self.added = added
         self._kinds, self._like, self._matrices, self._products, self._longer = [], [], {}, [], {}
         seen: dict[tuple[object, ...], int] = {}
-        for piece in self._pieces:
-            kind = seen.setdefault(piece.key(charges), len(seen))
+        for unit in self._units:
+            kind = seen.setdefault(unit.key(added), len(seen))
             self._kinds.append(kind)
             if kind == len(self._like):
-                self._like.append(piece)
+                self._like.append(unit)
 
     def of(self, first: int, last: int) -> Costs:
         """Costs of units `first` .. `last` - 1, shape (layouts of the border before, of the one behind); size 1 where
@@ -146,14 +146,14 @@ class RunCosts:
             self._products.append(end if product == _NOTHING else min_plus(self._products[product], end))
         return self._longer[key]
 
-    def _matrix(self, piece: UnitProblem) -> Costs:
-        """Units that are charged nothing cost the same under all charges."""
-        if any(charge is not None for charge in piece.charges(self.charges)):
-            return _matrix(piece, self.charges)
-        key = piece.key(self.charges)
-        if key not in self._uncharged:
-            self._uncharged[key] = _matrix(piece, self.charges)
-        return self._uncharged[key]
+    def _matrix(self, unit: UnitProblem) -> Costs:
+        """Units whose nodes have no added cost cost the same under all of them."""
+        if any(extra is not None for extra in unit.added_costs(self.added)):
+            return _matrix(unit, self.added)
+        key = unit.key(self.added)
+        if key not in self._without_added:
+            self._without_added[key] = _matrix(unit, self.added)
+        return self._without_added[key]
 
 
 def _work_for_itself(built: CostGraph, chain: Chain) -> Costs:
@@ -174,32 +174,32 @@ def _whole(built: CostGraph, border: str) -> NDArray[np.int64]:
     return chosen
 
 
-def _matrix(piece: UnitProblem, charges: AddedCosts) -> Costs:
+def _matrix(unit: UnitProblem, added: AddedCosts) -> Costs:
     """Least cost for every pair of choices of the two ends, shape (before, behind)."""
-    both = zip(piece.costs, piece.charges(charges), strict=True)
-    costs = tuple(cost if charge is None else cost + charge for cost, charge in both)
-    kept = tuple(Usage(end, 0, 1, np.arange(len(piece.costs[end]), dtype=np.int64)) for end in piece.ends)
-    shape = [len(piece.costs[end]) for end in piece.ends]
+    both = zip(unit.costs, unit.added_costs(added), strict=True)
+    costs = tuple(cost if extra is None else cost + extra for cost, extra in both)
+    kept = tuple(Usage(end, 0, 1, np.arange(len(unit.costs[end]), dtype=np.int64)) for end in unit.ends)
+    shape = [len(unit.costs[end]) for end in unit.ends]
     try:
-        graph = build(Problem(costs, piece.edges, kept, limit=1 << 40), Tables())
+        graph = build(Problem(costs, unit.edges, kept, limit=1 << 40), Tables())
         eliminate(graph)
         graph.propagate()
-        table = _contracted(graph, piece.ends) / graph.scale
+        table = _contracted(graph, unit.ends) / graph.scale
     except Contradiction:
-        return np.full(_two_sided(shape, piece), np.inf)
+        return np.full(_two_sided(shape, unit), np.inf)
     out = np.full(shape, np.inf)
-    where = [_labels(graph, end, size) for end, size in zip(piece.ends, shape, strict=True)]
+    where = [_labels(graph, end, size) for end, size in zip(unit.ends, shape, strict=True)]
     out[np.ix_(*[original for original, _ in where])] = table[np.ix_(*[label for _, label in where])]
-    return out.reshape(_two_sided(shape, piece))
+    return out.reshape(_two_sided(shape, unit))
 
 
-def _two_sided(shape: Sequence[int], piece: UnitProblem) -> tuple[int, int]:
+def _two_sided(shape: Sequence[int], unit: UnitProblem) -> tuple[int, int]:
     """Where a unit has one end only, the other side of its matrix has one place."""
     if len(shape) == 2:
         return shape[0], shape[1]
     if not shape:
         return 1, 1
-    return (shape[0], 1) if piece.ends[0] == 0 else (1, shape[0])
+    return (shape[0], 1) if unit.ends[0] == 0 else (1, shape[0])
 
 
 def _labels(graph: Graph, node: int, size: int) -> tuple[list[int], list[int]]:

@@ -18,7 +18,7 @@ from shardplan.solve.problem import Costs, Edge
 
 @dataclass(frozen=True)
 class AddedCosts:
-    """Extra costs of choices of some nodes; equal ones are the same array. `fed`: of borders, charged to the unit that
+    """Extra costs of choices of some nodes; equal ones are the same array. `fed`: of borders, added to the unit that
     receives the value."""
 
     own: Mapping[Node, Costs] = field(default_factory=dict)
@@ -36,17 +36,16 @@ class UnitProblem:
     edges: tuple[Edge, ...]
     ends: tuple[int, ...]
 
-    def charges(self, charges: AddedCosts) -> tuple[Costs | None, ...]:
-        """What is charged for each node."""
+    def added_costs(self, added: AddedCosts) -> tuple[Costs | None, ...]:
+        """The added cost of each node, None without one."""
         return tuple(
-            (charges.fed if self.fed and not number else charges.own).get(node)
-            for number, node in enumerate(self.nodes)
+            (added.fed if self.fed and not number else added.own).get(node) for number, node in enumerate(self.nodes)
         )
 
-    def key(self, charges: AddedCosts) -> tuple[object, ...]:
-        """Equal for units that are equal under these charges."""
+    def key(self, added: AddedCosts) -> tuple[object, ...]:
+        """Equal for units that are equal under these added costs."""
         joined = tuple((edge.u, edge.v, id(edge.table)) for edge in self.edges)
-        return (tuple(map(id, self.costs)), joined, self.ends, tuple(map(id, self.charges(charges))))
+        return (tuple(map(id, self.costs)), joined, self.ends, tuple(map(id, self.added_costs(added))))
 
 
 def unit_problems(built: CostGraph, chain: Chain) -> list[UnitProblem]:
@@ -77,10 +76,10 @@ def unit_problems(built: CostGraph, chain: Chain) -> list[UnitProblem]:
                     shared[key] = table.min(axis=axis)
                 alone.setdefault(node, []).append(shared[key])
     added: dict[bytes, Costs] = {}
-    return [_piece(built, chain, unit, nodes[unit], edges[unit], alone, added) for unit in range(len(chain))]
+    return [_unit_problem(built, chain, unit, nodes[unit], edges[unit], alone, added) for unit in range(len(chain))]
 
 
-def _piece(
+def _unit_problem(
     built: CostGraph,
     chain: Chain,
     unit: int,

@@ -82,7 +82,7 @@ class WeightedBounds:
 
     def kept_so(self, wanted: Mapping[str, Layout]) -> WeightedBounds:
         """The costs if these values have these layouts."""
-        runs = tuple(runs.charged(AddedCosts(_all_but(runs.built, wanted))) for runs in self.runs)
+        runs = tuple(runs.with_added(AddedCosts(_all_but(runs.built, wanted))) for runs in self.runs)
         return WeightedBounds(self.costs_at, runs, self.multipliers)
 
 

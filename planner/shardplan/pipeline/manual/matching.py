@@ -13,7 +13,7 @@ from shardplan.pipeline.manual.stages import REST, ManualStage
 
 
 @dataclass
-class _Named:
+class _StageOperators:
     """The operators of each stage, by index; `last`: the last operator named so far. `faults`: what is wrong with the
     patterns."""
 
@@ -25,51 +25,51 @@ class _Named:
     last: int = -1
     faults: list[Diagnostic] = field(default_factory=list)
 
-    def take(self, number: int, wish: ManualStage) -> int:
+    def take(self, number: int, stage: ManualStage) -> int:
         """Adds the operators that a stage names; returns where it begins."""
         before, named = self.last, set()
-        for place, run in enumerate(wish.runs):
+        for place, run in enumerate(stage.runs):
             if run != REST:
-                named |= self._run(number, wish, place)
+                named |= self._run(number, stage, place)
         if named and min(named) < before:
-            self._interleaved(number, wish, min(named), before)
-        if REST in wish.runs:
+            self._interleaved(number, stage, min(named), before)
+        if REST in stage.runs:
             rest = set(range(len(self.names))) - self.stage_of.keys() - self.free
             self.stage_of.update(dict.fromkeys(rest, number))
             named |= {index for index in rest if index > before}
         if not named and not self.faults:
             summary = (
-                f"stage {number} runs nothing: no module, block or operator is left that matches {list(wish.runs)}"
+                f"stage {number} runs nothing: no module, block or operator is left that matches {list(stage.runs)}"
             )
-            self.faults.append(error("bad-stages", summary, **wish.mark.where))
+            self.faults.append(error("bad-stages", summary, **stage.mark.where))
         self.last = max(named, default=self.last)
         return min(named, default=0)
 
-    def _run(self, number: int, wish: ManualStage, place: int) -> set[int]:
-        run, mark = wish.runs[place], wish.marks[place] if wish.marks else wish.mark
+    def _run(self, number: int, stage: ManualStage, place: int) -> set[int]:
+        run, mark = stage.runs[place], stage.marks[place] if stage.marks else stage.mark
         found = {index for index, names in enumerate(self.names) if any(_means(run, name) for name in names)}
         if not found:
             summary = f"stage {number}: no module, block or operator matches '{run}'"
             near = did_you_mean(run, {name for names in self.names for name in names})
             self.faults.append(error("no-match", summary, hint=near, **mark.where))
         own = found - self.free
-        if twice := sorted(index for index in own if self.stage_of.get(index, number) != number):
+        if claimed := sorted(index for index in own if self.stage_of.get(index, number) != number):
             summary = (
-                f"stage {number}: '{run}' names {self._text(twice[0])}, which stage {self.stage_of[twice[0]]} runs"
+                f"stage {number}: '{run}' names {self._text(claimed[0])}, which stage {self.stage_of[claimed[0]]} runs"
             )
             hint = f"every operator is in one stage; '{REST}' means what no stage before has"
             self.faults.append(error("bad-stages", summary, hint=hint, **mark.where))
-        own -= set(twice)
+        own -= set(claimed)
         self.stage_of.update(dict.fromkeys(own, number))
         return own
 
-    def _interleaved(self, number: int, wish: ManualStage, mine: int, theirs: int) -> None:
+    def _interleaved(self, number: int, stage: ManualStage, mine: int, theirs: int) -> None:
         summary = (
             f"stage {number} names {self._text(mine)}, which comes before {self._text(theirs)} of stage "
             f"{self.stage_of[theirs]}"
         )
         hint = "stages run one after the other"
-        self.faults.append(error("bad-stages", summary, hint=hint, **wish.mark.where))
+        self.faults.append(error("bad-stages", summary, hint=hint, **stage.mark.where))
 
     def _text(self, index: int) -> str:
         return f"'{self.blocks.get(index, self.model.operators[index].name)}'"
@@ -92,8 +92,8 @@ def stage_starts(model: Model, stages: Sequence[ManualStage]) -> list[int]:
         tuple(filter(None, (operator.module, operator.name, blocks.get(index, ""))))
         for index, operator in enumerate(model.operators)
     ]
-    named = _Named(model, blocks, names, free_of_weights(model))
-    begins = [named.take(number, wish) for number, wish in enumerate(stages)]
+    named = _StageOperators(model, blocks, names, free_of_weights(model))
+    begins = [named.take(number, stage) for number, stage in enumerate(stages)]
     if named.faults:
         raise ShardplanError(*named.faults)
     return begins[1:]

@@ -35,7 +35,7 @@ def plan_manual(
     """
     _refuse_unmatched(options.constraints, model, cluster.mesh)
     chain = chain_at(model, stage_starts(model, manual.stages))
-    parts = tuple(_part(cluster, wish) for wish in manual.stages)
+    parts = tuple(_part(cluster, stage) for stage in manual.stages)
     used = sum(part.size for part in parts)
     if used > cluster.mesh.size:
         summary = f"the stages take {counted(used, 'device')}, and the cluster has {cluster.mesh.size}"
@@ -43,13 +43,13 @@ def plan_manual(
     _refuse_unknown_axes(manual, [part.mesh for part in parts])
     _refuse_dims_beyond(manual, chain)
     plans, waiting = [], []
-    for place, (wish, part) in enumerate(zip(manual.stages, parts, strict=True)):
+    for place, (stage, part) in enumerate(zip(manual.stages, parts, strict=True)):
         held = schedule.in_flight(len(parts) - 1 - place, len(parts), options.microbatches)
         waiting.append(held if options.training else 1)
         own = part_of(chain, place, place + 1, f"{model.name}.stage{place}")
         everywhere = constraints_on(options.constraints, own, part.mesh)
-        handed = _handed(chain, place, wish, part, manual.intermediate)
-        asked = replace(options, in_flight=waiting[-1], constraints=(*everywhere, *wish.constraints, *handed))
+        handed = _handed(chain, place, stage, part, manual.intermediate)
+        asked = replace(options, in_flight=waiting[-1], constraints=(*everywhere, *stage.constraints, *handed))
         plans.append(Planner(own, part.cluster, asked).plan())
     cuts = [Cut(place, place + 1, 0, 0, 0) for place in range(len(parts))]
     return result_of_plans(chain, cuts, parts, plans, waiting, cluster, options, schedule)
@@ -68,7 +68,7 @@ def _refuse_unmatched(constraints: Sequence[Constraint], model: Model, mesh: Mes
 def _refuse_unknown_axes(manual: ManualStages, meshes: Sequence[Mesh]) -> None:
     """Every axis that shards a value between stages must be an axis of some stage."""
     known = sorted(
-        {name for wish, mesh in zip(manual.stages, meshes, strict=True) for name in wish.names or mesh.names}
+        {name for stage, mesh in zip(manual.stages, meshes, strict=True) for name in stage.names or mesh.names}
     )
     faults = [
         error(
@@ -102,18 +102,18 @@ def _refuse_dims_beyond(manual: ManualStages, chain: Chain) -> None:
         raise ShardplanError(*faults)
 
 
-def _part(cluster: Cluster, wish: ManualStage) -> Submesh:
-    return Submesh(make_cluster(profile_from_resolved(cluster.resolved), wish.mesh))
+def _part(cluster: Cluster, stage: ManualStage) -> Submesh:
+    return Submesh(make_cluster(profile_from_resolved(cluster.resolved), stage.mesh))
 
 
 def _handed(
-    chain: Chain, place: int, wish: ManualStage, part: Submesh, intermediate: Mapping[str, int]
+    chain: Chain, place: int, stage: ManualStage, part: Submesh, intermediate: Mapping[str, int]
 ) -> list[Constraint]:
     """The layouts of the values between stages, sharded by the intermediate axes that the stage has and by no
     others."""
     if not intermediate:
         return []
-    names = wish.names or part.mesh.names
+    names = stage.names or part.mesh.names
     borders = [*chain.borders[max(place - 1, 0) : place], *chain.borders[place : place + 1]]
     found = []
     for border in borders:
@@ -123,5 +123,5 @@ def _handed(
             for dim in range(rank)
         )
         text = "[" + ", ".join(f"[{', '.join(axes)}]" for axes in entries) + "]"
-        found.append(Constraint("tensors", border, Dims(entries), text, wish.mark, None, wish.names))
+        found.append(Constraint("tensors", border, Dims(entries), text, stage.mark, None, stage.names))
     return found

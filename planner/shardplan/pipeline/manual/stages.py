@@ -29,7 +29,7 @@ from shardplan.layout.mesh import Mesh
 from shardplan.layout.text import to_text
 from shardplan.patterns import literal
 from shardplan.plan.orientation import checkpoint_layout, dim_axes
-from shardplan.plan.recorded import options_of
+from shardplan.plan.recorded_request import options_of
 from shardplan.plan.types import Plan, Stage, TensorDecision
 from shardplan.text_files import read_text
 from shardplan.units import whole_number

@@ -15,7 +15,7 @@ from shardplan.model.types import Model
 from shardplan.patterns import matches
 from shardplan.pipeline.cut_points import begins, chain_at, part_of
 from shardplan.plan.agreement import disagreements, require_agreement
-from shardplan.plan.recorded import is_of
+from shardplan.plan.recorded_request import is_of
 from shardplan.plan.types import Plan
 from shardplan.program import collectives
 from shardplan.program.machine.run import Machine, Ran, Report, runnable_program, usual_rtol

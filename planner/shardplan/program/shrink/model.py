@@ -19,7 +19,7 @@ from shardplan.layout.legal import check, legal_for
 from shardplan.layout.lower import by_bytes, lower
 from shardplan.layout.placement import Placement
 from shardplan.model.digest import structure_digest
-from shardplan.model.thin import thin_model, thinned
+from shardplan.model.shallow import thin_model, thinned
 from shardplan.model.types import Model, Operator
 from shardplan.plan.types import CollectiveStep, Move, OperatorDecision, Plan, TensorDecision
 from shardplan.program.lower import check_fresh, lower_program

@@ -9,9 +9,9 @@ from dataclasses import replace
 
 from shardplan.errors import ShardplanError, error
 from shardplan.model.digest import structure_digest
-from shardplan.model.thin import thin_model, thinned
+from shardplan.model.shallow import thin_model, thinned
 from shardplan.model.types import Model
-from shardplan.plan.recorded import is_of
+from shardplan.plan.recorded_request import is_of
 from shardplan.plan.types import Plan
 from shardplan.program.lower import lower_program
 from shardplan.program.machine.pipeline import stage_models

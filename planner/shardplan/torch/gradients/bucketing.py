@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from shardplan.layout.layout import Layout
-from shardplan.plan.buckets import buckets_of
+from shardplan.plan.step.buckets import buckets_of
 from shardplan.plan.types import Move, Plan, TensorDecision
 from shardplan.runtime.names import Named
 from shardplan.torch.collectives.order import Label, digest_of

@@ -1,0 +1,76 @@
+"""Standing and limits of a pipeline search: the best pipeline, the time limit, the effort, Ctrl-C."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass, field
+
+from shardplan.graph.options import PlanOptions
+from shardplan.interruption import Interruption
+from shardplan.planning.constants import SEARCH_WORK
+from shardplan.planning.standing import OnProgress, Standing
+from shardplan.units import PS_PER_NS
+
+_SOME_SECONDS = 0.01
+"""Time for the plan of a stage after the time limit, if there is no pipeline yet."""
+_FINISHING = 0.8
+"""Share of a time limit for the search; the rest is for lifting the best pipeline and for its file."""
+
+
+@dataclass
+class SearchState:
+    """`best_ns`: the shortest step known, infinite before there is one; `bound_ns`: a lower bound on every pipeline.
+    `work`, in the units of `shardplan.solve.constants`: that of planning stages and searching cuts. `ends_s`
+    (`time.monotonic`): when the search ends with what it has. For the progress line: `planned`, the number of cuts
+    whose stages were planned, `left`, of those that may follow, 0 if unknown."""
+
+    options: PlanOptions
+    interruption: Interruption = field(default_factory=Interruption)
+    on_progress: OnProgress | None = None
+    ends_s: float = math.inf
+    best_ns: float = math.inf
+    bound_ns: float = 0.0
+    work: float = 0.0
+    planned: int = 0
+    left: int = 0
+
+    @classmethod
+    def of(
+        cls, options: PlanOptions, interruption: Interruption | None = None, on_progress: OnProgress | None = None
+    ) -> SearchState:
+        """A search that begins now."""
+        limit = options.time_limit
+        ends_s = math.inf if limit is None else time.monotonic() + _FINISHING * limit
+        return cls(options, interruption or Interruption(), on_progress, ends_s)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether to end with the best pipeline. Raises `KeyboardInterrupt` on Ctrl-C if there is no pipeline yet."""
+        known = math.isfinite(self.best_ns)
+        if self.interruption.asked and not known:
+            raise KeyboardInterrupt
+        return known and (self.interruption.asked or time.monotonic() >= self.ends_s or self.work >= self._most_work)
+
+    @property
+    def _most_work(self) -> float:
+        return SEARCH_WORK[self.options.effort] if self.options.gap > 0.0 else math.inf
+
+    def stage_s(self, stages: int) -> float | None:
+        """Seconds for planning one of so many remaining stages."""
+        if math.isinf(self.ends_s):
+            return None
+        return max(_SOME_SECONDS, (self.ends_s - time.monotonic()) / (stages + 1))
+
+    def know(self, best_ns: float, bound_ns: float) -> None:
+        """Records a pipeline and a bound."""
+        self.best_ns, self.bound_ns = min(self.best_ns, best_ns), max(self.bound_ns, bound_ns)
+        self.tell("searching pipelines")
+
+    def tell(self, doing: str) -> None:
+        """Reports the current activity."""
+        if self.on_progress is not None:
+            share = self.work / self._most_work if math.isfinite(self._most_work) else 0.0
+            bound = min(self.bound_ns, self.best_ns) * PS_PER_NS
+            best = self.best_ns * PS_PER_NS
+            self.on_progress(Standing(best, bound, min(1.0, share), doing, self.planned, self.left))

@@ -1,0 +1,1 @@
+"""Views of a finished plan, from its values alone: timeline, lifetimes, breakdown, segments, tables, graph."""

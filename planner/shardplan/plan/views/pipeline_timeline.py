@@ -1,0 +1,135 @@
+"""The timeline of a pipeline: every stage runs forward and backward of every microbatch in the order of its schedule.
+
+One stream per stage, then one per transfer. A stage runs as many microbatches forward as it may hold, then alternates
+one backward and one forward (1F1B; in GPipe it may hold all). What a stage does once per step is spread over its
+microbatches. At the end, tied weights are made equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+from shardplan.plan.types import CollectiveStep, Pipeline, Plan, Stage, Transfer
+from shardplan.schedule.tasks import Task, Timeline, schedule
+from shardplan.units import S_PER_NS
+
+
+def pipeline_streams(pipeline: Pipeline) -> tuple[str, ...]:
+    """Names of the streams of `pipeline_timeline`: those of stages, then of what is sent between two."""
+    computing = range(device_groups(pipeline))
+    handed = (_between(pipeline, transfer) for transfer in pipeline.handed)
+    tied = (f"{_between(pipeline, transfer)}: {transfer.tensor}" for transfer in _tied(pipeline))
+    own = (f"stage {place}" if _interleaved(pipeline) else pipeline.stages[place].name for place in computing)
+    return (*own, *handed, *tied)
+
+
+def _between(pipeline: Pipeline, transfer: Transfer) -> str:
+    """`stage 0 to 1`; of an interleaved pipeline `stage 1 piece 0 to 0 piece 1`."""
+    if not _interleaved(pipeline):
+        return f"stage {transfer.sender} to {transfer.receiver}"
+    count = device_groups(pipeline)
+    ends = (f"{place % count} piece {place // count}" for place in (transfer.sender, transfer.receiver))
+    return f"stage {' to '.join(ends)}"
+
+
+def _tied(pipeline: Pipeline) -> tuple[Transfer, ...]:
+    """The transfers that keep tied weights equal."""
+    return pipeline.transfers[len(pipeline.handed) :]
+
+
+def device_groups(pipeline: Pipeline) -> int:
+    """The number of groups of devices: the model chunks of an interleaved stage share one group."""
+    return len({stage.first_device for stage in pipeline.stages})
+
+
+def _interleaved(pipeline: Pipeline) -> bool:
+    return device_groups(pipeline) < len(pipeline.stages)
+
+
+def pipeline_timeline(plan: Plan) -> Timeline:
+    """The scheduled step of a plan with stages."""
+    pipeline = plan.pipeline
+    assert pipeline is not None
+    micro = cast("int", plan.model.get("microbatches", 1))
+    work = _Work(pipeline, micro, training=plan.model.get("mode") == "training")
+    return schedule(work.tasks())
+
+
+class _Work:
+    """Tasks by key: `("F" | "B" | "send" | "back", stage, microbatch)`, `("gradient" | "weight", number of the weight,
+    0)`."""
+
+    def __init__(self, pipeline: Pipeline, microbatches: int, *, training: bool) -> None:
+        self.pipeline, self.microbatches, self.training = pipeline, microbatches, training
+        self.groups = device_groups(pipeline)
+        self.number: dict[tuple[str, int, int], int] = {}
+        self.made: list[tuple[str, int, float, list[tuple[str, int, int]]]] = []
+
+    def tasks(self) -> list[Task]:
+        for place, stage in enumerate(self.pipeline.stages):
+            self._stage(place, stage)
+        for place, transfer in enumerate(self.pipeline.handed):
+            stream = self.groups + place
+            forward, backward = _time_ns(transfer.forward), _time_ns(transfer.backward)
+            for batch in range(self.microbatches):
+                self._add(("send", place, batch), stream, forward, [("F", transfer.sender, batch)])
+                if self.training:
+                    self._add(("back", place, batch), stream, backward, [("B", transfer.receiver, batch)])
+        ended = [("B", place, self.microbatches - 1) for place in range(len(self.pipeline.stages))]
+        for number, transfer in enumerate(_tied(self.pipeline)):
+            stream = self.groups + len(self.pipeline.handed) + number
+            self._add(("gradient", number, 0), stream, _time_ns(transfer.backward), ended)
+            self._add(("weight", number, 0), stream, _time_ns(transfer.forward), [("gradient", number, 0)])
+        return [
+            Task(name, stream, nanoseconds * S_PER_NS, tuple(self.number[before] for before in after))
+            for name, stream, nanoseconds, after in self.made
+        ]
+
+    def _stage(self, place: int, stage: Stage) -> None:
+        forward, backward = _halves(stage, self.microbatches, training=self.training)
+        before: list[tuple[str, int, int]] = []
+        behind = len(self.pipeline.stages) - place  # a model chunk of an interleaved stage may run ahead of the mean
+        for kind, batch in _order(max(stage.in_flight, behind), self.microbatches, training=self.training):
+            after = list(before)
+            if kind == "F" and place:
+                after.append(("send", place - 1, batch))
+            if kind == "B" and place < len(self.pipeline.handed):
+                after.append(("back", place, batch))
+            self._add((kind, place, batch), place % self.groups, forward if kind == "F" else backward, after)
+            before = [(kind, place, batch)]
+
+    def _add(
+        self, key: tuple[str, int, int], stream: int, nanoseconds: float, after: list[tuple[str, int, int]]
+    ) -> None:
+        words = {"F": "forward", "B": "backward", "send": "hand on", "back": "hand back"}
+        self.number[key] = len(self.made)
+        name = f"{words[key[0]]} {key[2]}" if key[0] in words else key[0]
+        if key[0] in ("F", "B") and _interleaved(self.pipeline):
+            name += f" of piece {key[1] // self.groups}"
+        self.made.append((name, stream, nanoseconds, after))
+
+
+def _time_ns(steps: Sequence[CollectiveStep]) -> int:
+    return sum(step.time_ns for step in steps)
+
+
+def _halves(stage: Stage, microbatches: int, *, training: bool) -> tuple[float, float]:
+    """Nanoseconds of one microbatch forward and backward, each with its share of what a stage does once per step."""
+    each = stage.plan.summary.step_ns / microbatches
+    compute = sum(operator.compute_ns for operator in stage.plan.operators)
+    later = sum(operator.backward_ns for operator in stage.plan.operators)
+    share = later / compute if training and compute else 0.0
+    return each * (1.0 - share), each * share
+
+
+def _order(in_flight: int, microbatches: int, *, training: bool) -> list[tuple[str, int]]:
+    if not training:
+        return [("F", batch) for batch in range(microbatches)]
+    ahead = min(in_flight, microbatches)
+    order = [("F", batch) for batch in range(ahead)]
+    for batch in range(microbatches):
+        order.append(("B", batch))
+        if batch + ahead < microbatches:
+            order.append(("F", batch + ahead))
+    return order

@@ -1,0 +1,58 @@
+"""Even cuts of a model into the chunks of a pipeline between layers, as trainers make them."""
+
+from __future__ import annotations
+
+import itertools
+
+from shardplan.errors import ShardplanError
+from shardplan.model.types import Model
+from shardplan.pipeline.cut_points import chain_of
+from shardplan.planning.parallelism import bad
+from shardplan.rules import model_rules
+from shardplan.units import counted
+
+
+def chunk_starts(model: Model, chunks: int) -> list[int]:
+    """The first operator of each chunk except the first."""
+    begins = _layer_starts(model)
+    if begins and len(begins) + 2 == chunks:  # embedding and output matrix are chunks of their own
+        return [*begins, 1 + max(index for block in model.blocks for copy in block.copies for index in copy)]
+    if len(begins) < chunks:
+        hint = "take at most as many stages, times --vp, as there are layers"
+        raise ShardplanError(bad(f"the model has {counted(len(begins), 'layer')}, too few for {chunks} stages", hint))
+    return [begins[place] for place in itertools.accumulate(layers_of(len(begins), chunks)[:-1])]
+
+
+def layers_of(layers: int, chunks: int) -> list[int]:
+    """The number of layers of each chunk: equal if possible; otherwise embedding and output matrix count as one layer
+    each, and the remainder goes to the inner chunks, from the front."""
+    each, over = divmod(layers, chunks)
+    if not over:
+        return [each] * chunks
+    each, over = divmod(layers + 2, chunks)
+    order = [*range(1, chunks - 1), 0, chunks - 1]
+    more = set(order[:over])
+    counts = [each + (place in more) - (place in (0, chunks - 1)) for place in range(chunks)]
+    return counts if min(counts) > 0 else [layers // chunks + (place < layers % chunks) for place in range(chunks)]
+
+
+def _layer_starts(model: Model) -> list[int]:
+    """The first operator of every layer, at a place where the model can be cut. Layers of several kinds, as in a
+    mixture of experts whose first layers are dense, are copies of several blocks of one module."""
+    block = max(model.blocks, key=lambda block: len(block.copies), default=None)
+    if block is None:
+        return []
+    first = {
+        name: min(copy)
+        for each in model.blocks
+        for name, copy in zip(each.names, each.copies, strict=True)
+        if each is block or _module(name) == _module(block.names[0])
+    }
+    chain = chain_of(model, model_rules(model))
+    cut = {name: min(unit) for name, unit in zip(chain.names, chain.units, strict=True)}
+    return sorted(cut.get(name, start) for name, start in first.items())
+
+
+def _module(name: str) -> str:
+    """`model.layers` of `model.layers.7`."""
+    return name.rpartition(".")[0]
