@@ -153,6 +153,13 @@ def test_the_text_part_may_stand_beside_what_sees(tmp_path):
     assert [told.code for told in (*flat.warnings, *inside.warnings)] == ["text-part", "text-part"]
 
 
+def test_a_table_of_positions_has_the_rows_of_its_checkpoint(tmp_path):
+    path = written(tmp_path, {"model_type": "gpt2", **GPT2})
+    assert [configured(path, {"seq": seq}).tensor("transformer.wpe.weight").shape for seq in (16, 64, 128)] == [
+        (64, 64), (64, 64), (128, 64),
+    ]  # fmt: skip
+
+
 REFUSED = {
     "layer_types": (
         {"sliding_window": 16, "layer_types": ["full_attention", "linear_attention"]},

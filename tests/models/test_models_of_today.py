@@ -106,7 +106,7 @@ def test_what_an_expert_takes_grows_with_the_skew():
         ("experts=4,moe_pattern=DE,moe_every=2", "moe_pattern is of experts, without dense_layers and moe_every"),
         ("parallel_norms=3", "parallel_norms is 1 or 2, of styles that normalise first"),
         ("parallel_norms=1,style=olmo2", "parallel_norms is 1 or 2, of styles that normalise first"),
-        ("parallel_norms=1,post_norm=true", "post_norm is of style llama, without parallel_norms"),
+        ("parallel_norms=1,post_norm=true", "post_norm is of styles with RMSNormalization, without parallel_norms"),
         ("qk_norm=true,qk_norm_whole=true", "queries and keys are normalised by head or over all heads"),
         ("style=opt,out_bias=true", "style opt has all biases"),
         ("style=gpt,qk_norm=true", "qk_norm is of styles whose positions are rotated, not gpt"),

@@ -35,6 +35,51 @@ CONFIGS: Final[dict[str, dict[str, Any]]] = {
     "Phi-4": _decoder("phi3", 5120, 17920, 40, 40, 100352, num_key_value_heads=10, **_UNTIED),
     "Phi-4 mini": _decoder("phi3", 3072, 8192, 32, 24, 200064, num_key_value_heads=8, **_TIED),
     "Gemma 2 9B": _decoder("gemma2", 3584, 14336, 42, 16, 256000, num_key_value_heads=8, head_dim=256),
+    "GLM-4 9B": _decoder("glm", 4096, 13696, 40, 32, 151552, num_key_value_heads=2, head_dim=128, **_UNTIED),
+    "GLM-4-0414 32B": _decoder(
+        "glm4", 6144, 23040, 61, 48, 151552, num_key_value_heads=2, head_dim=128, attention_bias=False, **_UNTIED
+    ),
+    "EXAONE 4 32B": _decoder(
+        "exaone4", 5120, 27392, 64, 40, 102400, num_key_value_heads=8, head_dim=128, sliding_window_pattern=4, **_UNTIED
+    ),
+    "Seed-OSS 36B": _decoder(
+        "seed_oss", 5120, 27648, 64, 80, 155136, num_key_value_heads=8, head_dim=128, attention_bias=True, **_UNTIED
+    ),
+    "ERNIE 4.5 0.3B": _decoder(
+        "ernie4_5", 1024, 3072, 18, 16, 103424, num_key_value_heads=2, head_dim=128, use_bias=False, **_TIED
+    ),
+    "Hunyuan 7B": _decoder(
+        "hunyuan_v1_dense", 4096, 14336, 32, 32, 128167, num_key_value_heads=8, head_dim=128, **_TIED
+    ),
+    "AFM 4.5B": _decoder(
+        "arcee", 2560, 18432, 36, 20, 128005, num_key_value_heads=4, head_dim=128, hidden_act="relu2", **_UNTIED
+    ),
+    "StarCoder": {
+        "model_type": "gpt_bigcode",
+        "n_embd": 6144,
+        "n_layer": 40,
+        "n_head": 48,
+        "n_inner": 24576,
+        "vocab_size": 49152,
+        "n_positions": 8192,
+        "multi_query": True,
+    },
+    "dots.llm1": _decoder(
+        "dots1",
+        4096,
+        10944,
+        62,
+        32,
+        152064,
+        num_key_value_heads=32,
+        moe_intermediate_size=1408,
+        n_routed_experts=128,
+        n_shared_experts=2,
+        num_experts_per_tok=6,
+        first_k_dense_replace=1,
+        **_UNTIED,
+    ),
+    "Gemma 3 27B": _decoder("gemma3_text", 5376, 21504, 62, 32, 262208, num_key_value_heads=16, head_dim=128),
     "OLMo 2 7B": _decoder("olmo2", 4096, 11008, 32, 32, 100352, **_UNTIED),
     "OLMo 2 32B": _decoder("olmo2", 5120, 27648, 64, 40, 100352, num_key_value_heads=8, **_UNTIED),
     "OLMo 3 7B": _decoder("olmo3", 4096, 11008, 32, 32, 100278, num_key_value_heads=32, **_UNTIED),
@@ -191,6 +236,16 @@ COUNTS: Final = {
     "Phi-4": 14_659_507_200,
     "Phi-4 mini": 3_836_021_760,
     "Gemma 2 9B": 9_241_705_984,
+    "GLM-4 9B": 9_399_951_360,
+    "GLM-4-0414 32B": 32_566_081_536,
+    "EXAONE 4 32B": 32_003_216_384,
+    "Seed-OSS 36B": 36_151_104_512,
+    "ERNIE 4.5 0.3B": 360_748_032,
+    "Hunyuan 7B": 7_504_568_320,
+    "AFM 4.5B": 4_619_189_760,
+    "StarCoder": 15_517_456_384,
+    "dots.llm1": 142_774_373_888,
+    "Gemma 3 27B": 27_009_346_304,
     "OLMo 2 7B": 7_298_617_344,
     "OLMo 2 32B": 32_234_279_936,
     "OLMo 3 7B": 7_298_011_136,

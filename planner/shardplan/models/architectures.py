@@ -18,7 +18,8 @@ class Architecture:
     `within`: longest sequence, a key, that attention in chunks sees as a whole; `tied`: whether the output matrix is
     the embedding where no key says so; `cases`: key -> the fields that true and false come to; `windowed`: which layers
     have a sliding window where no list says it; `routed`, `unrouted`: keys that list layers with experts, and without;
-    `same`: keys that must be equal; `instead`: key -> the row that holds where it is true.
+    `spare`: rows that a table of positions has beyond the longest sequence; `same`: keys that must be equal; `instead`:
+    key -> the row that holds where it is true.
 
     Factors by which values are multiplied (Granite, Gemma's embedding), caps of scores, parts of heads that are not
     rotated and rotations that some layers lack change no matrix product, and are left out."""
@@ -41,6 +42,7 @@ class Architecture:
     windowed: Literal["all", "after max_window_layers", "every second before max_window_layers"] = "all"
     routed: str = ""
     unrouted: str = ""
+    spare: int = 0
     same: Mapping[str, str] = field(default_factory=dict)
     instead: Mapping[str, Architecture] = field(default_factory=dict)
 
@@ -97,7 +99,9 @@ _AFTER: Final = "after max_window_layers"
 _QWEN2: Final = _llama(given={"qkv_bias": True}, flags={}, only=_PLAIN, assumed=_QWEN, windowed=_AFTER)
 _QWEN3: Final = _llama(given={"qk_norm": True}, flags=_BIASES, assumed=_QWEN, windowed=_AFTER)
 _OLMO2: Final = _llama(style="olmo2", given={"qk_norm_whole": True}, flags=_BIASES)
+_GLM: Final = _llama(style="glm", flags={"qkv_bias": "attention_bias"}, assumed={"attention_bias": True})
 _GEMMA2: Final = _llama(
+    style="gemma",
     activations=_GELU, activation="hidden_activation", tied=True,
     given={"activation": "gelu", "post_norm": True}, flags={**_BIASES, "logit_cap": "final_logit_softcapping"},
     assumed={"sliding_window": 4096, "sliding_window_pattern": 2, "final_logit_softcapping": 30.0, "head_dim": 256},
@@ -141,6 +145,19 @@ ARCHITECTURES: Final[dict[str, Architecture]] = {
     "phi3": _llama(style="phi3", flags={}, only=_PLAIN),
     "olmo2": _OLMO2,
     "olmo3": replace(_OLMO2, assumed={"sliding_window": 4096, "sliding_window_pattern": 4}),
+    "glm": _GLM,
+    "glm4": replace(_GLM, given={"post_norm": True}),
+    "exaone4": _llama(
+        style="olmo2", given={"qk_norm": True}, flags={},
+        assumed={"sliding_window": 4096, "sliding_window_pattern": 4},
+    ),
+    "seed_oss": _llama(
+        flags={"qkv_bias": "attention_bias", "out_bias": "attention_out_bias", "mlp_bias": "mlp_bias"},
+        assumed={"attention_bias": True},
+    ),
+    "ernie4_5": _llama(flags=dict.fromkeys(("qkv_bias", "out_bias", "mlp_bias"), "use_bias"), tied=True),
+    "hunyuan_v1_dense": _llama(style="hunyuan", given={"qk_norm": True}, flags=_BIASES),
+    "arcee": _llama(style="arcee", activations=("relu2",)),
     "granite": _llama(),
     "smollm3": _llama(tied=True, assumed={"use_sliding_window": False}),
     "stablelm": _llama(
@@ -159,6 +176,10 @@ ARCHITECTURES: Final[dict[str, Architecture]] = {
     ),
     "starcoder2": _gpt("starcoder2", _DECODER, only={"use_bias": (True,)}, tied=True),
     "phi": _gpt("phi", _DECODER, only={"qk_layernorm": (False,)}, given={"parallel_norms": 1}),
+    "gpt_bigcode": _gpt(
+        "bigcode", _GPT2, positions="n_positions", activation="activation_function", tied=True,
+        only={"add_cross_attention": (False,), "multi_query": (True,)}, given={"kv_heads": 1},
+    ),
     "gptj": _gpt(
         "gptj", _GPT2, given={"parallel_norms": 1, "mlp_bias": True}, positions="n_positions",
         activation="activation_function",
@@ -180,7 +201,7 @@ ARCHITECTURES: Final[dict[str, Architecture]] = {
         "opt", {**_ENCODER, "ffn": "ffn_dim"}, activations=("relu",), activation="activation_function", tied=True,
         only={"do_layer_norm_before": (True,), "enable_bias": (True,), "layer_norm_elementwise_affine": (True,),
               "_remove_final_layer_norm": (False,)},
-        same={"word_embed_proj_dim": "hidden_size"},
+        same={"word_embed_proj_dim": "hidden_size"}, spare=2,
     ),
     "mpt": _gpt(
         "mpt", {"layers": "n_layers", "hidden": "d_model", "heads": "n_heads", "vocab": "vocab_size"},
@@ -212,6 +233,11 @@ ARCHITECTURES: Final[dict[str, Architecture]] = {
         products={"shared_ffn": ("n_shared_experts", "moe_intermediate_size")},
         flags={"qkv_bias": "attention_bias", "qk_norm": "use_qk_norm"},
     ),
+    "dots1": Architecture(
+        "llama", {**_AFTER_DENSE, "kv_heads": "num_key_value_heads", "head_size": "head_dim"}, ("silu",), {},
+        {"routing": "dropless", "qk_norm": True}, _MAYBE, flags=_BIASES, windowed=_AFTER,
+        products={"shared_ffn": ("n_shared_experts", "moe_intermediate_size")}, assumed={"max_window_layers": 62},
+    ),
     "gpt_oss": Architecture(
         "llama", {**_ROUTED, "ffn": "intermediate_size"}, ("silu",), {"attention_bias": (True,)},
         {"routing": "dropless", "qkv_bias": True}, _MAYBE,
@@ -226,7 +252,7 @@ ARCHITECTURES: Final[dict[str, Architecture]] = {
         within="attention_chunk_size", flags=_BIASES, routed="moe_layers",
     ),
     "gemma3_text": Architecture(
-        "llama", _DECODER, _GELU, {},
+        "gemma", _DECODER, _GELU, {},
         {"activation": "gelu", "qk_norm": True, "post_norm": True}, _MAYBE, tied=True, activation="hidden_activation",
         assumed={
             "vocab_size": 262208, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256,

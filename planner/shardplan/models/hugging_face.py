@@ -14,6 +14,7 @@ from shardplan.errors import Diagnostic, ShardplanError, did_you_mean, error, wa
 from shardplan.model.types import Model
 from shardplan.models.architectures import ARCHITECTURES, FLAT, MISSING, Architecture
 from shardplan.models.layer_kinds import of_pattern, pattern_of, routed, windows
+from shardplan.models.names import NAMES
 from shardplan.models.spec import TransformerSpec
 from shardplan.models.transformer import build
 from shardplan.text_files import read_text
@@ -131,6 +132,8 @@ def spec_of(config: Mapping[str, Any], dims: Mapping[str, int], path: str) -> Tr
     asked |= {name: bool(config.get(key, False)) for name, key in architecture.flags.items()}
     for key, cases in architecture.cases.items():
         asked |= cases[bool(config.get(key, False))]
+    if NAMES[architecture.style].positions and isinstance(longest, int):
+        asked["positions"] = longest + architecture.spare
     if pattern:
         asked = of_pattern(asked, pattern, config)
     if "shared_gate" in asked and not asked.get("shared_ffn"):

@@ -28,6 +28,7 @@ class Names:
     experts: str
     shared: str = "mlp.shared_experts"
     post_norms: tuple[str, str] = ("post_attention_norm", "post_mlp_norm")
+    head_norms: tuple[str, str] = ("q_norm", "k_norm")
     state_space: str = "mamba"
     latent: tuple[str, str] = ("mlp.fc1_latent_proj", "mlp.fc2_latent_proj")
     embed_norm: str = ""
@@ -70,6 +71,17 @@ NAMES: Final[dict[str, Names]] = {
     ),
     "phi3": replace(_LLAMA, qkv=("self_attn.qkv_proj",), mlp=("mlp.gate_up_proj", "mlp.down_proj")),
     "olmo2": replace(_LLAMA, norms=("post_attention_layernorm", "post_feedforward_layernorm")),
+    "glm": replace(
+        _LLAMA, mlp=("mlp.gate_up_proj", "mlp.down_proj"),
+        post_norms=("post_self_attn_layernorm", "post_mlp_layernorm"),
+    ),
+    "gemma": replace(
+        _LLAMA, norms=("input_layernorm", "pre_feedforward_layernorm"),
+        post_norms=("post_attention_layernorm", "post_feedforward_layernorm"),
+    ),
+    "hunyuan": replace(_LLAMA, head_norms=("query_layernorm", "key_layernorm")),
+    "arcee": replace(_LLAMA, mlp=("mlp.up_proj", "mlp.down_proj")),
+    "bigcode": replace(_GPT, transposed=True),
     "bloom": replace(
         _FALCON, embed_norm="transformer.word_embeddings_layernorm",
     ),

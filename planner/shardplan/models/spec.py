@@ -13,7 +13,7 @@ AttentionForm = Literal["fused", "decomposed"]
 StyleName = Literal[
     "llama", "gpt", "bert", "nemotron", "phi3", "olmo2", "bloom", "neox", "opt", "mpt", "nemotron4", "starcoder2",
     "stablelm", "cohere", "phi", "gptj", "codegen", "falcon",
-    "large_falcon",
+    "large_falcon", "glm", "gemma", "hunyuan", "arcee", "bigcode",
 ]  # fmt: skip
 RoutingName = Literal["capacity", "dropless"]
 Part = Literal["attention", "state_space", "mlp"]
@@ -56,6 +56,11 @@ STYLES: Final[dict[str, Style]] = {
     "nemotron": Style("RMSNormalization", True, False, False, False, False, True, False, 1e-5, "relu2"),
     "phi3": replace(_LLAMA, packed=True),
     "olmo2": replace(_LLAMA, norm_last=True),
+    "glm": _LLAMA,
+    "gemma": replace(_LLAMA, tied=True, activation="gelu"),
+    "hunyuan": _LLAMA,
+    "arcee": replace(_LLAMA, gated=False, activation="relu2"),
+    "bigcode": _GPT,
     "bloom": replace(_GPT, interleaved=True),
     "neox": replace(_GPT, rotary=True, interleaved=True, tied=False),
     "opt": replace(_GPT, packed=False, activation="relu"),
@@ -84,6 +89,7 @@ class TransformerSpec:
     values alone, `out_bias`: of attention's output matrix, `mlp_bias`: of the MLP, where styles have none. `qk_norm`:
     queries and keys are normalised by head, `qk_norm_whole`: over all heads. `parallel_norms`: attention and MLP take
     the same input, through one norm or one each, and are added together. `logit_cap`: logits go through a tanh.
+    `positions`: rows of the table of positions where they are learned; 0, and where `seq` is more, for as many as that.
 
     `routing`: by one-hot masks and `capacity` (GShard), or `dropless`, by index, where the fullest expert has `skew`
     times its fair share. `shared_ffn`: inner size of an MLP that all tokens pass beside the experts, `shared_gate`: by
@@ -150,6 +156,7 @@ class TransformerSpec:
     qk_norm_whole: bool = False
     parallel_norms: int = 0
     logit_cap: bool = False
+    positions: int = 0
 
     @property
     def look(self) -> Style:
@@ -228,7 +235,7 @@ MOST_LAYERS: Final = 4096
 _MAY_BE_ZERO: Final = frozenset({
     "kv_heads", "ffn", "experts", "head_size", "shared_ffn", "dense_layers", "dense_ffn", "q_rank", "kv_rank",
     "rope_size", "value_size", "window", "window_every", "state_heads", "expert_latent",
-    "parallel_norms",
+    "parallel_norms", "positions",
 })  # fmt: skip
 _CHOICES: Final[dict[str, Iterable[str]]] = {
     "style": tuple(STYLES),
@@ -312,8 +319,9 @@ def _of_today(spec: TransformerSpec) -> Iterable[Diagnostic]:
 
 def _of_norms(spec: TransformerSpec) -> Iterable[Diagnostic]:
     """Where values are normalised."""
-    if spec.post_norm and (spec.style != "llama" or spec.parallel_norms):
-        yield _bad("post_norm is of style llama, without parallel_norms", "leave it out")
+    has_one = spec.look.norm_last or spec.parallel_norms or not spec.look.norm_first
+    if spec.post_norm and (has_one or spec.look.norm != "RMSNormalization"):
+        yield _bad("post_norm is of styles with RMSNormalization, without parallel_norms", "leave it out")
     if spec.qk_norm and spec.qk_norm_whole:
         yield _bad("queries and keys are normalised by head or over all heads", "leave out qk_norm or qk_norm_whole")
     if spec.parallel_norms and (spec.parallel_norms > 2 or not spec.look.norm_first or spec.look.norm_last):

@@ -64,7 +64,8 @@ class _Builder:
         x = self.graph.apply("Gather", [table, ids], self.wide, module, axis=0)
         if self.names.positions:
             module = self.names.positions
-            weight = self.graph.weight(f"{module}.weight", self.wide[1:])
+            rows = max(self.spec.positions, self.spec.seq)
+            weight = self.graph.weight(f"{module}.weight", (rows, self.spec.hidden))
             places = self.graph.long_constant("positions", (self.spec.seq,), partial(np.arange, self.spec.seq))
             along = self.graph.apply("Gather", [weight, places], self.wide[1:], module, axis=0)
             x = self.graph.apply("Add", [x, along], self.wide, module)
@@ -209,8 +210,8 @@ class _Builder:
         q, k, v = (self._by_head(value, count, core) for value, count in zip(flat, counts, strict=True))
         if spec.qk_norm:
             q, k = (
-                self._norm_heads(q, spec.heads, f"{core}.q_norm"),
-                self._norm_heads(k, spec.key_heads, f"{core}.k_norm"),
+                self._norm_heads(q, spec.heads, f"{core}.{self.names.head_norms[0]}"),
+                self._norm_heads(k, spec.key_heads, f"{core}.{self.names.head_norms[1]}"),
             )
         if self.look.rotary:
             q, k = self._rotate(q, spec.heads, core), self._rotate(k, spec.key_heads, core)
@@ -281,7 +282,7 @@ class _Builder:
         q, k, v = flat
         q, k = (
             self._norm_of(value, f"{core}.{name}", (*self.rows, count * self.spec.width))
-            for value, name, count in zip((q, k), ("q_norm", "k_norm"), counts, strict=False)
+            for value, name, count in zip((q, k), self.names.head_norms, counts, strict=False)
         )
         return q, k, v
 
