@@ -1,12 +1,17 @@
 """Published configurations of today's mixtures, hybrids and models with windows: as many parameters as published."""
 
 import json
+from collections import Counter
 
 import pytest
+from published_configs import CONFIGS, COUNTS
 
 import shardplan
+from shardplan.cli import main
 from shardplan.errors import ShardplanError
 from shardplan.models.hugging_face import configured
+from shardplan.planning.parallelism import hidden_of
+from shardplan.rules import model_rules
 
 DEEPSEEK = {
     "model_type": "deepseek_v3", "hidden_act": "silu", "hidden_size": 7168, "intermediate_size": 18432,
@@ -96,6 +101,80 @@ def test_a_published_config_has_as_many_parameters_as_published(tmp_path, name):
     used = whole - routed + routed * text.get("num_experts_per_tok", 1) // experts
     assert whole / 1e9 == pytest.approx(billions, rel=0.005)
     assert used / 1e9 == pytest.approx(active, rel=0.01)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_config_has_as_many_parameters_as_transformers_counts(tmp_path, name):
+    model = configured(written(tmp_path, CONFIGS[name]), {"batch": 1})
+    assert sum(model.tensor(weight.tensor).elements for weight in model.parameters) == COUNTS[name]
+
+
+FAMILIES = {config["model_type"]: config for config in CONFIGS.values()} | {
+    "falcon 7B": CONFIGS["Falcon 7B"], "pythia in turn": {**CONFIGS["Pythia 6.9B"], "use_parallel_residual": False},
+}  # fmt: skip
+DEPTHS, WIDTHS = ("num_hidden_layers", "n_layer", "n_layers"), ("hidden_size", "n_embd", "d_model")
+HEADS = ("num_attention_heads", "n_head", "n_heads")
+SMALL = {
+    **dict.fromkeys(DEPTHS, 2), **dict.fromkeys(WIDTHS, 32), **dict.fromkeys(HEADS, 4), "vocab_size": 64,
+    "intermediate_size": 48, "intermediate_size_mlp": 80, "ffn_dim": 48, "num_key_value_heads": 2, "num_kv_heads": 2,
+    "head_dim": 8, "num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
+    "shared_expert_intermediate_size": 40, "word_embed_proj_dim": 32, "moe_layers": [1], "mlp_only_layers": [0],
+    "num_heads": 8, "state_size": 8, "n_groups": 4, "decoder_sparse_step": 1,
+}  # fmt: skip
+
+
+def small(folder, kind):
+    keys = {key: value for key, value in SMALL.items() if key in FAMILIES[kind]}
+    return written(folder, {**FAMILIES[kind], **keys, "dtype": "float32"})
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_every_operator_of_an_architecture_has_a_rule(tmp_path, kind):
+    model = configured(small(tmp_path, kind), {"batch": 4, "seq": 16})
+    assert not [rule for rule in model_rules(model) if rule.fallback]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["phi3", "olmo2", "bloom", "gpt_neox", "opt", "stablelm", "cohere", "codegen", "falcon", "falcon 7B", "qwen3_moe"],
+)
+def test_plans_with_heads_split_compute_what_the_model_does(tmp_path, capsys, kind):
+    path, plan, asked = str(small(tmp_path, kind)), str(tmp_path / "own.plan.json"), tmp_path / "heads.yaml"
+    asked.write_text(f"operators: {{'*Attention': {{gpu: {'g' if kind == 'falcon 7B' else 'h'}}}}}\n")
+    given = ["--dim", "batch=4", "--dim", "seq=16", "--constraints", str(asked), "--effort", "quick", "--no-advice"]
+    assert main(["solve", path, "--mesh", "2x2", "-o", plan, *given]) == 0
+    assert main(["verify", path, plan]) == 0, capsys.readouterr()
+
+
+def forward_collectives(path, **asked):
+    plan = shardplan.price(str(path), cluster="h100-dgx", tp=2, global_batch=4, **asked).plan
+    return Counter(step.collective.kind for move in plan.moves if move.phase == "forward" for step in move.steps)
+
+
+def test_in_parallel_attention_and_mlp_are_reduced_together(tmp_path):
+    """GPT-NeoX reduces once in a layer, twice where one comes after the other."""
+    both, in_turn = (
+        forward_collectives(small(tmp_path, kind))["all_reduce"] for kind in ("gpt_neox", "pythia in turn")
+    )
+    assert (both, in_turn) == (2, 4)
+
+
+def test_queries_with_a_bias_stay_split_by_heads(tmp_path):
+    """They are as wide as the hidden state, and are not taken for it; queries of a small model may be whole."""
+    path = written(tmp_path, {**CONFIGS["OPT 6.7B"], "num_hidden_layers": 1})
+    found = shardplan.price(str(path), cluster="h100-dgx", tp=8, global_batch=8).plan
+    assert not [
+        move.tensor
+        for move in found.moves
+        if ".self_attn." in move.tensor
+        and move.tensor.endswith("proj.Add")
+        and move.steps[0].collective.kind == "all_gather"
+    ]
+
+
+def test_norms_of_single_heads_do_not_say_how_wide_the_hidden_state_is(tmp_path):
+    path = written(tmp_path, {**CONFIGS["StableLM 2 12B"], "num_hidden_layers": 1})
+    assert hidden_of(configured(path, {"seq": 64})) == 5120
 
 
 def test_the_text_part_of_a_model_that_sees_is_the_model_and_said(tmp_path):

@@ -98,6 +98,12 @@ def test_a_config_of_a_hybrid(tmp_path):
         ({"sliding_window": 16, "sliding_window_pattern": 2}, [15, -1]),
         ({"sliding_window": 16, "layer_types": ["sliding_attention", "full_attention"]}, [15, -1]),
         ({"sliding_window": 16, "layer_types": ["full_attention"] * 2}, [-1, -1]),
+        ({"sliding_window": 16, "layer_types": ["full_attention", "sliding_attention"]}, [-1, 15]),
+        ({"sliding_window": 16, "use_sliding_window": True, "max_window_layers": 1, "model_type": "qwen2"}, [-1, 15]),
+        ({"sliding_window": 16, "use_sliding_window": True, "model_type": "qwen2"}, [-1, -1]),
+        ({"sliding_window": 16, "model_type": "qwen2"}, [-1, -1]),
+        ({"sliding_window": 16, "use_sliding_window": True, "model_type": "qwen2_moe", **ROUTED}, [15, -1]),
+        ({"sliding_window": 16, "model_type": "gemma2", "hidden_act": "gelu"}, [15, -1]),
     ],
 )
 def test_windows_are_those_of_the_config(tmp_path, keys, seen):
@@ -106,17 +112,86 @@ def test_windows_are_those_of_the_config(tmp_path, keys, seen):
     assert found == seen
 
 
+@pytest.mark.parametrize(("keys", "dtype"), [
+    ({"dtype": "float32"}, "float"), ({"torch_dtype": "float16"}, "float16"), ({"torch_dtype": "auto"}, "bfloat16"),
+    ({"dtype": None, "torch_dtype": "torch.float32"}, "float"), ({}, "bfloat16"),
+])  # fmt: skip
+def test_the_type_of_weights_may_be_said_in_several_ways(tmp_path, keys, dtype):
+    model = configured(written(tmp_path, {"model_type": "llama", **GROUPED, **keys}), {})
+    assert model.tensor(model.parameters[0].tensor).dtype == dtype
+
+
+def experts_of(model):
+    return [number for number in range(4) if any(f"layers.{number}.mlp.experts" in p.name for p in model.parameters)]
+
+
+@pytest.mark.parametrize(("keys", "found"), [
+    ({"model_type": "qwen3_moe"}, [0, 1, 2, 3]),
+    ({"model_type": "qwen3_moe", "decoder_sparse_step": 2}, [1, 3]),
+    ({"model_type": "qwen3_moe", "mlp_only_layers": [1, 2]}, [0, 3]),
+    ({"model_type": "qwen3_moe", "mlp_only_layers": [1], "decoder_sparse_step": 2}, [3]),
+    ({"model_type": "llama4_text", "intermediate_size_mlp": 64, "moe_layers": [2]}, [2]),
+    ({"model_type": "llama4_text", "intermediate_size_mlp": 64, "interleave_moe_layer_step": 2}, [1, 3]),
+    ({"model_type": "llama4_text", "intermediate_size_mlp": 64, "moe_layers": None}, [0, 1, 2, 3]),
+])  # fmt: skip
+def test_layers_with_experts_are_those_of_the_config(tmp_path, keys, found):
+    config = {**GROUPED, **ROUTED, "num_hidden_layers": 4, **keys}
+    assert experts_of(configured(written(tmp_path, config), {})) == found
+
+
+def test_without_shared_experts_there_is_no_mlp_beside_the_others(tmp_path):
+    model = configured(written(tmp_path, {"model_type": "deepseek_v3", **LATENT, "n_shared_experts": None}), {})
+    assert not [weight.name for weight in model.parameters if "shared" in weight.name]
+
+
+def test_the_text_part_may_stand_beside_what_sees(tmp_path):
+    """As Qwen2.5-VL is published, and as transformers 5 saves it."""
+    flat = configured(written(tmp_path, {"model_type": "qwen2_5_vl", "vision_config": {}, **GROUPED}), {})
+    nested = {"model_type": "qwen2_5_vl", "text_config": {"model_type": "qwen2_5_vl_text", **GROUPED}}
+    inside = configured(written(tmp_path, nested), {})
+    assert parameters(flat) == parameters(inside) == BASE + 512 * 64 + 2 * (64 + 2 * 32)
+    assert [told.code for told in (*flat.warnings, *inside.warnings)] == ["text-part", "text-part"]
+
+
+def test_a_table_of_positions_has_the_rows_of_its_checkpoint(tmp_path):
+    path = written(tmp_path, {"model_type": "gpt2", **GPT2})
+    assert [configured(path, {"seq": seq}).tensor("transformer.wpe.weight").shape for seq in (16, 64, 128)] == [
+        (64, 64), (64, 64), (128, 64),
+    ]  # fmt: skip
+
+
 REFUSED = {
     "layer_types": (
-        {"sliding_window": 16, "layer_types": ["full_attention", "full_attention", "sliding_attention"]},
-        "layer_types are in an order that is not supported",
+        {"sliding_window": 16, "layer_types": ["full_attention", "linear_attention"]},
+        'layer_types has "linear_attention", which is not supported',
     ),
-    "biases": ({"attention_bias": True}, "attention_bias is true, which is not supported; it must be false"),
+    "biases": (
+        {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2, "mlp_bias": True},
+        "mlp_bias is true, which is not supported; it must be false",
+    ),
+    "lists": (
+        {
+            "model_type": "llama4_text",
+            "num_local_experts": 4,
+            "num_experts_per_tok": 1,
+            "moe_layers": "all",
+            "intermediate_size_mlp": 64,
+        },
+        'moe_layers is "all", it must be a list of numbers of layers',
+    ),
+    "mechanism": (
+        {"model_type": "qwen3_next"},
+        "model_type 'qwen3_next' is not supported: a description cannot express gated delta rules",
+    ),
+    "unlike": (
+        {"model_type": "opt", "ffn_dim": 128, "word_embed_proj_dim": 32},
+        "word_embed_proj_dim is 32, which is not supported; it must be that of hidden_size",
+    ),
     "activation": ({"hidden_act": "relu2"}, 'hidden_act is "relu2", which is not supported; it must be "silu"'),
     "quantised": ({"quantization_config": {"bits": 4}}, 'quantization_config is {"bits": 4}, which is not supported'),
     "no number": ({"hidden_size": "64"}, 'hidden_size is "64", it must be a whole number'),
     "nothing": ({"num_hidden_layers": None}, "there is no 'num_hidden_layers'"),
-    "another": ({"model_type": "mamba"}, "model_type 'mamba' is not supported"),
+    "another": ({"model_type": "xlnet"}, "model_type 'xlnet' is not supported"),
     "precision": ({"dtype": "float8"}, 'dtype is "float8", which is not supported'),
 }
 
@@ -130,7 +205,9 @@ def test_what_cannot_be_said_is_refused(tmp_path, capsys, what):
 
 
 def test_faults_are_said_together(tmp_path):
-    path = written(tmp_path, {"model_type": "llama", **GROUPED, "attention_bias": True, "mlp_bias": True})
+    path = written(
+        tmp_path, {"model_type": "llama", **GROUPED, "hidden_act": "relu", "tie_word_embeddings": False, "dtype": 8}
+    )
     with pytest.raises(ShardplanError) as caught:
         configured(path, {"heads": 8})
     assert [fault.code for fault in caught.value.diagnostics] == ["bad-config", "bad-config", "unknown-dim"]

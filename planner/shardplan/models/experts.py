@@ -107,9 +107,9 @@ def _each_expert(graph: GraphWriter, spec: TransformerSpec, taken: str, module: 
 
 def activated(graph: GraphWriter, spec: TransformerSpec, x: str, shape: tuple[int, ...], module: str) -> str:
     """What an MLP without a gate does between its products."""
-    if spec.act == "relu2":
+    if spec.act in {"relu", "relu2"}:
         x = graph.apply("Relu", [x], shape, module)
-        return graph.apply("Mul", [x, x], shape, module)
+        return x if spec.act == "relu" else graph.apply("Mul", [x, x], shape, module)
     return graph.apply("Gelu", [x], shape, module, approximate="none" if spec.style == "bert" else "tanh")
 
 

@@ -12,7 +12,9 @@ from typing import Any, Final
 
 from shardplan.errors import Diagnostic, ShardplanError, did_you_mean, error, warning
 from shardplan.model.types import Model
-from shardplan.models.architectures import ARCHITECTURES, Architecture
+from shardplan.models.architectures import ARCHITECTURES, FLAT, MISSING, Architecture
+from shardplan.models.layer_kinds import of_pattern, pattern_of, routed, windows
+from shardplan.models.names import NAMES
 from shardplan.models.spec import TransformerSpec
 from shardplan.models.transformer import build
 from shardplan.text_files import read_text
@@ -85,8 +87,10 @@ def read_config(path: str | Path) -> dict[str, Any]:
 
 def text_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """The keys of the text part of a model that sees or hears as well; `config` itself where that is one."""
-    text = config.get("text_config")
-    if config["model_type"] in ARCHITECTURES or not isinstance(text, dict) or "model_type" not in text:
+    text, kind = config.get("text_config"), config["model_type"]
+    if not isinstance(text, dict) or "model_type" not in text:
+        return {**config, "model_type": FLAT[kind]} if kind in FLAT else config
+    if kind in ARCHITECTURES:
         return config
     outside = {key: config[key] for key in _OF_ALL if key in config}
     return {**outside, **text}
@@ -98,16 +102,24 @@ def spec_of(config: Mapping[str, Any], dims: Mapping[str, int], path: str) -> Tr
     kind = str(config["model_type"])
     architecture = ARCHITECTURES.get(kind)
     if architecture is None:
-        hint = did_you_mean(kind, ARCHITECTURES) or f"known are {', '.join(ARCHITECTURES)}; else {_EXPORT}"
-        raise ShardplanError(error("unknown-architecture", f"{path}: model_type '{kind}' is not supported", hint=hint))
+        if kind in MISSING:
+            why, hint = f": a description cannot express {MISSING[kind]}", _EXPORT
+        else:
+            why = ""
+            hint = did_you_mean(kind, ARCHITECTURES) or f"known are {', '.join(ARCHITECTURES)}; else {_EXPORT}"
+        said = f"{path}: model_type '{kind}' is not supported{why}"
+        raise ShardplanError(error("unknown-architecture", said, hint=hint))
     config = {**architecture.assumed, **config}
+    architecture = next((row for key, row in architecture.instead.items() if config.get(key)), architecture)
     sizes, faults = _sizes(architecture, config, path)
     longest = config.get(architecture.positions)
     seq = dims.get("seq", min(longest, _LONGEST) if isinstance(longest, int) else _LONGEST)
     faults += _refused(architecture, config, path)
-    window, wrong = _windows(config, seq, path)
-    pattern, more = _pattern(config, path) if architecture.style == "nemotron" else ("", [])
-    faults += wrong + more + _chunked(architecture, config, seq, path)
+    window, wrong = windows(architecture, config, sizes, seq, path, _EXPORT)
+    mixed, faulty = routed(architecture, config, sizes, path)
+    is_hybrid = architecture.style == "nemotron" and "pattern" not in architecture.given
+    pattern, more = pattern_of(config, path) if is_hybrid else ("", [])
+    faults += wrong + faulty + more + _chunked(architecture, config, seq, path)
     faults += [
         error("unknown-dim", f"{path} leaves no '{name}' open", hint=did_you_mean(name, _BOUND) or "batch, seq")
         for name in dims
@@ -115,17 +127,29 @@ def spec_of(config: Mapping[str, Any], dims: Mapping[str, int], path: str) -> Tr
     ]
     if faults:
         raise ShardplanError(*faults)
-    named = config.get("dtype", config.get("torch_dtype")) or "bfloat16"
-    asked: dict[str, Any] = {**sizes, **architecture.given, **window, "seq": seq, "dtype": _DTYPES[str(named)]}
+    asked: dict[str, Any] = {"style": architecture.style, **sizes, **architecture.given, **window, **mixed, "seq": seq}
+    asked["dtype"] = _DTYPES[_dtype(config) or "bfloat16"]
     asked |= {name: bool(config.get(key, False)) for name, key in architecture.flags.items()}
+    for key, cases in architecture.cases.items():
+        asked |= cases[bool(config.get(key, False))]
+    if NAMES[architecture.style].positions and isinstance(longest, int):
+        asked["positions"] = longest + architecture.spare
     if pattern:
-        asked = _of_pattern(asked, pattern, config)
+        asked = of_pattern(asked, pattern, config)
     if "shared_gate" in asked and not asked.get("shared_ffn"):
         del asked["shared_gate"]
     if "batch" in dims:
         asked["batch"] = dims["batch"]
     tied = config.get("tie_word_embeddings", architecture.tied)
-    return TransformerSpec(style=architecture.style, head="tied" if tied else "untied", **asked)  # type: ignore[arg-type]
+    return TransformerSpec(head="tied" if tied else "untied", **asked)
+
+
+def _dtype(config: Mapping[str, Any]) -> Any:
+    """The type of weights, `None` where the configuration leaves it to the checkpoint."""
+    named = config.get("dtype") or config.get("torch_dtype")
+    if not isinstance(named, str):
+        return named
+    return None if named == "auto" else named.removeprefix("torch.")
 
 
 def _sizes(architecture: Architecture, config: Mapping[str, Any], path: str) -> tuple[dict[str, int], list[Diagnostic]]:
@@ -141,7 +165,8 @@ def _sizes(architecture: Architecture, config: Mapping[str, Any], path: str) -> 
             faults.append(error("bad-config", f"{path}: there is no '{key}'", hint="save the configuration whole"))
     for made, combine in ((architecture.sums, sum), (architecture.products, math.prod)):
         for name, parts in made.items():
-            values = [config.get(part) for part in parts]
+            none = 0 if combine is math.prod else None  # "n_shared_experts": null
+            values = [none if config.get(part, part) is None else config.get(part) for part in parts]
             if all(isinstance(value, int) for value in values):
                 sizes[name] = combine(values)  # type: ignore[arg-type]
             else:
@@ -158,32 +183,18 @@ def _refused(architecture: Architecture, config: Mapping[str, Any], path: str) -
         for key, allowed in only.items()
         if config.get(key, allowed[0]) not in allowed
     ]
+    faults += [
+        _cannot(path, key, config[key], f"that of {other}")
+        for key, other in architecture.same.items()
+        if config.get(key) is not None and config[key] != config.get(other)
+    ]
     stored = config.get("quantization_config")
     if stored is not None and (not isinstance(stored, dict) or stored.get("quant_method") not in _STORED):
         faults.append(_cannot(path, "quantization_config", config["quantization_config"], "null"))
-    named = config.get("dtype", config.get("torch_dtype"))
+    named = _dtype(config)
     if named is not None and not (isinstance(named, str) and named in _DTYPES):
         faults.append(_cannot(path, "dtype", named, " or ".join(json.dumps(value) for value in _DTYPES)))
     return faults
-
-
-def _windows(config: Mapping[str, Any], seq: int, path: str) -> tuple[dict[str, int], list[Diagnostic]]:
-    """Sliding windows as a description has them. One that is no shorter than the sequence changes nothing."""
-    window = config.get("sliding_window") if config.get("use_sliding_window", True) else None
-    kinds = config.get("layer_types")
-    if not isinstance(window, int) or window >= seq:
-        return {}, []
-    if not isinstance(kinds, list):
-        every = config.get("sliding_window_pattern", 0)
-        return {"window": window, "window_every": every if isinstance(every, int) else 0}, []
-    if "sliding_attention" not in kinds:
-        return {}, []
-    every = kinds.index("full_attention") + 1 if "full_attention" in kinds else 0
-    is_whole = [bool(every) and place % every == every - 1 for place in range(len(kinds))]
-    if kinds == ["full_attention" if whole else "sliding_attention" for whole in is_whole]:
-        return {"window": window, "window_every": every}, []
-    hint = f"every n-th layer may see all: --dim seq={window}, or {_EXPORT}"
-    return {}, [error("bad-config", f"{path}: layer_types are in an order that is not supported", hint=hint)]
 
 
 def _chunked(architecture: Architecture, config: Mapping[str, Any], seq: int, path: str) -> list[Diagnostic]:
@@ -193,32 +204,6 @@ def _chunked(architecture: Architecture, config: Mapping[str, Any], seq: int, pa
         return []
     summary = f"{path}: {architecture.within} is {chunk}, so that a sequence of {seq} is seen in parts"
     return [error("bad-config", summary, hint=f"--dim seq={chunk} at most, or {_EXPORT}")]
-
-
-_LETTERS: Final = {
-    "mamba": "M", "linear_attention": "M", "attention": "*", "full_attention": "*", "mlp": "-", "moe": "E",
-}  # fmt: skip
-
-
-def _pattern(config: Mapping[str, Any], path: str) -> tuple[str, list[Diagnostic]]:
-    """What the layers are, a letter for each, which configurations say as letters or as words."""
-    kinds = config.get("layers_block_type", config.get("layer_types"))
-    pattern = config.get("hybrid_override_pattern")
-    if isinstance(kinds, list) and all(isinstance(kind, str) and kind in _LETTERS for kind in kinds):
-        pattern = "".join(_LETTERS[kind] for kind in kinds)
-    if not isinstance(pattern, str) or not pattern or set(pattern) - set(_LETTERS.values()):
-        summary = f"{path}: there is no hybrid_override_pattern of the letters M, *, - and E"
-        return "", [error("bad-config", summary, hint="or layers_block_type, a list of their names")]
-    return pattern, []
-
-
-def _of_pattern(sizes: Mapping[str, Any], pattern: str, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Sizes without those of experts where the pattern has none: configurations give them all the same."""
-    asked = {**sizes, "pattern": pattern, "layers": len(pattern)}
-    if "E" in pattern:
-        return asked if config.get("n_shared_experts", 1) else {**asked, "shared_ffn": 0}
-    experts = ("experts", "top_k", "shared_ffn", "expert_latent", "routing")
-    return {**{name: size for name, size in asked.items() if name not in experts}, "ffn": asked["dense_ffn"]}
 
 
 def _cannot(path: str, key: str, value: Any, allowed: str) -> Diagnostic:

@@ -1,16 +1,17 @@
-"""Checkpoint names by style, as in the reference implementations of Llama, GPT-2, BERT and Nemotron-H."""
+"""Checkpoint names by style, as in the reference implementations of each."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 
 @dataclass(frozen=True, slots=True)
 class Names:
     """Module paths; those of a layer are below `layer` + its number. `transposed`: checkpoints hold linear weights as
-    (out, in). `qkv`: names of the query, key and value projections, or of the one that makes all three. `latent`: of
-    the projections to and from the size in which tokens come to experts."""
+    (out, in). `qkv`: names of the query, key and value projections, or of the one that makes all three; `mlp`: of gate
+    (where there is one), up and down, or of the one that makes gate and up, and down. `latent`: of the projections to
+    and from the size in which tokens come to experts. `embed_norm`: of the norm of embeddings, `""` for none."""
 
     layer: str
     transposed: bool
@@ -27,23 +28,32 @@ class Names:
     experts: str
     shared: str = "mlp.shared_experts"
     post_norms: tuple[str, str] = ("post_attention_norm", "post_mlp_norm")
+    head_norms: tuple[str, str] = ("q_norm", "k_norm")
     state_space: str = "mamba"
     latent: tuple[str, str] = ("mlp.fc1_latent_proj", "mlp.fc2_latent_proj")
+    embed_norm: str = ""
 
 
+_LLAMA: Final = Names(
+    layer="model.layers", transposed=True, embed="model.embed_tokens", positions="", attention="self_attn",
+    qkv=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), out="self_attn.o_proj",
+    norms=("input_layernorm", "post_attention_layernorm"), mlp=("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"),
+    final_norm="model.norm", head="lm_head", router="mlp.gate", experts="mlp.experts",
+)  # fmt: skip
+_GPT: Final = Names(
+    layer="transformer.h", transposed=False, embed="transformer.wte", positions="transformer.wpe",
+    attention="attn", qkv=("attn.c_attn",), out="attn.c_proj", norms=("ln_1", "ln_2"),
+    mlp=("mlp.c_fc", "mlp.c_proj"), final_norm="transformer.ln_f", head="lm_head", router="mlp.router",
+    experts="mlp.experts",
+)  # fmt: skip
+_FALCON: Final = replace(
+    _GPT, transposed=True, positions="", embed="transformer.word_embeddings", attention="self_attention",
+    qkv=("self_attention.query_key_value",), out="self_attention.dense",
+    norms=("input_layernorm", "post_attention_layernorm"), mlp=("mlp.dense_h_to_4h", "mlp.dense_4h_to_h"),
+)  # fmt: skip
 NAMES: Final[dict[str, Names]] = {
-    "llama": Names(
-        layer="model.layers", transposed=True, embed="model.embed_tokens", positions="", attention="self_attn",
-        qkv=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), out="self_attn.o_proj",
-        norms=("input_layernorm", "post_attention_layernorm"), mlp=("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"),
-        final_norm="model.norm", head="lm_head", router="mlp.gate", experts="mlp.experts",
-    ),
-    "gpt": Names(
-        layer="transformer.h", transposed=False, embed="transformer.wte", positions="transformer.wpe",
-        attention="attn", qkv=("attn.c_attn",), out="attn.c_proj", norms=("ln_1", "ln_2"),
-        mlp=("mlp.c_fc", "mlp.c_proj"), final_norm="transformer.ln_f", head="lm_head", router="mlp.router",
-        experts="mlp.experts",
-    ),
+    "llama": _LLAMA,
+    "gpt": _GPT,
     "bert": Names(
         layer="bert.encoder.layer", transposed=True, embed="bert.embeddings.word_embeddings",
         positions="bert.embeddings.position_embeddings", attention="attention.self",
@@ -59,4 +69,52 @@ NAMES: Final[dict[str, Names]] = {
         experts="mixer.experts", shared="mixer.shared_experts", state_space="mixer",
         latent=("mixer.fc1_latent_proj", "mixer.fc2_latent_proj"),
     ),
+    "phi3": replace(_LLAMA, qkv=("self_attn.qkv_proj",), mlp=("mlp.gate_up_proj", "mlp.down_proj")),
+    "olmo2": replace(_LLAMA, norms=("post_attention_layernorm", "post_feedforward_layernorm")),
+    "glm": replace(
+        _LLAMA, mlp=("mlp.gate_up_proj", "mlp.down_proj"),
+        post_norms=("post_self_attn_layernorm", "post_mlp_layernorm"),
+    ),
+    "gemma": replace(
+        _LLAMA, norms=("input_layernorm", "pre_feedforward_layernorm"),
+        post_norms=("post_attention_layernorm", "post_feedforward_layernorm"),
+    ),
+    "hunyuan": replace(_LLAMA, head_norms=("query_layernorm", "key_layernorm")),
+    "arcee": replace(_LLAMA, mlp=("mlp.up_proj", "mlp.down_proj")),
+    "bigcode": replace(_GPT, transposed=True),
+    "bloom": replace(
+        _FALCON, embed_norm="transformer.word_embeddings_layernorm",
+    ),
+    "neox": replace(
+        _FALCON, layer="gpt_neox.layers", embed="gpt_neox.embed_in", attention="attention",
+        qkv=("attention.query_key_value",), out="attention.dense", final_norm="gpt_neox.final_layer_norm",
+        head="embed_out",
+    ),
+    "opt": replace(
+        _LLAMA, layer="model.decoder.layers", embed="model.decoder.embed_tokens",
+        positions="model.decoder.embed_positions", out="self_attn.out_proj",
+        norms=("self_attn_layer_norm", "final_layer_norm"), mlp=("fc1", "fc2"),
+        final_norm="model.decoder.final_layer_norm",
+    ),
+    "mpt": replace(
+        _GPT, layer="transformer.blocks", transposed=True, positions="", qkv=("attn.Wqkv",), out="attn.out_proj",
+        norms=("norm_1", "norm_2"), mlp=("ffn.up_proj", "ffn.down_proj"), final_norm="transformer.norm_f",
+    ),
+    "nemotron4": replace(_LLAMA, mlp=("mlp.up_proj", "mlp.down_proj")),
+    "starcoder2": replace(_LLAMA, mlp=("mlp.c_fc", "mlp.c_proj")),
+    "stablelm": _LLAMA,
+    "cohere": _LLAMA,
+    "phi": replace(
+        _LLAMA, out="self_attn.dense", mlp=("mlp.fc1", "mlp.fc2"), final_norm="model.final_layernorm",
+    ),
+    "gptj": replace(
+        _GPT, transposed=True, positions="", qkv=("attn.q_proj", "attn.k_proj", "attn.v_proj"), out="attn.out_proj",
+        mlp=("mlp.fc_in", "mlp.fc_out"),
+    ),
+    "codegen": replace(
+        _GPT, transposed=True, positions="", qkv=("attn.qkv_proj",), out="attn.out_proj",
+        mlp=("mlp.fc_in", "mlp.fc_out"),
+    ),
+    "falcon": _FALCON,
+    "large_falcon": replace(_FALCON, norms=("ln_attn", "ln_mlp")),
 }  # fmt: skip

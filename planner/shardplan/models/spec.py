@@ -10,7 +10,11 @@ from typing import Final, Literal
 from shardplan.errors import Diagnostic, ShardplanError, error
 
 AttentionForm = Literal["fused", "decomposed"]
-StyleName = Literal["llama", "gpt", "bert", "nemotron"]
+StyleName = Literal[
+    "llama", "gpt", "bert", "nemotron", "phi3", "olmo2", "bloom", "neox", "opt", "mpt", "nemotron4", "starcoder2",
+    "stablelm", "cohere", "phi", "gptj", "codegen", "falcon",
+    "large_falcon", "glm", "gemma", "hunyuan", "arcee", "bigcode",
+]  # fmt: skip
 RoutingName = Literal["capacity", "dropless"]
 Part = Literal["attention", "state_space", "mlp"]
 _PARTS: Final[dict[str, Part]] = {"M": "state_space", "*": "attention", "-": "mlp", "E": "mlp"}
@@ -20,8 +24,10 @@ _PARTS: Final[dict[str, Part]] = {"M": "state_space", "*": "attention", "-": "ml
 @dataclass(frozen=True, slots=True)
 class Style:
     """What the sizes leave open. `norm_first`: normalise before attention and MLP, else after the residual. `packed`:
-    one weight makes queries, keys and values. `tied`: the embedding is also the output matrix. `activation`: of the
-    MLP."""
+    one weight makes queries, keys and values, `interleaved`: group by group of heads, not all queries first. `tied`:
+    the embedding is also the output matrix. `activation`: of the MLP. `norm_last`: what attention and MLP make is
+    normalised, not what they take. `norm_bias`: whether a `LayerNormalization` has one; `head_bias`: whether the output
+    matrix has one. `norm_by_head`: where queries and keys are normalised, every head has weights of its own."""
 
     norm: str
     norm_first: bool
@@ -33,14 +39,43 @@ class Style:
     tied: bool
     epsilon: float
     activation: str
+    interleaved: bool = False
+    norm_last: bool = False
+    norm_bias: bool = True
+    head_bias: bool = False
+    norm_by_head: bool = False
 
 
+_LLAMA: Final = Style("RMSNormalization", True, True, True, False, False, True, False, 1e-5, "silu")
+_GPT: Final = Style("LayerNormalization", True, False, False, True, True, True, True, 1e-5, "gelu")
+_ROTARY_GPT: Final = replace(_GPT, rotary=True, packed=False)
 STYLES: Final[dict[str, Style]] = {
-    "llama": Style("RMSNormalization", True, True, True, False, False, True, False, 1e-5, "silu"),
-    "gpt": Style("LayerNormalization", True, False, False, True, True, True, True, 1e-5, "gelu"),
+    "llama": _LLAMA,
+    "gpt": _GPT,
     "bert": Style("LayerNormalization", False, False, False, True, False, False, True, 1e-12, "gelu"),
     "nemotron": Style("RMSNormalization", True, False, False, False, False, True, False, 1e-5, "relu2"),
+    "phi3": replace(_LLAMA, packed=True),
+    "olmo2": replace(_LLAMA, norm_last=True),
+    "glm": _LLAMA,
+    "gemma": replace(_LLAMA, tied=True, activation="gelu"),
+    "hunyuan": _LLAMA,
+    "arcee": replace(_LLAMA, gated=False, activation="relu2"),
+    "bigcode": _GPT,
+    "bloom": replace(_GPT, interleaved=True),
+    "neox": replace(_GPT, rotary=True, interleaved=True, tied=False),
+    "opt": replace(_GPT, packed=False, activation="relu"),
+    "mpt": replace(_GPT, bias=False, norm_bias=False),
+    "nemotron4": replace(_ROTARY_GPT, bias=False, tied=False, activation="relu2"),
+    "starcoder2": _ROTARY_GPT,
+    "stablelm": replace(_LLAMA, norm="LayerNormalization", norm_by_head=True),
+    "cohere": replace(_LLAMA, norm="LayerNormalization", norm_bias=False, norm_by_head=True, tied=True),
+    "phi": replace(_ROTARY_GPT, tied=False, head_bias=True),
+    "gptj": replace(_ROTARY_GPT, bias=False, tied=False, head_bias=True),
+    "codegen": replace(_ROTARY_GPT, bias=False, packed=True, tied=False, head_bias=True),
+    "falcon": replace(_GPT, rotary=True, bias=False, interleaved=True),
+    "large_falcon": replace(_GPT, rotary=True, bias=False, interleaved=True),
 }
+"""What ALiBi adds to scores (`bloom`, `mpt`) is made inside of fused attention and is left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +86,10 @@ class TransformerSpec:
     of which takes `capacity` times its fair share of a sequence. `attention`: one fused operator, or its parts as
     operators. `dropout`: as in training of that time, with its masks. `head`: whether the output matrix is the
     embedding, `activation`: what the MLP applies; empty for those of the style. `qkv_bias`: biases of queries, keys and
-    values alone, `qk_norm`: queries and keys are normalised by head; both only where styles have neither.
+    values alone, `out_bias`: of attention's output matrix, `mlp_bias`: of the MLP, where styles have none. `qk_norm`:
+    queries and keys are normalised by head, `qk_norm_whole`: over all heads. `parallel_norms`: attention and MLP take
+    the same input, through one norm or one each, and are added together. `logit_cap`: logits go through a tanh.
+    `positions`: rows of the table of positions where they are learned; 0, and where `seq` is more, for as many as that.
 
     `routing`: by one-hot masks and `capacity` (GShard), or `dropless`, by index, where the fullest expert has `skew`
     times its fair share. `shared_ffn`: inner size of an MLP that all tokens pass beside the experts, `shared_gate`: by
@@ -60,6 +98,8 @@ class TransformerSpec:
     `rope_size` of the `head_size` of a key, which is rotated, is the same for all heads; values have `value_size`;
     `q_rank`: so are queries, from a latent of their own. `window`: attention sees so many tokens, except in every
     `window_every`-th layer, which sees all. `post_norm`: what attention and MLP make is normalised too (Gemma).
+    `window_pattern` says it of any layers, a letter for each, from the start again where there are more layers: `W` the
+    window, `F` all; `moe_pattern` says which MLPs are experts (`E`), which dense (`D`).
 
     `pattern`: what the layers are instead of attention and MLP, a letter for each, as Nemotron writes it: `M` a state
     space (Mamba-2), `*` attention, `-` an MLP, `E` experts; from the start again where there are more layers. A state
@@ -109,6 +149,14 @@ class TransformerSpec:
     state_groups: int = 1
     conv_size: int = 4
     expert_latent: int = 0
+    window_pattern: str = ""
+    moe_pattern: str = ""
+    out_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm_whole: bool = False
+    parallel_norms: int = 0
+    logit_cap: bool = False
+    positions: int = 0
 
     @property
     def look(self) -> Style:
@@ -143,9 +191,11 @@ class TransformerSpec:
         return self.pattern[layer % len(self.pattern)]
 
     def is_routed(self, layer: int) -> bool:
-        """Whether the MLP of a layer is a mixture of experts: as the pattern says, or the last of every `moe_every`."""
+        """Whether the MLP of a layer is a mixture of experts: as a pattern says, or the last of every `moe_every`."""
         if self.pattern:
             return self.letter_of(layer) == "E"
+        if self.moe_pattern:
+            return self.moe_pattern[layer % len(self.moe_pattern)] == "E"
         return bool(self.experts) and layer >= self.dense_layers and layer % self.moe_every == self.moe_every - 1
 
     def parts_of(self, layer: int) -> tuple[Part, ...]:
@@ -171,7 +221,10 @@ class TransformerSpec:
 
     def window_of(self, layer: int) -> int:
         """Tokens that attention of a layer sees; 0 for all."""
-        whole = self.window_every and layer % self.window_every == self.window_every - 1
+        if self.window_pattern:
+            whole = self.window_pattern[layer % len(self.window_pattern)] == "F"
+        else:
+            whole = bool(self.window_every) and layer % self.window_every == self.window_every - 1
         return 0 if whole or self.window >= self.seq else self.window
 
 
@@ -182,13 +235,14 @@ MOST_LAYERS: Final = 4096
 _MAY_BE_ZERO: Final = frozenset({
     "kv_heads", "ffn", "experts", "head_size", "shared_ffn", "dense_layers", "dense_ffn", "q_rank", "kv_rank",
     "rope_size", "value_size", "window", "window_every", "state_heads", "expert_latent",
+    "parallel_norms", "positions",
 })  # fmt: skip
 _CHOICES: Final[dict[str, Iterable[str]]] = {
     "style": tuple(STYLES),
     "attention": ("fused", "decomposed"),
     "dtype": ("bfloat16", "float16", "float"),
     "head": ("", "tied", "untied"),
-    "activation": ("", "silu", "gelu", "relu2"),
+    "activation": ("", "silu", "gelu", "relu", "relu2"),
     "routing": ("capacity", "dropless"),
 }
 
@@ -223,6 +277,10 @@ def _wrong_choices(spec: TransformerSpec) -> Iterable[Diagnostic]:
     if wrong := sorted(set(spec.pattern) - set(_PARTS)):
         known = "M (state space), * (attention), - (MLP) and E (experts)"
         yield _bad(f"pattern has '{wrong[0]}'; its letters are {known}")
+    if wrong := sorted(set(spec.window_pattern) - set("WF")):
+        yield _bad(f"window_pattern has '{wrong[0]}'; its letters are W (the window) and F (all)")
+    if wrong := sorted(set(spec.moe_pattern) - set("DE")):
+        yield _bad(f"moe_pattern has '{wrong[0]}'; its letters are D (dense) and E (experts)")
 
 
 def _contradictions(spec: TransformerSpec) -> Iterable[Diagnostic]:
@@ -232,13 +290,15 @@ def _contradictions(spec: TransformerSpec) -> Iterable[Diagnostic]:
         yield _bad(f"heads ({spec.heads}) is no multiple of kv_heads ({spec.key_heads})")
     if spec.look.rotary and spec.width % 2:
         yield _bad(f"the size of a head ({spec.width}) is odd, so it cannot be rotated", "choose even head sizes")
-    allowed = ("silu", "gelu") if spec.look.gated else ("gelu", "relu2")
+    allowed = ("silu", "gelu") if spec.look.gated else ("gelu", "relu", "relu2")
     if spec.activation and spec.activation not in allowed:
         hint = f"leave it out, or choose {' or '.join(allowed)}"
         yield _bad(f"MLPs of style {spec.style} have no activation '{spec.activation}'", hint)
-    if (spec.qkv_bias or spec.qk_norm) and spec.style != "llama":
-        yield _bad(f"qkv_bias and qk_norm are of style llama, not {spec.style}", "leave them out")
-    yield from (*_latent(spec), *_of_today(spec), *_of_pattern(spec))
+    if spec.look.bias and (spec.qkv_bias or spec.out_bias or spec.mlp_bias):
+        yield _bad(f"style {spec.style} has all biases", "leave out qkv_bias, out_bias and mlp_bias")
+    if (spec.qk_norm or spec.qk_norm_whole) and not spec.look.rotary:
+        yield _bad(f"qk_norm is of styles whose positions are rotated, not {spec.style}", "leave it out")
+    yield from (*_latent(spec), *_of_today(spec), *_of_norms(spec), *_of_pattern(spec))
     if spec.experts and spec.top_k > spec.experts:
         yield _bad(f"top_k ({spec.top_k}) is more than experts ({spec.experts})")
 
@@ -249,10 +309,23 @@ def _of_today(spec: TransformerSpec) -> Iterable[Diagnostic]:
         yield _bad("shared_ffn, shared_gate and dense_layers are of mixtures of experts", "give experts as well")
     if spec.shared_gate and not spec.shared_ffn:
         yield _bad("shared_gate is of an MLP beside the experts", "give shared_ffn as well")
-    if spec.post_norm and spec.style != "llama":
-        yield _bad(f"post_norm is of style llama, not {spec.style}", "leave it out")
+    if spec.moe_pattern and (not spec.experts or spec.dense_layers or spec.moe_every > 1):
+        yield _bad("moe_pattern is of experts, without dense_layers and moe_every", "give experts, or leave one out")
+    if spec.window_pattern and (not spec.window or spec.window_every):
+        yield _bad("window_pattern is of windows, without window_every", "give window, or leave one out")
     if spec.window and (spec.attention != "fused" or not spec.look.causal):
         yield _bad("windows are of fused causal attention", "leave out window, or attention=decomposed")
+
+
+def _of_norms(spec: TransformerSpec) -> Iterable[Diagnostic]:
+    """Where values are normalised."""
+    has_one = spec.look.norm_last or spec.parallel_norms or not spec.look.norm_first
+    if spec.post_norm and (has_one or spec.look.norm != "RMSNormalization"):
+        yield _bad("post_norm is of styles with RMSNormalization, without parallel_norms", "leave it out")
+    if spec.qk_norm and spec.qk_norm_whole:
+        yield _bad("queries and keys are normalised by head or over all heads", "leave out qk_norm or qk_norm_whole")
+    if spec.parallel_norms and (spec.parallel_norms > 2 or not spec.look.norm_first or spec.look.norm_last):
+        yield _bad("parallel_norms is 1 or 2, of styles that normalise first", "leave it out")
 
 
 def _of_pattern(spec: TransformerSpec) -> Iterable[Diagnostic]:
@@ -263,8 +336,9 @@ def _of_pattern(spec: TransformerSpec) -> Iterable[Diagnostic]:
         if spec.state_heads:
             yield _bad("state_heads is of state spaces", "give pattern as well, such as pattern=M*")
         return
-    if not spec.look.norm_first or spec.post_norm:
-        yield _bad("layers of a pattern are normalised before, and only there", "leave out style=bert and post_norm")
+    if not spec.look.norm_first or spec.look.norm_last or spec.post_norm or spec.parallel_norms:
+        hint = f"leave out style={spec.style}, post_norm and parallel_norms"
+        yield _bad("layers of a pattern are normalised before, and only there", hint)
     if "E" in spec.pattern and not spec.experts:
         yield _bad("pattern has layers of experts (E)", "give experts as well")
     if spec.experts and ("E" not in spec.pattern or spec.dense_layers or spec.moe_every > 1):
@@ -281,10 +355,15 @@ def _latent(spec: TransformerSpec) -> Iterable[Diagnostic]:
         if spec.q_rank or spec.rope_size or spec.value_size:
             yield _bad("q_rank, rope_size and value_size are of latent attention", "give kv_rank as well")
         return
-    if spec.style != "llama" or spec.attention != "fused" or spec.kv_heads or spec.qk_norm or spec.qkv_bias:
+    if spec.style != "llama" or spec.attention != "fused" or spec.kv_heads or _beside_latent(spec):
         yield _bad("latent attention is of style llama, fused, with as many key heads as heads", "leave the others out")
     if not 0 < spec.rope_size < spec.width or spec.rope_size % 2:
         yield _bad(f"rope_size is {spec.rope_size}, it must be even and less than head_size ({spec.width})")
+
+
+def _beside_latent(spec: TransformerSpec) -> bool:
+    """Whether attention has what latent attention lacks."""
+    return spec.qk_norm or spec.qk_norm_whole or spec.qkv_bias or spec.out_bias or bool(spec.parallel_norms)
 
 
 def _bad(summary: str, hint: str = "") -> Diagnostic:

@@ -64,12 +64,15 @@ class _Builder:
         x = self.graph.apply("Gather", [table, ids], self.wide, module, axis=0)
         if self.names.positions:
             module = self.names.positions
-            weight = self.graph.weight(f"{module}.weight", self.wide[1:])
+            rows = max(self.spec.positions, self.spec.seq)
+            weight = self.graph.weight(f"{module}.weight", (rows, self.spec.hidden))
             places = self.graph.long_constant("positions", (self.spec.seq,), partial(np.arange, self.spec.seq))
             along = self.graph.apply("Gather", [weight, places], self.wide[1:], module, axis=0)
             x = self.graph.apply("Add", [x, along], self.wide, module)
         if not self.look.norm_first:
             x = self._norm(x, self.names.final_norm)
+        if self.names.embed_norm:
+            x = self._norm(x, self.names.embed_norm)
         return self._dropout(x, self.wide, self.names.embed)
 
     def _logits(self, x: str, table: str) -> str:
@@ -79,15 +82,30 @@ class _Builder:
             weight = self.graph.apply("Transpose", [table], shape, head, perm=(1, 0))
         else:
             weight = self.graph.weight(f"{head}.weight", shape, transposed=True)
-        return self.graph.apply("MatMul", [x, weight], (*self.rows, spec.vocab), head)
+        made = (*self.rows, spec.vocab)
+        x = self.graph.apply("MatMul", [x, weight], made, head)
+        if self.look.head_bias:
+            x = self.graph.apply("Add", [x, self.graph.weight(f"{head}.bias", (spec.vocab,))], made, head)
+        return self._capped(x, made, head) if spec.logit_cap else x
+
+    def _capped(self, x: str, shape: tuple[int, ...], module: str) -> str:
+        """Logits as cap tanh(x / cap); how large the cap is does not matter to a plan."""
+        cap = self.graph.constant("logits.cap", np.array(30, dtype=np.float32), self.spec.dtype)
+        x = self.graph.apply("Tanh", [self.graph.apply("Div", [x, cap], shape, module)], shape, module)
+        return self.graph.apply("Mul", [x, cap], shape, module)
 
     def _layer(self, x: str, layer: int) -> str:
         module = f"{self.names.layer}.{layer}"
         made = {"attention": self._attention, "state_space": self._state_space, "mlp": self._mlp}
+        if self.spec.parallel_norms:
+            return self._parallel(x, layer, module)
         for name in self.spec.parts_of(layer):
             part, number = made[name], int(name == "mlp")
             norm = f"{module}.{self.names.norms[number]}"
-            inner = part(self._norm(x, norm) if self.look.norm_first else x, layer)
+            before = self.look.norm_first and not self.look.norm_last
+            inner = part(self._norm(x, norm) if before else x, layer)
+            if self.look.norm_last:
+                inner = self._norm(inner, norm)
             if self.spec.post_norm:
                 inner = self._norm(inner, f"{module}.{self.names.post_norms[number]}")
             x = self.graph.apply("Add", [x, self._dropout(inner, self.wide, module)], self.wide, module)
@@ -95,10 +113,19 @@ class _Builder:
                 x = self._norm(x, norm)
         return x
 
+    def _parallel(self, x: str, layer: int, module: str) -> str:
+        """Attention and MLP of the same input, whose sum is added to it."""
+        first, second = (f"{module}.{name}" for name in self.names.norms)
+        seen = self._norm(x, first)
+        taken = self._norm(x, second) if self.spec.parallel_norms == 2 else seen
+        parts = [self._attention(seen, layer), self._mlp(taken, layer)]
+        inner = self.graph.apply("Add", parts, self.wide, module)
+        return self.graph.apply("Add", [x, self._dropout(inner, self.wide, module)], self.wide, module)
+
     def _norm(self, x: str, module: str) -> str:
         size = (self.spec.hidden,)
         operands = [x, self.graph.weight(f"{module}.weight", size)]
-        if self.look.norm == "LayerNormalization":
+        if self.look.norm == "LayerNormalization" and self.look.norm_bias:
             operands.append(self.graph.weight(f"{module}.bias", size))
         return self.graph.apply(self.look.norm, operands, self.wide, module, axis=-1, epsilon=self.look.epsilon)
 
@@ -147,14 +174,19 @@ class _Builder:
         shape = (*self.rows, inner)
         names = [beside + name.rpartition(".")[2] if beside else name for name in self.names.mlp]
         *ups, down = (f"{module}.{name}" for name in names)
-        made = [self._linear(x, up, spec.hidden, inner) for up in ups]
+        sizes = [inner] * (2 if self.look.gated else 1)
+        if len(ups) < len(sizes):
+            packed = self._linear(x, ups[0], spec.hidden, sum(sizes), bias=spec.mlp_bias)
+            made = list(self.graph.split(packed, (*self.rows, sum(sizes)), sizes, ups[0]))
+        else:
+            made = [self._linear(x, up, spec.hidden, inner, bias=spec.mlp_bias) for up in ups]
         act = f"{module}.{beside.rstrip('.') if beside else names[0].split('.')[0]}"
         if self.look.gated:
             gate = self._gate(made[0], shape, act)
             y = self.graph.apply("Mul", [gate, made[1]], shape, act)
         else:
             y = activated(self.graph, spec, made[0], shape, act)
-        return self._linear(y, down, inner, spec.hidden)
+        return self._linear(y, down, inner, spec.hidden, bias=spec.mlp_bias)
 
     def _gate(self, x: str, shape: tuple[int, ...], module: str) -> str:
         if self.spec.act == "gelu":
@@ -173,11 +205,13 @@ class _Builder:
             return self._latent(x, layer, module, core)
         counts = (spec.heads, spec.key_heads, spec.key_heads)
         flat = self._projections(x, module, [count * spec.width for count in counts])
+        if spec.qk_norm_whole:
+            flat = self._norm_whole(flat, counts, core)
         q, k, v = (self._by_head(value, count, core) for value, count in zip(flat, counts, strict=True))
         if spec.qk_norm:
             q, k = (
-                self._norm_heads(q, spec.heads, f"{core}.q_norm"),
-                self._norm_heads(k, spec.key_heads, f"{core}.k_norm"),
+                self._norm_heads(q, spec.heads, f"{core}.{self.names.head_norms[0]}"),
+                self._norm_heads(k, spec.key_heads, f"{core}.{self.names.head_norms[1]}"),
             )
         if self.look.rotary:
             q, k = self._rotate(q, spec.heads, core), self._rotate(k, spec.key_heads, core)
@@ -198,7 +232,8 @@ class _Builder:
         y = self.graph.apply("Transpose", [y], (*self.rows, heads, width), core, perm=(0, 2, 1, 3))
         shape = (*self.rows, heads * width)
         y = self.graph.apply("Reshape", [y, self.graph.integers(*shape)], shape, core)
-        return self._linear(y, f"{module}.{self.names.out}", heads * width, self.spec.hidden)
+        out = f"{module}.{self.names.out}"
+        return self._linear(y, out, heads * width, self.spec.hidden, bias=self.spec.out_bias)
 
     def _projections(self, x: str, module: str, sizes: list[int]) -> tuple[str, ...]:
         """Queries, keys and values, each [batch, seq, heads * width]."""
@@ -206,8 +241,22 @@ class _Builder:
         if not self.look.packed:
             hidden, bias = self.spec.hidden, self.spec.qkv_bias
             return tuple(self._linear(x, m, hidden, size, bias=bias) for m, size in zip(modules, sizes, strict=True))
-        packed = self._linear(x, modules[0], self.spec.hidden, sum(sizes))
+        packed = self._linear(x, modules[0], self.spec.hidden, sum(sizes), bias=self.spec.qkv_bias)
+        if self.look.interleaved and self.spec.key_heads > 1:
+            return self._by_group(packed, modules[0])
         return self.graph.split(packed, (*self.rows, sum(sizes)), sizes, modules[0])
+
+    def _by_group(self, packed: str, module: str) -> tuple[str, ...]:
+        """[batch, seq, groups * (queries, key, value) * width] -> each of the three [batch, seq, heads * width]."""
+        spec, groups = self.spec, self.spec.key_heads
+        counts = (spec.heads // groups, 1, 1)
+        shape = (*self.rows, groups, sum(counts), spec.width)
+        packed = self.graph.apply("Reshape", [packed, self.graph.integers(*shape)], shape, module)
+        flat = []
+        for part, count in zip(self.graph.split(packed, shape, counts, module, axis=3), counts, strict=True):
+            size = (*self.rows, groups * count * spec.width)
+            flat.append(self.graph.apply("Reshape", [part, self.graph.integers(*size)], size, module))
+        return tuple(flat)
 
     def _by_head(self, x: str, heads: int, module: str) -> str:
         """[batch, seq, heads * width] -> [batch, heads, seq, width]."""
@@ -218,7 +267,24 @@ class _Builder:
         return self.graph.apply("Transpose", [x], by_head, module, perm=(0, 2, 1, 3))
 
     def _norm_heads(self, x: str, heads: int, module: str) -> str:
-        return self._norm_of(x, module, (self.spec.batch, heads, self.spec.seq, self.spec.width))
+        shape = (self.spec.batch, heads, self.spec.seq, self.spec.width)
+        if not self.look.norm_by_head:
+            return self._norm_of(x, module, shape)
+        width = self.spec.width
+        ones = self.graph.constant(f"ones.{width}", np.ones(width, dtype=np.float32), self.spec.dtype)
+        x = self.graph.apply(self.look.norm, [x, ones], shape, module, axis=-1, epsilon=self.look.epsilon)
+        own = self.graph.weight(f"{module}.weight", (heads, width))
+        own = self.graph.apply("Unsqueeze", [own, self.graph.integers(1)], (heads, 1, width), module)
+        return self.graph.apply("Mul", [x, own], shape, module)
+
+    def _norm_whole(self, flat: tuple[str, ...], counts: tuple[int, ...], core: str) -> tuple[str, ...]:
+        """Queries and keys normalised over all heads."""
+        q, k, v = flat
+        q, k = (
+            self._norm_of(value, f"{core}.{name}", (*self.rows, count * self.spec.width))
+            for value, name, count in zip((q, k), self.names.head_norms, counts, strict=False)
+        )
+        return q, k, v
 
     def _norm_of(self, x: str, module: str, shape: tuple[int, ...]) -> str:
         """A value of `shape` normalised along its last dim, without a bias."""

@@ -234,8 +234,11 @@ def rows_of(model: Model) -> int:
 
 
 def hidden_of(model: Model) -> int:
-    """The hidden size: the width that normalisations read most often."""
-    widths = [shape[-1] for shape in _normalised(model)]
+    """The hidden size: the width that normalisations read most often, of sums where they read any: others may be of
+    single heads."""
+    sums = {model.tensor(one.outputs[0]).shape for one in model.operators if one.op_type == "Add"}
+    shapes = _normalised(model)
+    widths = [shape[-1] for shape in [each for each in shapes if each in sums] or shapes]
     return max(sorted(set(widths)), key=widths.count) if widths else 0
 
 
@@ -328,7 +331,10 @@ class _Fixed:
         size is wide have more dims."""
         model, kept = self.built.model, self.built.kept
         ranks = [len(shape) for shape in _normalised(model) if shape[-1] == self.hidden]
-        beside = (operator for operator in model.operators if operator.op_type in _ON_RESIDUAL)
+        beside = [operator for operator in model.operators if operator.op_type in _ON_RESIDUAL]
+        read, weights = {name for one in beside for name in one.inputs}, {each.tensor for each in model.parameters}
+        # what a bias makes of queries, keys or values as wide as the hidden state is inside of attention
+        beside = [one for one in beside if one.op_type != "Add" or not weights & {*one.inputs} or read & {*one.outputs}]
         shapes = {name: kept[name].kind.shape for one in beside for name in one.outputs if name in kept}
         most = max(ranks, default=_NO_END)
         names = [name for name, shape in shapes.items() if shape[-1:] == (self.hidden,) and len(shape) <= most]

@@ -74,8 +74,11 @@ def stored_values(path: str | Path, model: Model) -> dict[str, Array]:
 
 
 def iterate_stored(path: str | Path, model: Model) -> Iterator[tuple[str, Array]]:
-    """`stored_values` one after the other, by name, so that external data is in memory once at most."""
+    """`stored_values` one after the other, by name, so that external data is in memory once at most; none of a
+    `config.json`."""
     path, padding = Path(path), model.padding
+    if path.suffix == ".json":
+        return
     graph = onnx.load(path, load_external_data=False).graph
     stored = {tensor.name: tensor for tensor in graph.initializer}
     constants = (node for node in graph.node if node.op_type == "Constant")
