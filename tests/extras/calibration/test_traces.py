@@ -13,16 +13,16 @@ from shardplan.cost.compute import ComputeModel
 from shardplan.errors import ShardplanError
 from shardplan.extras.calibration import kineto
 from shardplan.extras.calibration.kineto import ran_in, read_traces
-from shardplan.extras.calibration.traced import calibrate
+from shardplan.extras.calibration.traced import calibrate, coverage
 from shardplan.study.robust import SPREAD, drawn, spread_of
 
 BASE = load_profile("h100-dgx")
 BF16 = "c10::BFloat16"
 
 
-def kernel(seconds, external=None, **args):
+def kernel(seconds, external=None, called="some_kernel", **args):
     args |= {} if external is None else {"External id": external}
-    return {"ph": "X", "cat": "kernel", "name": "some_kernel", "ts": 1, "dur": seconds * 1e6, "args": args}
+    return {"ph": "X", "cat": "kernel", "name": called, "ts": 1, "dur": seconds * 1e6, "args": args}
 
 
 def operator(name, external, dims, types=(BF16, BF16)):
@@ -132,16 +132,61 @@ def test_the_payload_is_that_of_the_whole():
     assert gathered.moved_bytes == scattered.moved_bytes == 16000
 
 
-def test_what_cannot_be_placed_is_left_out():
+def test_what_has_no_sizes_is_of_no_kind():
     odd = [
         kernel(1e-3), kernel(1e-3, 7), operator("aten::nonzero", 7, [[4]]), operator("aten::mm", 8, [[4, 4], []]),
         kernel(1e-3, 8), {"ph": "X", "cat": "kernel", "dur": "long"}, {"ph": "M"}, 7, kernel(float("nan"), 9),
         kernel(1e-3, **{"Collective name": "broadcast", "dtype": "Float", "Group size": 2}),
         {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "args": {"External id": 9, "Input Dims": "?"}},
     ]  # fmt: skip
-    assert ran_in(odd, "t") == []
+    assert [(each.kind, each.seconds, each.name) for each in ran_in(odd, "t")] == [("other", 1e-3, "some_kernel")] * 4
     with pytest.raises(ShardplanError, match="no kind of operator or collective has 3 kernels"):
-        calibrate([], BASE, "mine")
+        calibrate(ran_in(odd, "t"), BASE, "mine")
+
+
+FLASH = "void flash::flash_fwd_kernel<Flash_fwd_kernel_traits<128, 64> >(flash::Flash_fwd_params)"
+
+
+def test_the_time_of_kernels_without_a_factor_is_told_by_name():
+    """Everything that ran is either covered or in a group: attention, compiled kernels, collectives of a kind that ran
+    too seldom, and kernels too short to measure."""
+    made_up = made()
+    base = sum(event["dur"] for event in made_up["traceEvents"] if event["cat"] == "kernel") / 1e6
+    more = [
+        kernel(base / 4, called=FLASH), kernel(base / 4, called=FLASH),
+        kernel(base / 4, called="triton_poi_fused_add_mul_3"), kernel(base / 8, called="triton_poi_fused_silu_7"),
+        collective("_allgather_base", base / 8, 1000, range(8), 8),
+    ]  # fmt: skip
+    short = [operator("aten::add", number, [[8], [8]]) for number in range(2000, 2010)]
+    short += [kernel(1e-6, number) for number in range(2000, 2010)]
+    ran = ran_in({"traceEvents": made_up["traceEvents"] + more + short}, "t")
+    _, factors = calibrate(ran, BASE, "mine")
+    told = coverage(ran, factors, BASE)
+    assert told.seconds == pytest.approx(2 * base + 1e-5)
+    assert told.covered == pytest.approx(0.5, rel=1e-3)
+    assert told.covered + sum(share for _, share in told.unused) == pytest.approx(1.0)
+    assert [name for name, _ in told.unused] == [
+        "flash_fwd_kernel", "triton_poi_fused", "some_kernel", "kernels under 20 us",
+    ]  # fmt: skip
+    assert [share for _, share in told.unused[:3]] == pytest.approx([1 / 4, 3 / 16, 1 / 16], rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("called", "name"),
+    [
+        (FLASH, "flash_fwd_kernel"),
+        ("void cutlass::device_kernel<flash::enable_sm90<flash::FlashAttnFwdSm90<int> > >(Params)", "FlashAttnFwdSm90"),
+        ("void (anonymous namespace)::elementwise_kernel_with_index<int, at::X>(int)", "elementwise_kernel_with_index"),
+        ("void at::native::vectorized_elementwise_kernel<4, at::native::A>(int)", "vectorized_elementwise_kernel"),
+        ("ncclDevKernel_Broadcast_RING_LL(ncclDevKernelArgsStorage<4096ul>)", "ncclDevKernel_Broadcast_RING_LL"),
+        ("triton_red_fused__to_copy_mean_0", "triton_red_fused"),
+        ("k" * 5000, "k" * 60),
+        ("", "kernels without a name"),
+        ("<(<", "kernels without a name"),
+    ],
+)
+def test_kernels_that_look_alike_have_one_name(called, name):
+    assert [each.name for each in ran_in([kernel(1e-3, called=called)], "t")] == [name]
 
 
 def test_files_may_be_packed_and_what_is_no_trace_is_refused(tmp_path):

@@ -2,7 +2,7 @@
 
 Kernels name the operator that started them (`External id`), and operators, where the profiler was told to record
 shapes, their sizes. Kernels of NCCL say themselves what they move: the collective, its elements, and the ranks of its
-group. What has neither, and copies between host and device, is left out.
+group. A kernel with neither is of kind `other`; copies between host and device are left out.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ import gzip
 import io
 import json
 import math
+import re
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,11 +51,19 @@ _PASSES = {
 of its two operands and writes the other."""
 
 
+_GENERATED = re.compile(r"triton_[a-z]+_fused")
+_ANONYMOUS = re.compile(r"\(anonymous namespace\)::|<unnamed>::")
+_WRAPPERS = frozenset({"", "device_kernel", "Kernel", "Kernel2", "enable_sm90", "enable_sm90_or_later"})
+"""Names that CUTLASS gives to all of its kernels; what one computes is the first of its types."""
+_LONGEST_NAME = 60
+
+
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """One thing that ran, `seconds` long. `kind`: `product`, `memory`, or a collective. Of a product `sizes` are rows,
-    columns and summed, of `count` at once; `moved_bytes`: what it reads and writes, or the payload of a collective as
-    in `layout.Collective.share`; `ranks`: of the collective's group."""
+    """One thing that ran, `seconds` long. `kind`: `product`, `memory`, a collective, or `other` for kernels whose size
+    is not known. Of a product `sizes` are rows, columns and summed, of `count` at once; `moved_bytes`: what it reads
+    and writes, or the payload of a collective as in `layout.Collective.share`; `ranks`: of the collective's group;
+    `name`: of the kernel, or of the kernels that look alike."""
 
     kind: str
     seconds: float
@@ -63,6 +72,7 @@ class Ran:
     sizes: tuple[int, int, int] = (0, 0, 0)
     count: int = 1
     ranks: tuple[int, ...] = ()
+    name: str = ""
 
 
 def read_traces(files: Iterable[str]) -> list[Ran]:
@@ -93,15 +103,19 @@ def ran_in(document: Any, file: str) -> list[Ran]:
         hint = "profile a few steps with ProfilerActivity.CUDA and record_shapes=True"
         raise ShardplanError(error("bad-trace", "no kernel of a device is in this trace", file=file, hint=hint))
     operators = {event.external: event for event in whole if event.category == "cpu_op" and event.external is not None}
-    busy: dict[int, float] = {}
+    started: dict[int, list[_Event]] = {}
     found = []
     for event in kernels:
         if (moved := _collective(event)) is not None:
             found.append(moved)
         elif event.external in operators:
-            busy[event.external] = busy.get(event.external, 0.0) + event.seconds
-    computed = (_operator(operators[number], seconds) for number, seconds in sorted(busy.items()))
-    return [*found, *(each for each in computed if each is not None)]
+            started.setdefault(event.external, []).append(event)
+        else:
+            found.append(_other(event))
+    for number, own in sorted(started.items()):
+        computed = _operator(operators[number], own)
+        found += map(_other, own) if computed is None else [computed]
+    return found
 
 
 class _Event:
@@ -136,7 +150,9 @@ def _collective(event: _Event) -> Ran | None:
     if kind is None or not width or len(ranks) < 2 or not all(isinstance(size, int) for size in sizes):
         return None
     elements = sizes[1] if kind == "all_gather" else sizes[0]
-    return Ran(kind, event.seconds, dtype, float(int(elements or 0) * width), ranks=ranks) if elements else None
+    if not elements:
+        return None
+    return Ran(kind, event.seconds, dtype, float(int(elements) * width), ranks=ranks, name=_alike(event.name))
 
 
 def _ranks(args: Mapping[str, Any]) -> tuple[int, ...]:
@@ -156,17 +172,37 @@ def _continued(begun: tuple[int, ...], size: int) -> tuple[int, ...]:
     return tuple(begun[0] + stride * place for place in range(size))
 
 
-def _operator(event: _Event, seconds: float) -> Ran | None:
-    tensors = event.shapes()
+def _other(event: _Event) -> Ran:
+    return Ran("other", event.seconds, "", 0.0, name=_alike(event.name))
+
+
+def _alike(name: str) -> str:
+    """The name of a kernel without namespaces, types and arguments, so that kernels of one kind have one name:
+    `flash_fwd_kernel` of `void flash::flash_fwd_kernel<...>(...)`, `triton_poi_fused` of `triton_poi_fused_add_7`."""
+    if generated := _GENERATED.match(name):
+        return generated[0]
+    parts = (_plain(part) for part in re.split(r"[<(]", _ANONYMOUS.sub("", name)))
+    return next((part for part in parts if part not in _WRAPPERS), "")[:_LONGEST_NAME] or "kernels without a name"
+
+
+def _plain(name: str) -> str:
+    return name.strip().removeprefix("void ").rpartition("::")[2].strip()
+
+
+def _operator(event: _Event, kernels: Sequence[_Event]) -> Ran | None:
+    """The kernels that an operator started as one; None for an operator whose sizes say nothing."""
+    tensors, seconds = event.shapes(), math.fsum(kernel.seconds for kernel in kernels)
+    longest = _alike(max(kernels, key=lambda kernel: kernel.seconds).name)
     if event.name in _PRODUCTS:
-        return _product(event.name, tensors, seconds)
+        return _product(event.name, tensors, seconds, longest)
     if event.name in _PASSES and tensors:
         sizes = [math.prod(shape) * width for shape, _, width in tensors]
-        return Ran("memory", seconds, tensors[0][1], float(sum(sizes) + _PASSES[event.name] * max(sizes)))
+        moved = float(sum(sizes) + _PASSES[event.name] * max(sizes))
+        return Ran("memory", seconds, tensors[0][1], moved, name=longest)
     return None
 
 
-def _product(name: str, tensors: list[tuple[tuple[int, ...], str, int]], seconds: float) -> Ran | None:
+def _product(name: str, tensors: list[tuple[tuple[int, ...], str, int]], seconds: float, kernel: str) -> Ran | None:
     factors = [each for each in tensors if len(each[0]) >= 2]
     if name in ("aten::addmm", "aten::baddbmm") and len(factors) > 2:
         factors = factors[1:]  # what is added
@@ -179,4 +215,4 @@ def _product(name: str, tensors: list[tuple[tuple[int, ...], str, int]], seconds
     if min(rows, columns, summed) < 1:
         return None
     moved = math.prod(left) * width + math.prod(right) * other + count * rows * columns * width
-    return Ran("product", seconds, dtype, float(moved), (rows, columns, summed), count)
+    return Ran("product", seconds, dtype, float(moved), (rows, columns, summed), count, name=kernel)

@@ -33,6 +33,10 @@ _QUARTER = 4
 _ETA_MOST = 1.2
 
 
+_MOST_GROUPS = 10
+_SHORT = f"kernels under {_LONG_S * 1e6:.0f} us"
+
+
 @dataclass(frozen=True, slots=True)
 class Factor:
     """`factor`: measured over predicted seconds, of `count` kernels; `spread`: relative, around it; `level`: of the
@@ -43,6 +47,33 @@ class Factor:
     count: int
     factor: float
     spread: float
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """Of the time of all kernels, `seconds`, the share `covered` that ran in kernels whose kind has a factor; `unused`:
+    the largest groups of the others, by name, with their shares."""
+
+    seconds: float
+    covered: float
+    unused: tuple[tuple[str, float], ...]
+
+
+def coverage(ran: Sequence[Ran], factors: Sequence[Factor], base: Profile) -> Coverage:
+    """How much of the time of kernels is of the kinds that have a factor. Kernels too short for one are a group."""
+    known = {(each.kind, each.level) for each in factors}
+    used, unused = 0.0, dict[str, float]()
+    for each in ran:
+        level = _crossed(base, each.ranks)[0].name if each.ranks else ""
+        is_short = each.kind != "other" and each.seconds < _LONG_S
+        if not is_short and (each.kind, level) in known:
+            used += each.seconds
+        else:
+            name = _SHORT if is_short else each.name
+            unused[name] = unused.get(name, 0.0) + each.seconds
+    whole = used + sum(unused.values())
+    largest = sorted(unused.items(), key=lambda item: (-item[1], item[0]))[:_MOST_GROUPS]
+    return Coverage(whole, used / whole, tuple((name, seconds / whole) for name, seconds in largest))
 
 
 def calibrate(ran: Sequence[Ran], base: Profile, name: str) -> tuple[str, list[Factor]]:
@@ -95,18 +126,21 @@ def _collectives(ran: Sequence[Ran], base: Profile) -> Mapping[tuple[str, str], 
 
 def _moved(base: Profile, kind: str, ranks: Sequence[int], payload: float) -> tuple[str, float]:
     """The outermost level that a group of ranks crosses, and the seconds that the profile has for it."""
+    level, mesh, axes = _crossed(base, ranks)
+    model = CollectiveModel(make_cluster(base, mesh))
+    return level.name, model.seconds(kind, axes, payload)  # type: ignore[arg-type]
+
+
+def _crossed(base: Profile, ranks: Sequence[int]) -> tuple[Level, str, tuple[int, ...]]:
+    """The outermost level that a group of ranks crosses, and a mesh with the axes over which the group extends."""
     joined = base.levels[0].devices or len(ranks)
     machines = len({rank // joined for rank in ranks})
     inside = max(1, len(ranks) // machines)
     names = [axis.name for axis in base.axes]
     if machines == 1 or len(base.levels) == 1:
-        mesh, axes, level = f"{names[-1]}={len(ranks)}", [0], base.levels[0]
-    else:
-        siblings = max(1, joined // inside)
-        mesh, axes = f"{names[0]}={machines},{names[-1]}0={siblings},{names[-1]}1={inside}", [0, 2]
-        level = base.levels[-1]
-    model = CollectiveModel(make_cluster(base, mesh))
-    return level.name, model.seconds(kind, tuple(axes), payload)  # type: ignore[arg-type]
+        return base.levels[0], f"{names[-1]}={len(ranks)}", (0,)
+    siblings = max(1, joined // inside)
+    return base.levels[-1], f"{names[0]}={machines},{names[-1]}0={siblings},{names[-1]}1={inside}", (0, 2)
 
 
 def _spread(ratios: Sequence[float]) -> float:
