@@ -13,8 +13,9 @@ import json
 import math
 import re
 import zlib
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from shardplan.errors import ShardplanError, error
@@ -56,6 +57,7 @@ _ANONYMOUS = re.compile(r"\(anonymous namespace\)::|<unnamed>::")
 _WRAPPERS = frozenset({"", "device_kernel", "Kernel", "Kernel2", "enable_sm90", "enable_sm90_or_later"})
 """Names that CUTLASS gives to all of its kernels; what one computes is the first of its types."""
 _LONGEST_NAME = 60
+_BESIDE = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +65,7 @@ class Ran:
     """One thing that ran, `seconds` long. `kind`: `product`, `memory`, a collective, or `other` for kernels whose size
     is not known. Of a product `sizes` are rows, columns and summed, of `count` at once; `moved_bytes`: what it reads
     and writes, or the payload of a collective as in `layout.Collective.share`; `ranks`: of the collective's group;
-    `name`: of the kernel, or of the kernels that look alike."""
+    `name`: of the kernel, or of kernels that look alike; `beside`: a collective ran during more than a tenth of it."""
 
     kind: str
     seconds: float
@@ -73,6 +75,7 @@ class Ran:
     count: int = 1
     ranks: tuple[int, ...] = ()
     name: str = ""
+    beside: bool = False
 
 
 def read_traces(files: Iterable[str]) -> list[Ran]:
@@ -104,7 +107,7 @@ def ran_in(document: Any, file: str) -> list[Ran]:
         raise ShardplanError(error("bad-trace", "no kernel of a device is in this trace", file=file, hint=hint))
     operators = {event.external: event for event in whole if event.category == "cpu_op" and event.external is not None}
     started: dict[int, list[_Event]] = {}
-    found = []
+    found, sending = list[Ran](), _Sending(filter(_is_sent, kernels))
     for event in kernels:
         if (moved := _collective(event)) is not None:
             found.append(moved)
@@ -114,8 +117,32 @@ def ran_in(document: Any, file: str) -> list[Ran]:
             found.append(_other(event))
     for number, own in sorted(started.items()):
         computed = _operator(operators[number], own)
-        found += map(_other, own) if computed is None else [computed]
+        if computed is None:
+            found += map(_other, own)
+        else:
+            beside = math.fsum(map(sending.beside, own)) > _BESIDE * computed.seconds
+            found.append(replace(computed, beside=beside))
     return found
+
+
+class _Sending:
+    """When kernels of collectives ran."""
+
+    def __init__(self, collectives: Iterable[_Event]) -> None:
+        self._starts, self._ends = list[float](), list[float]()
+        for start, end in sorted((each.start_s, each.start_s + each.seconds) for each in collectives):
+            if self._ends and start <= self._ends[-1]:
+                self._ends[-1] = max(end, self._ends[-1])
+            else:
+                self._starts.append(start)
+                self._ends.append(end)
+
+    def beside(self, event: _Event) -> float:
+        """Seconds of a kernel in which a collective ran."""
+        start, end = event.start_s, event.start_s + event.seconds
+        first, last = bisect_right(self._ends, start), bisect_left(self._starts, end)
+        both = zip(self._starts[first:last], self._ends[first:last], strict=True)
+        return math.fsum(min(end, theirs) - max(start, began) for began, theirs in both)
 
 
 class _Event:
@@ -125,8 +152,7 @@ class _Event:
         args = event.get("args")
         self.args: Mapping[str, Any] = args if isinstance(args, dict) else {}
         self.name, self.category = str(event.get("name", "")), str(event.get("cat", "")).lower()
-        length = event.get("dur", 0)
-        self.seconds = float(length) / US_PER_S if isinstance(length, (int, float)) and math.isfinite(length) else 0.0
+        self.seconds, self.start_s = _seconds(event.get("dur")), _seconds(event.get("ts"))
         number = self.args.get("External id")
         self.external = number if isinstance(number, int) else None
 
@@ -140,6 +166,15 @@ class _Event:
             for shape, kind in zip(dims, types, strict=False)
             if kind in _DTYPES and isinstance(shape, list) and all(isinstance(size, int) for size in shape)
         ]
+
+
+def _seconds(micros: object) -> float:
+    return float(micros) / US_PER_S if isinstance(micros, (int, float)) and math.isfinite(micros) else 0.0
+
+
+def _is_sent(event: _Event) -> bool:
+    """Whether a kernel is that of a collective, also of one that is not read; RCCL's kernels have NCCL's names."""
+    return "Collective name" in event.args or "nccl" in event.name.lower()
 
 
 def _collective(event: _Event) -> Ran | None:

@@ -2,8 +2,11 @@
 
 Every kind (matrix products, work bound by memory, each collective on each level of links) gets one factor: the median
 of measured over predicted seconds, of kernels long enough that their start does not matter. A kernel of NCCL runs until
-the last rank has come; of equal collectives only the fastest quarter counts. The spread of a kind is half of what lies
-between its quartiles, over the median, at least `_LEAST_SPREAD`.
+the last rank has come; of equal collectives only the fastest quarter counts. Kernels beside a collective count only
+where too few ran alone. The spread of a kind is half of what lies between its quartiles, over the median, at least
+`_LEAST_SPREAD`.
+
+A trace is of a trainer, so a factor has all that `training` takes off for trainers: those constants become 1.
 """
 
 from __future__ import annotations
@@ -34,19 +37,21 @@ _ETA_MOST = 1.2
 
 
 _MOST_GROUPS = 10
+_Ratios = tuple[list[float], bool]
 _SHORT = f"kernels under {_LONG_S * 1e6:.0f} us"
 
 
 @dataclass(frozen=True, slots=True)
 class Factor:
     """`factor`: measured over predicted seconds, of `count` kernels; `spread`: relative, around it; `level`: of the
-    links, empty for work of a device."""
+    links, empty for work of a device; `beside`: too few of them ran while no collective did."""
 
     kind: str
     level: str
     count: int
     factor: float
     spread: float
+    beside: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,15 +86,9 @@ def calibrate(ran: Sequence[Ran], base: Profile, name: str) -> tuple[str, list[F
 
     Raises `ShardplanError` (`too-few-measurements`) where no kind has three long kernels.
     """
-    ratios: dict[tuple[str, str], list[float]] = {}
-    compute = ComputeModel(make_cluster(base))
-    for each in ran:
-        if each.seconds >= _LONG_S and each.kind in ("product", "memory"):
-            ratios.setdefault((each.kind, ""), []).append(each.seconds / _computed(compute, each))
-    ratios |= _collectives(ran, base)
     factors = [
-        Factor(kind, level, len(found), statistics.median(found), _spread(found))
-        for (kind, level), found in sorted(ratios.items())
+        Factor(kind, level, len(found), statistics.median(found), _spread(found), beside)
+        for (kind, level), (found, beside) in sorted({**_of_device(ran, base), **_collectives(ran, base)}.items())
         if len(found) >= _FEWEST
     ]
     if not factors:
@@ -101,6 +100,19 @@ def calibrate(ran: Sequence[Ran], base: Profile, name: str) -> tuple[str, list[F
     return text, factors
 
 
+def _of_device(ran: Sequence[Ran], base: Profile) -> Mapping[tuple[str, str], _Ratios]:
+    """By kind of work on a device: measured over predicted seconds of the kernels that ran alone, if they are enough,
+    else of all, and whether those are beside collectives."""
+    compute, found = ComputeModel(make_cluster(base)), dict[tuple[str, str], _Ratios]()
+    for kind in ("product", "memory"):
+        long = [each for each in ran if each.kind == kind and each.seconds >= _LONG_S]
+        alone = [each for each in long if not each.beside]
+        beside = len(alone) < _FEWEST <= len(long)
+        used = long if beside else alone
+        found[kind, ""] = [each.seconds / _computed(compute, each) for each in used], beside
+    return found
+
+
 def _computed(model: ComputeModel, each: Ran) -> float:
     flops, moved, *sizes = np.array(
         [[2.0 * each.count * math.prod(each.sizes)], [each.moved_bytes], *([size] for size in each.sizes)]
@@ -110,7 +122,7 @@ def _computed(model: ComputeModel, each: Ran) -> float:
     return float(model.seconds("gemm", each.dtype, flops, moved, *sizes)[0])
 
 
-def _collectives(ran: Sequence[Ran], base: Profile) -> Mapping[tuple[str, str], list[float]]:
+def _collectives(ran: Sequence[Ran], base: Profile) -> Mapping[tuple[str, str], _Ratios]:
     """By collective and level: measured over predicted seconds, of the fastest quarter of equal ones."""
     equal: dict[tuple[str, tuple[int, ...], float], list[float]] = {}
     for each in ran:
@@ -121,7 +133,7 @@ def _collectives(ran: Sequence[Ran], base: Profile) -> Mapping[tuple[str, str], 
         level, predicted = _moved(base, kind, ranks, payload)
         fastest = sorted(seconds)[: max(1, len(seconds) // _QUARTER)]
         found.setdefault((kind, level), []).extend(each / predicted for each in fastest)
-    return found
+    return {kind: (ratios, False) for kind, ratios in found.items()}
 
 
 def _moved(base: Profile, kind: str, ranks: Sequence[int], payload: float) -> tuple[str, float]:
@@ -150,15 +162,24 @@ def _spread(ratios: Sequence[float]) -> float:
 
 
 def _keys(factors: Sequence[Factor], base: Profile) -> Plain:
-    """Efficiencies over their factors; the widest spread of every constant that `--robust` moves."""
+    """Efficiencies over their factors, what of a trainer's losses they have already, and the widest spread of every
+    constant that `--robust` moves."""
     by_kind = {(each.kind, each.level): each for each in factors}
+    product, memory = by_kind.get(("product", "")), by_kind.get(("memory", ""))
     device: Plain = {}
-    if product := by_kind.get(("product", "")):
+    if product:
         gemm = base.device.gemm
-        reached = gemm.e * gemm.sustained / product.factor
-        device["gemm"] = {"e": round(min(1.0, reached), 4), "sustained": 1.0}
-    if memory := by_kind.get(("memory", "")):
+        kept = gemm.sustained / product.factor  # attention and narrow products, which were not measured, go with it
+        device["gemm"] = {"e": round(min(1.0, gemm.e * max(1.0, kept)), 4), "sustained": round(min(1.0, kept), 4)}
+    if memory:
         device["mem_efficiency"] = round(min(1.0, base.device.memory_efficiency / memory.factor), 4)
+    beside = any(each.beside for each in factors)
+    measured = {
+        ("sustained", "fsdp_sustained"): product is not None, ("memory", "fsdp_memory"): memory is not None,
+        ("fsdp_kappa",): beside,
+    }  # fmt: skip
+    lost = [name for names, is_measured in measured.items() if is_measured for name in names]
+    training = {name: 1.0 for name in lost if getattr(base.training, name) not in (None, 1.0)}
     levels = {
         level.name: found
         for level, plain in zip(base.levels, base.resolved["levels"], strict=True)  # type: ignore[call-overload]
@@ -168,7 +189,8 @@ def _keys(factors: Sequence[Factor], base: Profile) -> Plain:
     for each in factors:
         constant = each.level or {"product": "compute"}.get(each.kind, each.kind)
         spread[constant] = max(spread.get(constant, 0.0), round(each.spread, 4))
-    sections = {"device": device, "levels": levels, "spread": spread}
+    overlap = {"kappa": 1.0} if beside else {}
+    sections = {"device": device, "levels": levels, "overlap": overlap, "training": training, "spread": spread}
     return {key: value for key, value in sections.items() if value}
 
 
