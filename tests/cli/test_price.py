@@ -112,6 +112,21 @@ def test_sizes_that_cannot_be_are_refused(options, said, shardplan, folder):
     assert "hint: " in run.err
 
 
+def test_layers_to_recompute_are_told_by_scheme(shardplan, folder):
+    none, some, full = (told(shardplan, "--recompute", scheme) for scheme in ("none", "every:2", "full"))
+    for key in ("memory_bytes", "compute_us"):
+        values = [each[key]["total"] if key == "memory_bytes" else -each[key] for each in (none, some, full)]
+        assert values == sorted(values, reverse=True)
+        assert len(set(values)) == 3
+    run = shardplan(*ALONE, "--recompute", "core_attn,mlp", "--tp", "0")
+    assert run.code == 2
+    assert "error[bad-parallelism]: tensor: 0 ways" in run.err
+    assert (
+        "error[bad-argument]: --recompute 'core_attn,mlp' is no scheme of recomputation that can be priced" in run.err
+    )
+    assert "hint: none, selective (or core_attn), alternate (or op), full, block:N, every:N or uniform:N; " in run.err
+
+
 def test_seven_axes_are_too_many(shardplan, folder):
     experts = "transformer:layers=1,hidden=256,heads=32,vocab=256,seq=64,experts=8,top_k=2"
     options = ("--cluster", "tpu-v5p", "--tp", "32", "--dp", "64", "--cp", "4", "--ep", "8", "--no-best")

@@ -26,7 +26,7 @@ def shallower(instance: Instance) -> Model | None:
     """A shallow form of the model, if it is deep and nothing that was asked names its copies."""
     options, model = instance.options, instance.model
     is_deep = len(model.operators) >= MANY_OPERATORS and any(len(block.copies) > COPIES for block in model.blocks)
-    names = bool(options.constraints) or instance.decided or instance.offer or model.padding
+    names = bool(options.constraints) or instance.decided or instance.offer or model.padding or options.full_layers
     is_plain = options.cost_model.is_ours and not (names or instance.complete or instance.chooses_remat)
     return shallow(model, COPIES) if is_deep and is_plain else None
 

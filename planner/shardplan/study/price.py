@@ -15,8 +15,9 @@ from shardplan.cluster.mesh import make_cluster
 from shardplan.cluster.profile import load_profile
 from shardplan.cluster.types import Cluster
 from shardplan.errors import InfeasibleError, ShardplanError
-from shardplan.graph.options import UNLIMITED_BYTES, PlanOptions, Remat
+from shardplan.graph.options import UNLIMITED_BYTES, PlanOptions
 from shardplan.graph.precision import Narrow, PrecisionName, check_peak, narrow_tensors
+from shardplan.graph.remat import recomputed_share
 from shardplan.layout.layout import Layout
 from shardplan.model.types import Model
 from shardplan.models import is_config
@@ -52,6 +53,7 @@ from shardplan.rules import model_rules
 from shardplan.study.instance import DESCRIBED, load_model
 from shardplan.study.pieces import starts
 from shardplan.study.racks import as_filled
+from shardplan.study.recompute import recompute_of
 from shardplan.study.run_memory import accumulating_in_fp32, as_held
 from shardplan.study.trained import (
     as_run,
@@ -197,8 +199,9 @@ def _fastest(
         asked = replace(options, memory_limit_bytes=bytes_)
         planner = Planner(model, cluster, asked, on_progress, reasons=False, offer=offer)
         found = as_held(planner.chosen(fixed.restrict), cluster, loss=loss, flat=fixed.flat, precision=saved)
-        return as_run(found, cluster, recomputed=options.remat == "full", loss=loss, sharded=sharded, narrow=narrow)
+        return as_run(found, cluster, recomputed=again, loss=loss, sharded=sharded, narrow=narrow)
 
+    again = recomputed_share(model, options)
     saved = "" if sharded else options.precision  # torchao's products keep their operands as they are
     in_8_bits = sharded and options.precision == "fp8"
     narrow = narrow_tensors(model, model_rules(model), "fp8") if in_8_bits else Narrow()
@@ -294,7 +297,7 @@ def price_as_asked(
     request: Request,
     parallelism: Parallelism,
     batch: Batch,
-    remat: Remat = "none",
+    recompute: str = "none",
     precision: PrecisionName = "",
     *,
     compare: bool = True,
@@ -303,8 +306,9 @@ def price_as_asked(
     on_progress: OnProgress | None = None,
 ) -> Told:
     """Memory and time of `request`'s model on its cluster under a configuration, beside the best plan if `compare`.
-    Only `model`, `cluster`, `dims`, `optimizer` and `memory_limit` of the request count. `fused_loss`: the loss holds
-    no logits in fp32. `overlap_exchange`: experts' tokens are exchanged beside the compute of another microbatch.
+    Only `model`, `cluster`, `dims`, `optimizer` and `memory_limit` of the request count. `recompute`: a scheme as
+    `recompute_of` reads it. `fused_loss`: the loss holds no logits in fp32. `overlap_exchange`: experts' tokens are
+    exchanged beside the compute of another microbatch.
 
     Raises `ShardplanError` as `price` and as reading the inputs does.
     """
@@ -320,10 +324,12 @@ def price_as_asked(
         if parallelism.expert == 1:
             raise ShardplanError(bad("no tokens are exchanged: --ep is 1", "leave out --overlap-exchange"))
         cluster = exchanging_beside(cluster)
+    remat, layers = recompute_of(recompute)
     options = PlanOptions(
         optimizer=request.optimizer,
         microbatches=microbatches_of(parallelism, rows_of(model), batch.micro_batch),
         remat=remat,
+        full_layers=layers,
         memory_limit_bytes=request.memory_limit,
         precision=precision,
     )
@@ -388,6 +394,6 @@ def best_beside(
             found = as_held(planner.chosen(), whole)
         except InfeasibleError:
             continue
-        free = as_run(found, whole, recomputed=options.remat == "full", sharded=sharded)
+        free = as_run(found, whole, recomputed=recomputed_share(model, options), sharded=sharded)
         return min((each for each in (given, free) if each), key=lambda plan: plan.summary.step_ns)
     return given

@@ -44,10 +44,11 @@ def _ways(name: str, field: str, text: str) -> Callable[[Verb], Verb]:
 )
 @click.option(
     "--recompute",
-    type=click.Choice(["none", "selective", "alternate", "full"]),
+    metavar="SCHEME",
     default="none",
-    help="Activations to recompute, as --remat of solve; alternate: all of a layer but attention and every other "
-    "product (torchtitan's selective).",
+    help="Activations to recompute: none, selective (unfused attention), alternate (all of a layer but attention and "
+    "every other product, torchtitan's selective by operator), full (all of every layer); of layers as a whole block:N "
+    "(the first N of a stage), every:N (each N-th), uniform:N (all, in chunks of N).",
 )
 @click.option(
     "--precision",
@@ -69,12 +70,14 @@ def price(session: Session, /, **given: Any) -> int:
     """
     from shardplan.render.price import price_document, show_price
     from shardplan.study import price as study
+    from shardplan.study.recompute import recompute_of
 
     attempt = Attempts()
     name = attempt(lambda: _named(given["model"], given.pop("model_option")))
     request, faults = ask({**given, "model": name or ""})
     attempt.problems += (fault for found in faults.values() for fault in found)
     parallelism = attempt(lambda: _parallelism(given))
+    attempt(lambda: recompute_of(given["recompute"]))
     batch = study.Batch(given["global_batch"], given["micro_batch"])
     attempt.finish()
     assert parallelism is not None
