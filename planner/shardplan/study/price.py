@@ -7,11 +7,15 @@ the last: three are planned.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
+
+import numpy as np
 
 from shardplan.cluster.mesh import make_cluster
+from shardplan.cluster.perturb import all_constants, perturbed
 from shardplan.cluster.profile import load_profile
 from shardplan.cluster.types import Cluster
 from shardplan.errors import InfeasibleError, ShardplanError
@@ -54,6 +58,7 @@ from shardplan.study.instance import DESCRIBED, load_model
 from shardplan.study.pieces import starts
 from shardplan.study.racks import as_filled
 from shardplan.study.recompute import recompute_of
+from shardplan.study.robust import factors_of, spread_of
 from shardplan.study.run_memory import accumulating_in_fp32, as_held
 from shardplan.study.trained import (
     as_run,
@@ -146,9 +151,10 @@ def price(
     cluster: Cluster,
     options: PlanOptions,
     on_progress: OnProgress | None = None,
+    factors: Mapping[str, float] = MappingProxyType({}),
 ) -> Priced:
     """Price one configuration on `cluster`, whose mesh does not count. `options`: of a whole step; its microbatches are
-    those of the configuration.
+    those of the configuration. `factors`: of constants of the cluster (`shardplan.cluster.perturb`).
 
     Raises `ShardplanError`: `bad-parallelism` for sizes that do not divide, `no-cut` for a model that cannot be cut.
     """
@@ -161,7 +167,7 @@ def price(
     if len(axes) > MOST_AXES:
         hint = "let each kind fill a level of links or stay inside one"
         raise ShardplanError(bad(f"{len(axes)} mesh axes; at most {MOST_AXES} can be priced", hint))
-    part = Submesh(make_cluster(profile, mesh_text(axes, profile)))
+    part = Submesh(perturbed(make_cluster(profile, mesh_text(axes, profile)), factors))
     limit = cluster.device.usable_bytes if options.memory_limit_bytes is None else options.memory_limit_bytes
     inside = parallelism.within_a_step
     options = replace(
@@ -175,7 +181,7 @@ def price(
         plan = _fastest(model, part.cluster, options, limit, fixed, on_progress)
         held = (plan.summary.memory,)
         return Priced(parallelism, plan, held, limit, options.microbatches, cluster.device.usable_fraction)
-    whole = make_cluster(profile, mesh_text(axes_of(parallelism, profile, whole=True), profile))
+    whole = perturbed(make_cluster(profile, mesh_text(axes_of(parallelism, profile, whole=True), profile)), factors)
     return _pipeline(parallelism, model, whole, part, options, limit, fixed, on_progress)
 
 
@@ -283,7 +289,8 @@ def _sum(parts: Sequence[Memory]) -> Memory:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """A priced configuration for display: `best` beside it, if `compared`; the rows of a step and a microbatch."""
+    """A priced configuration for display: `best` beside it, if `compared`; the rows of a step and a microbatch;
+    `robust`: the step under perturbed profiles, if any were drawn."""
 
     priced: Priced
     best: Plan | None
@@ -291,6 +298,24 @@ class Told:
     micro_batch: int
     compared: bool
     precision: PrecisionName = ""
+    robust: Steps | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """Steps under profiles whose constants are multiplied by random factors, ascending; `spread`: the least and the
+    most within which they were drawn."""
+
+    step_ns: tuple[int, ...]
+    spread: tuple[float, float]
+
+
+def steps_under(pricing: Callable[[Mapping[str, float]], Priced], cluster: Cluster, draws: int, seed: int = 0) -> Steps:
+    """The steps that `pricing` finds for factors of the constants of `cluster`, drawn as for plans."""
+    rng, names = np.random.default_rng(seed), all_constants(cluster)
+    found = sorted(pricing(factors_of(cluster, names, rng)).plan.summary.step_ns for _ in range(draws))
+    spreads = [spread_of(cluster, name) for name in names]
+    return Steps(tuple(found), (min(spreads), max(spreads)))
 
 
 def price_as_asked(
@@ -303,12 +328,13 @@ def price_as_asked(
     compare: bool = True,
     fused_loss: bool = False,
     overlap_exchange: bool = False,
+    robust: int = 0,
     on_progress: OnProgress | None = None,
 ) -> Told:
     """Memory and time of `request`'s model on its cluster under a configuration, beside the best plan if `compare`.
     Only `model`, `cluster`, `dims`, `optimizer` and `memory_limit` of the request count. `recompute`: a scheme as
     `recompute_of` reads it. `fused_loss`: the loss holds no logits in fp32. `overlap_exchange`: experts' tokens are
-    exchanged beside the compute of another microbatch.
+    exchanged beside the compute of another microbatch. `robust`: number of perturbed profiles to price it on too.
 
     Raises `ShardplanError` as `price` and as reading the inputs does.
     """
@@ -333,14 +359,20 @@ def price_as_asked(
         memory_limit_bytes=request.memory_limit,
         precision=precision,
     )
-    turn = Turn(on_progress, 1 + compare)
+    turn = Turn(on_progress, 1 + compare + robust)
     turn.next("this configuration")
     priced = price(parallelism, model, cluster, options, turn.tell)
     best = None
     if compare:
         turn.next("the best plan")
         best = best_beside(priced, model, cluster, options, turn.tell)
-    return Told(priced, best, rows_of(model), batch.micro_batch, compare, precision)
+
+    def on_other(factors: Mapping[str, float]) -> Priced:
+        turn.next("perturbed profiles")
+        return price(parallelism, model, cluster, options, turn.tell, factors)
+
+    steps = steps_under(on_other, cluster, robust) if robust else None
+    return Told(priced, best, rows_of(model), batch.micro_batch, compare, precision, steps)
 
 
 @dataclass(frozen=True, slots=True)

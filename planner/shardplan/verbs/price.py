@@ -59,6 +59,13 @@ def _ways(name: str, field: str, text: str) -> Callable[[Verb], Verb]:
         "not in fp32.")  # fmt: skip
 @click.option("--overlap-exchange", is_flag=True, help="Experts' tokens are exchanged beside the compute of another "
         "microbatch.")  # fmt: skip
+@click.option(
+    "--robust",
+    type=click.IntRange(min=0),
+    default=0,
+    metavar="N",
+    help="Price it on N perturbed profiles too, whose constants are drawn at random within their spread.",
+)
 @click.option("--best/--no-best", default=True, help="Set the best plan on as many devices beside it.")
 @budget_option
 @verb
@@ -91,6 +98,7 @@ def price(session: Session, /, **given: Any) -> int:
         compare=given["best"],
         fused_loss=given["fused_loss"],
         overlap_exchange=given["overlap_exchange"],
+        robust=given["robust"],
         on_progress=on_progress,
     )
     session.finish(price_document(told), lambda console: show_price(console, told))
