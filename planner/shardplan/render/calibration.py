@@ -13,7 +13,7 @@ from shardplan.units import NS_PER_S, duration, percent
 Row = Mapping[str, Any]
 """An entry of the `--json` document of `calibrate`."""
 _MOST_GROUPS, _SMALLEST_SHARE = 5, 0.005
-_KINDS = {"product": "matrix product", "memory": "memory-bound"}
+_KINDS = {"product": "matrix product", "memory": "memory-bound", "attention_backward": "attention backward"}
 
 
 def show_fits(console: Console, fits: Sequence[Row]) -> None:

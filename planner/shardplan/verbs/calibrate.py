@@ -146,8 +146,8 @@ def trace(session: Session, /, traces: tuple[str, ...], cluster: str, output: st
     """Fit a profile to traces of torch.profiler, .json or .json.gz, of one rank or several.
 
     Profile a few steps with ProfilerActivity.CPU and CUDA, record_shapes=True, and call export_chrome_trace. Matrix
-    products, operators bound by memory and every collective get a factor, measured over predicted, and their spread,
-    which `solve --robust` then draws constants within; how much of the kernels' time these are is said.
+    products, attention, operators bound by memory and every collective get a factor, measured over predicted, and their
+    spread, which `solve --robust` then draws constants within; how much of the kernels' time these are is said.
     """
     from shardplan.cluster.profile import load_profile
     from shardplan.extras.calibration.kineto import read_traces

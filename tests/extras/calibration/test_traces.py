@@ -15,12 +15,14 @@ from shardplan.errors import ShardplanError
 from shardplan.extras.calibration import kineto
 from shardplan.extras.calibration.kineto import ran_in, read_traces
 from shardplan.extras.calibration.traced import calibrate, coverage
+from shardplan.extras.calibration.traced_attention import OPERATORS
 from shardplan.study.robust import SPREAD, drawn, spread_of
 from shardplan.study.trained import as_trained
 
 BASE = load_profile("h100-dgx")
 CLUSTER = make_cluster(BASE)
 BF16 = "c10::BFloat16"
+FLASH = "void flash::flash_fwd_kernel<Flash_fwd_kernel_traits<128, 64> >(flash::Flash_fwd_params)"
 
 
 def kernel(seconds, external=None, called="some_kernel", **args):
@@ -28,8 +30,8 @@ def kernel(seconds, external=None, called="some_kernel", **args):
     return {"ph": "X", "cat": "kernel", "name": called, "ts": 1, "dur": seconds * 1e6, "args": args}
 
 
-def operator(name, external, dims, types=(BF16, BF16)):
-    args = {"External id": external, "Input Dims": dims, "Input type": list(types)}
+def operator(name, external, dims, types=(BF16, BF16), **more):
+    args = {"External id": external, "Input Dims": dims, "Input type": list(types), **more}
     return {"ph": "X", "cat": "cpu_op", "name": name, "ts": 0, "dur": 5, "args": args}
 
 
@@ -43,8 +45,31 @@ def collective(name, seconds, elements, ranks, gathered=1):
     )  # fmt: skip
 
 
-def made(*, products=1.0, memory=1.0, sent=1.0, noise=0.0, seed=0, cluster=CLUSTER):
-    """A trace of a machine on which everything takes so many times what `cluster` says."""
+def attended(name, external, seconds, shape, causal, arguments=20):
+    """An attention of torch as a trace has it: operands, then arguments without a shape."""
+    at = OPERATORS[name].causal
+    operands = 4 if OPERATORS[name].is_backward else 3
+    told = {"Concrete Inputs": ["" if place != at else causal for place in range(arguments)]}
+    dims = [list(shape)] * operands + [[]] * (arguments - operands)
+    types = [BF16] * operands + ["Scalar"] * (arguments - operands)
+    return [operator(name, external, dims, types, **told), kernel(seconds, external, called=FLASH)]
+
+
+def attention(compute, batch, heads, queries, size, factors):
+    """Forward and backward of causal attention, on a machine that takes `factors` times what the profile says."""
+    found = []
+    for number, (name, work) in enumerate((("forward", 4.0), ("backward", 10.0))):
+        flops = work * batch * heads * queries * (queries // 2) * size
+        seconds = compute.seconds("attention", "bfloat16", flops, 0.0, queries, queries / 2, np.float64(size))
+        at = 3000 + 10 * queries + batch * 2 + number
+        shape = (batch, queries, heads, size)
+        found += attended(f"aten::_flash_attention_{name}", at, float(seconds) * factors[number], shape, "True")
+    return found
+
+
+def made(*, products=1.0, memory=1.0, sent=1.0, noise=0.0, seed=0, cluster=CLUSTER, attending=None):
+    """A trace of a machine on which everything takes so many times what `cluster` says. `attending`: the same of
+    attention, forward and backward."""
     rng, events = np.random.default_rng(seed), []
     compute, links = ComputeModel(cluster), CollectiveModel(make_cluster(BASE, "8"))
 
@@ -60,6 +85,8 @@ def made(*, products=1.0, memory=1.0, sent=1.0, noise=0.0, seed=0, cluster=CLUST
     for number, size in enumerate((1 << 26, 1 << 27) * 8, start=1000):
         seconds = float(compute.seconds("elementwise", "bfloat16", 0.0, 2.0 * 3 * size))
         events += [operator("aten::add", number, [[size], [size]]), kernel(seconds * memory * off(), number)]
+    for batch in range(1, 5) if attending else ():
+        events += attention(compute, batch, 32, 4096, 128, attending)
     for elements in (1 << 24, 1 << 25, 1 << 26):
         seconds = links.seconds("all_reduce", (0,), 2.0 * elements)
         late = (1.0, 1.0, 1.4, 2.0)  # ranks that come late make the others wait
@@ -97,18 +124,56 @@ def test_the_factors_of_a_machine_are_found(products, memory, sent):
 
 @pytest.mark.parametrize("base", ["h100-dgx", "a100-dgx", "mi300x-8", "v100-p3-16xl", "generic"])
 @pytest.mark.parametrize("sharded", [False, True])
-def test_what_a_trainer_loses_counts_once(base, sharded):
+@pytest.mark.parametrize("attending", [None, (1.0, 1.0)])
+def test_what_a_trainer_loses_counts_once(base, sharded, attending):
     """A trace of a trainer that runs as `price` predicts it changes no price of `price`: the factors that take off what
     trainers lose are part of what was measured."""
     profile = load_profile(base)
     trained = as_trained(make_cluster(profile), sharded=sharded)
-    text, factors = calibrate(ran_in(made(cluster=trained), "t"), profile, "mine")
+    text, factors = calibrate(ran_in(made(cluster=trained, attending=attending), "t"), profile, "mine")
     fitted = as_trained(make_cluster(profile_from_text(text, "mine")), sharded=sharded)
-    assert {each.kind for each in factors} == {"product", "memory", "all_reduce"}
+    kinds = {"attention", "attention_backward"} if attending else set()
+    assert {each.kind for each in factors} == {"product", "memory", "all_reduce", *kinds}
     for cost, sizes in (("gemm", (8192, 8192, 8192)), ("attention", (4096, 2048, 128)), ("elementwise", ())):
         work = (cost, "float16", 1e15 * bool(sizes), 1e9 * (not sizes), *map(np.float64, sizes))
         before, after = (float(ComputeModel(cluster).seconds(*work)) for cluster in (trained, fitted))
         assert after == pytest.approx(before, rel=3e-3), cost
+
+
+@pytest.mark.parametrize("base", ["h100-dgx", "a100-dgx", "v100-p3-16xl", "generic"])
+@pytest.mark.parametrize("products", [0.8, 1.0, 1.3])
+def test_attention_has_the_rate_of_forward_and_backward_together(base, products):
+    """Whatever products do; a profile has one rate for both, whose work is as 1 to 2.5."""
+    profile = load_profile(base)
+    before = make_cluster(profile)
+    ran = ran_in(made(cluster=before, products=products, attending=(1.1, 1.5)), "t")
+    text, factors = calibrate(ran, profile, "mine")
+    found = {each.kind: each.factor for each in factors}
+    assert found["attention"] == pytest.approx(1.1, rel=1e-3)
+    assert found["attention_backward"] == pytest.approx(1.5, rel=1e-3)
+    fitted = make_cluster(profile_from_text(text, "mine"))
+    work = ("attention", "bfloat16", 1e15, 0.0, 4096, 2048, np.float64(128))
+    times = [float(ComputeModel(each).seconds(*work)) for each in (before, fitted)]
+    assert times[1] / times[0] == pytest.approx((1.1 + 2.5 * 1.5) / 3.5, rel=3e-3)
+    assert set(fitted.spread) == {"compute", "memory", fitted.levels[0].name}
+    assert fitted.training.attention in (None, fitted.device.gemm.attention)
+    assert fitted.training.fsdp_attention in (None, fitted.device.gemm.attention)
+
+
+@pytest.mark.parametrize("name", sorted(OPERATORS))
+def test_sizes_of_attention(name):
+    """Batch 2, 3 heads of 64, 4096 queries and keys, in the order of the operator; all keys or half of them."""
+    shape = (2, 3, 4096, 64) if OPERATORS[name].heads_first else (2, 4096, 3, 64)
+    yes, no = ("1", "0") if "efficient" in name else ("True", "False")
+    times = 2.5 if OPERATORS[name].is_backward else 1.0
+    kind = "attention_backward" if OPERATORS[name].is_backward else "attention"
+    for causal, seen in ((yes, 2048), (no, 4096)):
+        (found,) = ran_in(attended(name, 1, 1e-3, shape, causal), "t")
+        assert (found.kind, found.sizes, found.dtype) == (kind, (4096, seen, 64), "bfloat16")
+        assert found.flops == times * 4 * 2 * 3 * 4096 * seen * 64
+    for odd in (attended(name, 1, 1e-3, shape[1:], yes), attended(name, 1, 1e-3, shape, ""),
+                attended(name, 1, 1e-3, shape, yes, arguments=6)):  # fmt: skip
+        assert [each.kind for each in ran_in(odd, "t")] == ["other"]
 
 
 def test_the_price_of_a_trainer_is_that_of_its_trace():
@@ -202,9 +267,6 @@ def test_what_has_no_sizes_is_of_no_kind():
     assert [(each.kind, each.seconds, each.name) for each in ran_in(odd, "t")] == [("other", 1e-3, "some_kernel")] * 4
     with pytest.raises(ShardplanError, match="no kind of operator or collective has 3 kernels"):
         calibrate(ran_in(odd, "t"), BASE, "mine")
-
-
-FLASH = "void flash::flash_fwd_kernel<Flash_fwd_kernel_traits<128, 64> >(flash::Flash_fwd_params)"
 
 
 def test_the_time_of_kernels_without_a_factor_is_told_by_name():

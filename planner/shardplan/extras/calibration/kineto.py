@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from shardplan.errors import ShardplanError, error
+from shardplan.extras.calibration.traced_attention import sizes_of
 from shardplan.text_files import read_at_most, read_bytes
 from shardplan.units import US_PER_S, whole_number
 
@@ -62,8 +63,9 @@ _BESIDE = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """One thing that ran, `seconds` long. `kind`: `product`, `memory`, a collective, or `other` for kernels whose size
-    is not known. Of a product `sizes` are rows, columns and summed, of `count` at once; `moved_bytes`: what it reads
+    """One thing that ran, `seconds` long. `kind`: `product`, `memory`, `attention`, `attention_backward`, a collective,
+    or `other` for kernels whose size is not known. Of a product `sizes` are rows, columns and summed, of attention
+    queries, keys that each sees, and the size of a head; `flops`: of all of it; `moved_bytes`: what it reads
     and writes, or the payload of a collective as in `layout.Collective.share`; `ranks`: of the collective's group;
     `name`: of the kernel, or of kernels that look alike; `beside`: a collective ran during more than a tenth of it."""
 
@@ -72,7 +74,7 @@ class Ran:
     dtype: str
     moved_bytes: float
     sizes: tuple[int, int, int] = (0, 0, 0)
-    count: int = 1
+    flops: float = 0.0
     ranks: tuple[int, ...] = ()
     name: str = ""
     beside: bool = False
@@ -228,6 +230,9 @@ def _operator(event: _Event, kernels: Sequence[_Event]) -> Ran | None:
     """The kernels that an operator started as one; None for an operator whose sizes say nothing."""
     tensors, seconds = event.shapes(), math.fsum(kernel.seconds for kernel in kernels)
     longest = _alike(max(kernels, key=lambda kernel: kernel.seconds).name)
+    shapes = [shape for shape, _, _ in tensors]
+    if (found := sizes_of(event.name, shapes, event.args.get("Concrete Inputs"))) is not None:
+        return Ran(found.kind, seconds, tensors[0][1], 0.0, found.sizes, found.flops, name=longest)
     if event.name in _PRODUCTS:
         return _product(event.name, tensors, seconds, longest)
     if event.name in _PASSES and tensors:
@@ -250,4 +255,5 @@ def _product(name: str, tensors: list[tuple[tuple[int, ...], str, int]], seconds
     if min(rows, columns, summed) < 1:
         return None
     moved = math.prod(left) * width + math.prod(right) * other + count * rows * columns * width
-    return Ran("product", seconds, dtype, float(moved), (rows, columns, summed), count, name=kernel)
+    flops = 2.0 * count * rows * columns * summed
+    return Ran("product", seconds, dtype, float(moved), (rows, columns, summed), flops, name=kernel)

@@ -1,17 +1,16 @@
 """A profile fitted to a trace: the ratio of measured times to its prices, by kind, and its spread.
 
-Every kind (matrix products, work bound by memory, each collective on each level of links) gets one factor: the median
-of measured over predicted seconds, of kernels long enough that their start does not matter. A kernel of NCCL runs until
-the last rank has come; of equal collectives only the fastest quarter counts. Kernels beside a collective count only
-where too few ran alone. The spread of a kind is half of what lies between its quartiles, over the median, at least
-`_LEAST_SPREAD`.
+Every kind (matrix products, attention forward and backward, work bound by memory, each collective on each level of
+links) gets one factor: the median of measured over predicted seconds, of kernels long enough that their start does not
+matter. A kernel of NCCL runs until the last rank has come; of equal collectives only the fastest quarter counts.
+Kernels beside a collective count only where too few ran alone. The spread of a kind is half of what lies between its
+quartiles, over the median, at least `_LEAST_SPREAD`.
 
 A trace is of a trainer, so a factor has all that `training` takes off for trainers: those constants become 1.
 """
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,19 +23,24 @@ from shardplan.cluster.mesh import make_cluster
 from shardplan.cluster.profile import profile_from_text
 from shardplan.cluster.types import Level
 from shardplan.cost.collectives import CollectiveModel
-from shardplan.cost.compute import ComputeModel
+from shardplan.cost.compute import ATTENTION, ComputeModel
 from shardplan.errors import ShardplanError, error
 from shardplan.extras.calibration.kineto import Ran
 from shardplan.extras.calibration.text import Plain, profile_text
+from shardplan.extras.calibration.traced_attention import BACKWARD, FORWARD
+from shardplan.rules.attention import FLASH_BACKWARD
 
 _LONG_S = 20e-6
 _LEAST_SPREAD, _MOST_SPREAD = 0.01, 1.0
 _FEWEST = 3
 _QUARTER = 4
 _ETA_MOST = 1.2
+_MOST_ATTENTION = 4.0
 
 
 _MOST_GROUPS = 10
+_COSTS = {"product": "gemm", "memory": "elementwise", FORWARD: "attention", BACKWARD: "attention"}
+"""The kinds of work of a device, and what they are called in prices."""
 _Ratios = tuple[list[float], bool]
 _SHORT = f"kernels under {_LONG_S * 1e6:.0f} us"
 
@@ -104,7 +108,7 @@ def _of_device(ran: Sequence[Ran], base: Profile) -> Mapping[tuple[str, str], _R
     """By kind of work on a device: measured over predicted seconds of the kernels that ran alone, if they are enough,
     else of all, and whether those are beside collectives."""
     compute, found = ComputeModel(make_cluster(base)), dict[tuple[str, str], _Ratios]()
-    for kind in ("product", "memory"):
+    for kind in _COSTS:
         long = [each for each in ran if each.kind == kind and each.seconds >= _LONG_S]
         alone = [each for each in long if not each.beside]
         beside = len(alone) < _FEWEST <= len(long)
@@ -114,12 +118,9 @@ def _of_device(ran: Sequence[Ran], base: Profile) -> Mapping[tuple[str, str], _R
 
 
 def _computed(model: ComputeModel, each: Ran) -> float:
-    flops, moved, *sizes = np.array(
-        [[2.0 * each.count * math.prod(each.sizes)], [each.moved_bytes], *([size] for size in each.sizes)]
-    )
-    if each.kind == "memory":
-        return float(model.seconds("elementwise", each.dtype, flops, moved)[0])
-    return float(model.seconds("gemm", each.dtype, flops, moved, *sizes)[0])
+    flops, moved, *sizes = np.array([[each.flops], [each.moved_bytes], *([size] for size in each.sizes)])
+    work = (flops, moved) if each.kind == "memory" else (flops, moved, *sizes)
+    return float(model.seconds(_COSTS[each.kind], each.dtype, *work)[0])
 
 
 def _collectives(ran: Sequence[Ran], base: Profile) -> Mapping[tuple[str, str], _Ratios]:
@@ -166,11 +167,8 @@ def _keys(factors: Sequence[Factor], base: Profile) -> Plain:
     constant that `--robust` moves."""
     by_kind = {(each.kind, each.level): each for each in factors}
     product, memory = by_kind.get(("product", "")), by_kind.get(("memory", ""))
-    device: Plain = {}
-    if product:
-        gemm = base.device.gemm
-        kept = gemm.sustained / product.factor  # attention and narrow products, which were not measured, go with it
-        device["gemm"] = {"e": round(min(1.0, gemm.e * max(1.0, kept)), 4), "sustained": round(min(1.0, kept), 4)}
+    gemm = _gemm(product.factor if product else None, _of_attention(by_kind), base)
+    device: Plain = {"gemm": gemm} if gemm else {}
     if memory:
         device["mem_efficiency"] = round(min(1.0, base.device.memory_efficiency / memory.factor), 4)
     beside = any(each.beside for each in factors)
@@ -180,18 +178,44 @@ def _keys(factors: Sequence[Factor], base: Profile) -> Plain:
     }  # fmt: skip
     lost = [name for names, is_measured in measured.items() if is_measured for name in names]
     training = {name: 1.0 for name in lost if getattr(base.training, name) not in (None, 1.0)}
+    if "attention" in gemm:
+        names = ("attention", "fsdp_attention")
+        training |= {name: gemm["attention"] for name in names if getattr(base.training, name) is not None}
     levels = {
         level.name: found
         for level, plain in zip(base.levels, base.resolved["levels"], strict=True)  # type: ignore[call-overload]
         if (found := _rates(level, plain, [each for each in factors if each.level == level.name]))
     }
     spread: dict[str, float] = {}
-    for each in factors:
+    for each in (each for each in factors if each.kind not in (FORWARD, BACKWARD)):  # of compute, products have one
         constant = each.level or {"product": "compute"}.get(each.kind, each.kind)
         spread[constant] = max(spread.get(constant, 0.0), round(each.spread, 4))
     overlap = {"kappa": 1.0} if beside else {}
     sections = {"device": device, "levels": levels, "overlap": overlap, "training": training, "spread": spread}
     return {key: value for key, value in sections.items() if value}
+
+
+def _gemm(product: float | None, attention: float | None, base: Profile) -> Plain:
+    """The efficiency of matrix products and of attention under their factors. Attention that was not measured, and
+    products in narrow types, go with `sustained`."""
+    gemm, known = base.device.gemm, base.device.attention
+    keys: Plain = {}
+    if product is not None:
+        kept = gemm.sustained / product
+        keys = {"e": round(min(1.0, gemm.e * max(1.0, kept)), 4), "sustained": round(min(1.0, kept), 4)}
+    if attention is not None:
+        share = gemm.attention if gemm.attention is not None else 1.0 if known else ATTENTION
+        after = keys.get("sustained", gemm.sustained) * (1.0 if known else keys.get("e", gemm.e) / gemm.e)
+        keys["attention"] = round(min(_MOST_ATTENTION, share * gemm.sustained / (after * attention)), 4)
+    return keys
+
+
+def _of_attention(by_kind: Mapping[tuple[str, str], Factor]) -> float | None:
+    """One factor for forward and backward: a profile has one rate for both together, whose work is as 1 to 2.5."""
+    weights = {FORWARD: 1.0, BACKWARD: FLASH_BACKWARD}
+    found = {kind: by_kind[kind, ""].factor for kind in weights if (kind, "") in by_kind}
+    weight = sum(weights[kind] for kind in found)
+    return sum(weights[kind] * factor for kind, factor in found.items()) / weight if found else None
 
 
 def _rates(level: Level, plain: Mapping[str, Any], factors: Sequence[Factor]) -> Plain:
