@@ -342,3 +342,31 @@ def test_hostile_files_are_no_traces(tmp_path, monkeypatch, content, told):
     path.write_bytes(content)
     with pytest.raises(ShardplanError, match=rf"error\[bad-trace\]: no trace can be read: .*{told}"):
         read_traces([str(path)])
+
+
+HUGE = 10**400
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        [kernel(1e-3) | {"ts": HUGE}],
+        [operator("aten::mm", 1, [[HUGE, HUGE], [HUGE, HUGE]]), kernel(1e-3, 1)],
+        [operator("aten::mm", 1, [[-4, 4], [4, -4]]), kernel(1e-3, 1)],
+        [operator("aten::add", 1, [[HUGE], [HUGE]]), kernel(1e-3, 1)],
+        [operator("aten::add", 1, [[0], [0]]), kernel(1e-3, 1)],
+        [operator("aten::add", 1, [[1 << 40] * 100, [2]]), kernel(1e-3, 1)],
+        attended("aten::_flash_attention_forward", 1, 1e-3, [HUGE] * 4, "True"),
+        [collective("allreduce", 1e-3, HUGE, range(2))],
+        [collective("allreduce", 1e-3, -5, range(2))],
+        [collective("allreduce", 1e-3, 0, range(2))],
+        [kernel(1e-3, **{"Collective name": "allreduce", "Group size": HUGE, "dtype": "Float", "In msg nelems": 8})],
+        [kernel(1e-3), kernel(1) | {"dur": HUGE}],
+    ],
+)
+def test_numbers_that_no_machine_has_are_as_if_absent(events):
+    ran = ran_in(events * 4, "t")
+    told = coverage(ran, [], BASE)
+    assert told.seconds == pytest.approx(4e-3)
+    with pytest.raises(ShardplanError, match="no kind of operator or collective has 3 kernels"):
+        calibrate(ran, BASE, "mine")

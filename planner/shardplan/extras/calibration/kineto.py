@@ -59,6 +59,8 @@ _WRAPPERS = frozenset({"", "device_kernel", "Kernel", "Kernel2", "enable_sm90", 
 """Names that CUTLASS gives to all of its kernels; what one computes is the first of its types."""
 _LONGEST_NAME = 60
 _BESIDE = 0.1
+_MOST_SIZE, _MOST_DIMS, _MOST_RANKS, _MOST_US = 1 << 48, 16, 1 << 20, 1e18
+"""Larger numbers of a trace are as if absent: products of them fit no float, and lists of so many ranks no memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,12 +168,17 @@ class _Event:
         return [
             (tuple(shape), *_DTYPES[kind])
             for shape, kind in zip(dims, types, strict=False)
-            if kind in _DTYPES and isinstance(shape, list) and all(isinstance(size, int) for size in shape)
+            if kind in _DTYPES and isinstance(shape, list) and len(shape) <= _MOST_DIMS and all(map(_is_size, shape))
         ]
 
 
 def _seconds(micros: object) -> float:
-    return float(micros) / US_PER_S if isinstance(micros, (int, float)) and math.isfinite(micros) else 0.0
+    known = isinstance(micros, (int, float)) and abs(micros) < _MOST_US
+    return float(micros) / US_PER_S if known else 0.0  # type: ignore[arg-type]
+
+
+def _is_size(number: object) -> bool:
+    return isinstance(number, int) and 0 <= number <= _MOST_SIZE
 
 
 def _is_sent(event: _Event) -> bool:
@@ -184,7 +191,7 @@ def _collective(event: _Event) -> Ran | None:
     dtype, width = _DTYPES.get(str(event.args.get("dtype", "")), ("", 0))
     sizes = [event.args.get(name) for name in ("In msg nelems", "Out msg nelems")]
     ranks = _ranks(event.args)
-    if kind is None or not width or len(ranks) < 2 or not all(isinstance(size, int) for size in sizes):
+    if kind is None or not width or len(ranks) < 2 or not all(map(_is_size, sizes)):
         return None
     elements = sizes[1] if kind == "all_gather" else sizes[0]
     if not elements:
@@ -198,7 +205,7 @@ def _ranks(args: Mapping[str, Any]) -> tuple[int, ...]:
     found = tuple(
         number for word in listed.strip("[]").split(",") if (number := whole_number(word.strip())) is not None
     )
-    if isinstance(size, int) and len(found) != size:
+    if isinstance(size, int) and size <= _MOST_RANKS and len(found) != size:
         return tuple(range(size)) if not found or "..." not in listed or len(found) < 2 else _continued(found, size)
     return found
 
@@ -235,8 +242,8 @@ def _operator(event: _Event, kernels: Sequence[_Event]) -> Ran | None:
         return Ran(found.kind, seconds, tensors[0][1], 0.0, found.sizes, found.flops, name=longest)
     if event.name in _PRODUCTS:
         return _product(event.name, tensors, seconds, longest)
-    if event.name in _PASSES and tensors:
-        sizes = [math.prod(shape) * width for shape, _, width in tensors]
+    sizes = [math.prod(shape) * width for shape, _, width in tensors]
+    if event.name in _PASSES and any(sizes):
         moved = float(sum(sizes) + _PASSES[event.name] * max(sizes))
         return Ran("memory", seconds, tensors[0][1], moved, name=longest)
     return None
