@@ -19,7 +19,6 @@ from shardplan.plan.types import Plan
 from shardplan.request import Request, request_of
 
 if TYPE_CHECKING:
-    from shardplan.graph.options import Remat
     from shardplan.graph.precision import PrecisionName
     from shardplan.model.types import Model
     from shardplan.study.check import Verdict
@@ -92,7 +91,7 @@ def price(
     sequence_parallel: bool = False,
     micro_batch: int = 1,
     global_batch: int | None = None,
-    recompute: Remat = "none",
+    recompute: str = "none",
     precision: PrecisionName = "",
     etp: int | None = None,
     fused_loss: bool = False,
@@ -105,6 +104,7 @@ def price(
     >>> shardplan.price("transformer:llama3-8b", dp=8, zero=3, global_batch=16).fits
     True
 
+    `recompute`: `none`, `selective`, `alternate`, `full`, `block:4`, `every:2` or `uniform:2`, as `--recompute`.
     `precision`: `fp8`, `mxfp8` or `nvfp4` for products with weights inside of layers. `etp`: tensor-parallel degree of
     experts, 1 for whole experts, which `ep` then spreads over `tp` and `dp`; None for the degree `tp`. `fused_loss`:
     the loss holds no logits in fp32. `overlap_exchange`: experts' tokens are exchanged beside another microbatch's

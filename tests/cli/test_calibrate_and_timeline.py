@@ -115,18 +115,23 @@ def test_a_profile_is_fitted_to_a_trace_of_a_run(shardplan, folder):
         events.append({"ph": "X", "cat": "cpu_op", "name": "aten::mm", "ts": 0, "dur": 9, "args": dims})
         kernel = {"ph": "X", "cat": "kernel", "name": "gemm", "ts": 9, "dur": 2000, "args": {"External id": number}}
         events.append(kernel)
+    for name, length in (("void flash::flash_fwd_kernel<int>(int)", 1500), ("[red]\x1bx", 500)):
+        events.append({"ph": "X", "cat": "kernel", "name": name, "ts": 9, "dur": length})
     Path("run.json").write_text(json.dumps({"traceEvents": events}))
     run = shardplan("calibrate", "trace", "run.json", "-c", "h100-dgx", "-o", "mine.yaml")
     assert (run.code, run.err) == (0, "")
-    _, first, last = run.out.splitlines()
+    _, first, covered, last = run.out.splitlines()
     assert first.split() == ["matrix", "product", "device", "4", "1.30", "±1", "%"]
+    assert covered == (
+        "covered    80.0 % of 10 ms of kernel time; not used: flash_fwd_kernel 15.0 %, [red]\\x1bx 5.0 %"
+    )
     assert last == "wrote mine.yaml"
     assert shardplan("profiles", "check", "mine.yaml").code == 0
     assert "spread:\n  compute: 0.01\n" in Path("mine.yaml").read_text()
-    found = json.loads(shardplan("calibrate", "trace", "run.json", "-o", "again.yaml", "--json").out)["result"][
-        "factors"
-    ]
-    assert [(each["kind"], each["level"], each["kernels"]) for each in found] == [("product", None, 4)]
+    told = json.loads(shardplan("calibrate", "trace", "run.json", "-o", "again.yaml", "--json").out)["result"]
+    assert [(each["kind"], each["level"], each["kernels"]) for each in told["factors"]] == [("product", None, 4)]
+    assert (told["kernel_us"], told["covered"]) == (10_000, 0.8)
+    assert [(each["name"], each["share"]) for each in told["unused"]][:1] == [("flash_fwd_kernel", 0.15)]
     Path("run.json").write_text("{")
     run = shardplan("calibrate", "trace", "run.json", "-o", "other.yaml")
     assert run.code == 2

@@ -61,6 +61,7 @@ CASES = [
     (("compare", *HERE), 0),
     (("compare",), 2),
     (("price", *MODEL, "--dp", "2", "--no-best"), 0),
+    (("price", *MODEL, "--dp", "2", "--no-best", "--robust", "2"), 0),
     (("price", *MODEL, "--memory-limit", "1 KiB", "--no-best"), 1),
     (("price", *MODEL, "--tp", "0"), 2),
     (("launch-env", "one.json", "--for", "srun"), 0),

@@ -1,6 +1,7 @@
 """`shardplan price`: what exactly one configuration takes."""
 
 import json
+import re
 from importlib.resources import files
 
 import pytest
@@ -110,6 +111,32 @@ def test_sizes_that_cannot_be_are_refused(options, said, shardplan, folder):
     assert run.code == 2
     assert f"error[bad-parallelism]: {said}" in run.err
     assert "hint: " in run.err
+
+
+def test_perturbed_profiles_give_a_range(shardplan, folder):
+    run = shardplan(*ALONE, "--dp", "2", "--robust", "3")
+    assert (run.code, run.err) == (0, "")
+    (line,) = (line for line in run.out.splitlines() if "perturbed" in line)
+    assert re.fullmatch(r"The step takes \S+ \w+ to \S+ \w+ on 3 perturbed profiles \(constants ±15.0 %\)\.", line)
+    found = told(shardplan, "--dp", "2", "--robust", "3")
+    assert len(found["robust_step_us"]) == 3
+    assert found["robust_step_us"][0] < found["robust_step_us"][-1]
+    assert "robust_step_us" not in told(shardplan, "--dp", "2")
+
+
+def test_layers_to_recompute_are_told_by_scheme(shardplan, folder):
+    none, some, full = (told(shardplan, "--recompute", scheme) for scheme in ("none", "every:2", "full"))
+    for key in ("memory_bytes", "compute_us"):
+        values = [each[key]["total"] if key == "memory_bytes" else -each[key] for each in (none, some, full)]
+        assert values == sorted(values, reverse=True)
+        assert len(set(values)) == 3
+    run = shardplan(*ALONE, "--recompute", "core_attn,mlp", "--tp", "0")
+    assert run.code == 2
+    assert "error[bad-parallelism]: tensor: 0 ways" in run.err
+    assert (
+        "error[bad-argument]: --recompute 'core_attn,mlp' is no scheme of recomputation that can be priced" in run.err
+    )
+    assert "hint: none, selective (or core_attn), alternate (or op), full, block:N, every:N or uniform:N; " in run.err
 
 
 def test_seven_axes_are_too_many(shardplan, folder):

@@ -334,8 +334,8 @@ PROFILE: Final = Keys((
     Key("coalesce", COALESCE, later=True),
     Key("training", TRAINING, later=True),
     Key("spread", Table(Number(open=True, maximum=1.0)), "relative spread of measured times, for `compute`, for "
-        "`memory`, and for the links of a level by its name; `solve --robust` draws constants within it", {},
-        said="0.15 each", later=True),
+        "`memory`, and for the links of a level by its name; `--robust` (`solve`, `price`) draws constants within it",
+        {}, said="0.15 each", later=True),
     Key("environment", Table(Text()), "environment variables that `launch` and `launch-env` give every process "
         "of a plan, such as NCCL's; they influence no plan", {}, said="none", later=True),
     Key("curves", Sequence(CURVE.section), "measured times that replace the formula: `{collective, group: {nodes, "

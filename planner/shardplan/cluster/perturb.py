@@ -25,12 +25,20 @@ def constants(cluster: Cluster) -> tuple[str, ...]:
     return tuple(names)
 
 
+def all_constants(cluster: Cluster) -> tuple[str, ...]:
+    """The same for every mesh: of the device and of all levels."""
+    of_levels = (f"{level.name} {what}" for level in cluster.levels for what in ("bandwidth", "latency"))
+    return (COMPUTE, MEMORY, *of_levels)
+
+
 def perturbed(cluster: Cluster, factors: Mapping[str, float]) -> Cluster:
     """`cluster` with constants multiplied by `factors` (names as in `constants`).
 
     Bandwidth of a level: links, cards, measured bus bandwidth and curves alike; latency: the start of a collective and
-    each of its steps.
+    each of its steps. Without factors, the cluster as it is.
     """
+    if not factors:
+        return cluster
     compute, memory = factors.get(COMPUTE, 1.0), factors.get(MEMORY, 1.0)
     device = replace(
         cluster.device,

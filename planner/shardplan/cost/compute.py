@@ -40,7 +40,7 @@ _PROFILE_DTYPE: Final[dict[str, str]] = {
 _NARROW_EFFICIENCY: Final[dict[str, float]] = {"fp8": 0.50, "int8": 0.50, "fp4": 0.42, "int4": 0.42}
 """Matrix products in narrow types reach at most this share of their peak (medians of measured large ones)."""
 
-_ATTENTION: Final = 0.6
+ATTENTION: Final = 0.6
 """The efficiency of fused attention relative to plain products of its sizes, where the profile has no `attention`."""
 GROUPED: Final = "grouped"
 """Products of many experts at once."""
@@ -97,7 +97,7 @@ class ComputeModel:
         if cost != "attention":
             return self._saturation(m, n, k)
         if not known or k is None or n is None:
-            return (_ATTENTION if gemm.attention is None else gemm.attention) * self._saturation(m, n, k)
+            return (ATTENTION if gemm.attention is None else gemm.attention) * self._saturation(m, n, k)
         of_peak = np.interp(k, list(known), list(known.values())) / gemm.e
         of_keys = np.asarray(n) / (np.asarray(n) + self.device.attention_keys)
         return (1.0 if gemm.attention is None else gemm.attention) * of_peak * of_keys

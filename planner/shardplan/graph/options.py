@@ -17,9 +17,19 @@ UNLIMITED_BYTES = 1 << 60
 
 
 @dataclass(frozen=True, slots=True)
+class Layers:
+    """Which layers are recomputed: `block`, the first `number`; `every`, each `number`-th, the last of so many;
+    `uniform`, all, in chunks of `number` of which only the input is saved."""
+
+    scheme: Literal["block", "every", "uniform"]
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
 class PlanOptions:
     """`microbatches`: the graph's batch is that of one step and runs as so many equal microbatches. `remat`: which
-    activations are recomputed in backward instead of saved. `memory_limit_bytes`: per device; `None` takes the usable
+    activations are recomputed in backward instead of saved; `full_layers`: the layers of which `full` recomputes them,
+    None for all. `memory_limit_bytes`: per device; `None` takes the usable
     memory of the profile's device. `gap`: where memory binds, the relative optimality gap at which a plan is good
     enough. `strict`: an operator without a rule is an error. `constraints`: the user's constraints. `kv_cache_tokens`:
     in inference, room for the keys and values of so many tokens, all sequences together. `cost_model`: whose prices;
@@ -55,6 +65,7 @@ class PlanOptions:
     precision: PrecisionName = ""
     in_time: bool = True
     dealt_sequence: bool = False
+    full_layers: Layers | None = None
 
     @property
     def training(self) -> bool:

@@ -21,7 +21,7 @@ def shallower(instance: Instance) -> Model | None:
     is_deep = len(model.operators) >= MANY_OPERATORS and any(
         len(block.copies) > SHALLOW_COPIES for block in model.blocks
     )
-    names = bool(options.constraints) or instance.decided or instance.offer or model.padding
+    names = bool(options.constraints) or instance.decided or instance.offer or model.padding or options.full_layers
     is_plain = options.cost_model.is_ours and not (names or instance.complete or instance.chooses_remat)
     return shallow(model, SHALLOW_COPIES) if is_deep and is_plain else None
 

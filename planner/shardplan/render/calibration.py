@@ -8,10 +8,12 @@ from typing import Any
 from rich.console import Console
 
 from shardplan.render.console import emit, table
+from shardplan.units import NS_PER_S, duration, percent
 
 Row = Mapping[str, Any]
 """An entry of the `--json` document of `calibrate`."""
-_KINDS = {"product": "matrix product", "memory": "memory-bound"}
+_MOST_GROUPS, _SMALLEST_SHARE = 5, 0.005
+_KINDS = {"product": "matrix product", "memory": "memory-bound", "attention_backward": "attention backward"}
 
 
 def show_fits(console: Console, fits: Sequence[Row]) -> None:
@@ -37,6 +39,13 @@ def show_factors(console: Console, factors: Sequence[Row]) -> None:
         kind = _KINDS.get(each["kind"], each["kind"].replace("_", "-"))
         rows.add_row(kind, each["level"] or "device", f"{each['kernels']:,}", f"{each['factor']:.2f}", spread)
     emit(console, rows)
+
+
+def show_coverage(console: Console, seconds: float, covered: float, unused: Sequence[tuple[str, float]]) -> None:
+    """How much of the time of kernels has a factor, and the largest groups that have none."""
+    line = f"covered    {percent(covered)} of {duration(seconds * NS_PER_S)} of kernel time"
+    groups = [f"{name} {percent(share)}" for name, share in unused[:_MOST_GROUPS] if share >= _SMALLEST_SHARE]
+    emit(console, f"{line}; not used: {', '.join(groups)}" if groups else line)
 
 
 def show_step(console: Console, measured_ms: float, predicted_ms: float) -> None:

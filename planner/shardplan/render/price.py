@@ -42,7 +42,7 @@ def show_price(console: Console, told: PriceReport) -> None:
             ("on", f"{counted(priced.parallelism.devices, 'device')} of {priced.plan.cluster['name']}"),
             ("batch", _batch(told)),
         ),
-        "", rows, "", parts, "", verdict(told), *filter(None, [best_line(told)]),
+        "", rows, "", parts, "", verdict(told), *filter(None, [robust_line(told), best_line(told)]),
     )  # fmt: skip
 
 
@@ -71,6 +71,15 @@ def verdict(told: PriceReport) -> str:
     if told.priced.fits:
         return f"It fits: {both}, {size(limit - used)} to spare. {reserved}"
     return f"It does not fit: {both}, {size(used - limit)} too much. {reserved}"
+
+
+def robust_line(told: PriceReport) -> str:
+    """Between which steps it lies where the profile is wrong."""
+    if told.robust is None:
+        return ""
+    steps, width = told.robust.step_ns, " to ".join(dict.fromkeys(map(percent, told.robust.spread)))
+    drawn = counted(len(steps), "perturbed profile")
+    return f"The step takes {duration(steps[0])} to {duration(steps[-1])} on {drawn} (constants ±{width})."
 
 
 def best_line(told: PriceReport) -> str:
@@ -114,4 +123,5 @@ def price_document(told: PriceReport) -> dict[str, object]:
         "host_us": spent.host_ns / 1000,
         "bubble_us": spent.bubble_ns / 1000,
         "best_step_us": told.best.summary.step_ns / 1000 if told.best else None,
+        **({"robust_step_us": [step / 1000 for step in told.robust.step_ns]} if told.robust else {}),
     }  # fmt: skip

@@ -7,16 +7,21 @@ the last: three are planned.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
+
+import numpy as np
 
 from shardplan.cluster.mesh import make_cluster
+from shardplan.cluster.perturb import all_constants, perturbed
 from shardplan.cluster.profile import load_profile
 from shardplan.cluster.types import Cluster
 from shardplan.errors import InfeasibleError, ShardplanError
-from shardplan.graph.options import UNLIMITED_BYTES, PlanOptions, Remat
+from shardplan.graph.options import UNLIMITED_BYTES, PlanOptions
 from shardplan.graph.precision import Narrow, PrecisionName, check_peak, narrow_tensors
+from shardplan.graph.remat import recomputed_share
 from shardplan.layout.layout import Layout
 from shardplan.model.types import Model
 from shardplan.models import is_config
@@ -52,7 +57,9 @@ from shardplan.rules import model_rules
 from shardplan.study.instance import DESCRIBED, load_model
 from shardplan.study.model_chunks import chunk_starts
 from shardplan.study.racks import as_filled
+from shardplan.study.recompute import recompute_of
 from shardplan.study.run_memory import accumulating_in_fp32, as_held
+from shardplan.study.sensitivity import factors_of, spread_of
 from shardplan.study.trainer_step import (
     as_run,
     as_trained,
@@ -144,9 +151,10 @@ def price(
     cluster: Cluster,
     options: PlanOptions,
     on_progress: OnProgress | None = None,
+    factors: Mapping[str, float] = MappingProxyType({}),
 ) -> PricedConfiguration:
     """Price one configuration on `cluster`, whose mesh does not count. `options`: of a whole step; its microbatches are
-    those of the configuration.
+    those of the configuration. `factors`: of constants of the cluster (`shardplan.cluster.perturb`).
 
     Raises `ShardplanError`: `bad-parallelism` for sizes that do not divide, `no-cut` for a model that cannot be cut.
     """
@@ -159,7 +167,7 @@ def price(
     if len(axes) > MOST_AXES:
         hint = "let each kind fill a level of links or stay inside one"
         raise ShardplanError(bad(f"{len(axes)} mesh axes; at most {MOST_AXES} can be priced", hint))
-    part = Submesh(make_cluster(profile, mesh_text(axes, profile)))
+    part = Submesh(perturbed(make_cluster(profile, mesh_text(axes, profile)), factors))
     limit = cluster.device.usable_bytes if options.memory_limit_bytes is None else options.memory_limit_bytes
     inside = parallelism.within_a_step
     options = replace(
@@ -173,7 +181,7 @@ def price(
         plan = _fastest(model, part.cluster, options, limit, fixed, on_progress)
         held = (plan.summary.memory,)
         return PricedConfiguration(parallelism, plan, held, limit, options.microbatches, cluster.device.usable_fraction)
-    whole = make_cluster(profile, mesh_text(axes_of(parallelism, profile, whole=True), profile))
+    whole = perturbed(make_cluster(profile, mesh_text(axes_of(parallelism, profile, whole=True), profile)), factors)
     return _pipeline(parallelism, model, whole, part, options, limit, fixed, on_progress)
 
 
@@ -197,8 +205,9 @@ def _fastest(
         asked = replace(options, memory_limit_bytes=bytes_)
         planner = Planner(model, cluster, asked, on_progress, reasons=False, offer=offer)
         found = as_held(planner.chosen(fixed.restrict), cluster, loss=loss, flat=fixed.flat, precision=saved)
-        return as_run(found, cluster, recomputed=options.remat == "full", loss=loss, sharded=sharded, narrow=narrow)
+        return as_run(found, cluster, recomputed=again, loss=loss, sharded=sharded, narrow=narrow)
 
+    again = recomputed_share(model, options)
     saved = "" if sharded else options.precision  # torchao's products keep their operands as they are
     in_8_bits = sharded and options.precision == "fp8"
     narrow = narrow_tensors(model, model_rules(model), "fp8") if in_8_bits else Narrow()
@@ -280,7 +289,8 @@ def _sum(parts: Sequence[Memory]) -> Memory:
 
 @dataclass(frozen=True, slots=True)
 class PriceReport:
-    """A priced configuration for display: `best` beside it, if `compared`; the rows of a step and a microbatch."""
+    """A priced configuration for display: `best` beside it, if `compared`; the rows of a step and a microbatch;
+    `robust`: the step under perturbed profiles, if any were drawn."""
 
     priced: PricedConfiguration
     best: Plan | None
@@ -288,23 +298,45 @@ class PriceReport:
     micro_batch: int
     compared: bool
     precision: PrecisionName = ""
+    robust: Steps | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """Steps under profiles whose constants are multiplied by random factors, ascending; `spread`: the least and the
+    most within which they were drawn."""
+
+    step_ns: tuple[int, ...]
+    spread: tuple[float, float]
+
+
+def steps_under(
+    pricing: Callable[[Mapping[str, float]], PricedConfiguration], cluster: Cluster, draws: int, seed: int = 0
+) -> Steps:
+    """The steps that `pricing` finds for factors of the constants of `cluster`, drawn as for plans."""
+    rng, names = np.random.default_rng(seed), all_constants(cluster)
+    found = sorted(pricing(factors_of(cluster, names, rng)).plan.summary.step_ns for _ in range(draws))
+    spreads = [spread_of(cluster, name) for name in names]
+    return Steps(tuple(found), (min(spreads), max(spreads)))
 
 
 def price_as_asked(
     request: Request,
     parallelism: Parallelism,
     batch: Batch,
-    remat: Remat = "none",
+    recompute: str = "none",
     precision: PrecisionName = "",
     *,
     compare: bool = True,
     fused_loss: bool = False,
     overlap_exchange: bool = False,
+    robust: int = 0,
     on_progress: OnProgress | None = None,
 ) -> PriceReport:
     """Memory and time of `request`'s model on its cluster under a configuration, beside the best plan if `compare`.
-    Only `model`, `cluster`, `dims`, `optimizer` and `memory_limit` of the request count. `fused_loss`: the loss holds
-    no logits in fp32. `overlap_exchange`: experts' tokens are exchanged beside the compute of another microbatch.
+    Only `model`, `cluster`, `dims`, `optimizer` and `memory_limit` of the request count. `recompute`: a scheme as
+    `recompute_of` reads it. `fused_loss`: the loss holds no logits in fp32. `overlap_exchange`: experts' tokens are
+    exchanged beside the compute of another microbatch. `robust`: number of perturbed profiles to price it on too.
 
     Raises `ShardplanError` as `price` and as reading the inputs does.
     """
@@ -320,21 +352,29 @@ def price_as_asked(
         if parallelism.expert == 1:
             raise ShardplanError(bad("no tokens are exchanged: --ep is 1", "leave out --overlap-exchange"))
         cluster = exchanging_beside(cluster)
+    remat, layers = recompute_of(recompute)
     options = PlanOptions(
         optimizer=request.optimizer,
         microbatches=microbatches_of(parallelism, rows_of(model), batch.micro_batch),
         remat=remat,
+        full_layers=layers,
         memory_limit_bytes=request.memory_limit,
         precision=precision,
     )
-    turn = Turn(on_progress, 1 + compare)
+    turn = Turn(on_progress, 1 + compare + robust)
     turn.next("this configuration")
     priced = price(parallelism, model, cluster, options, turn.tell)
     best = None
     if compare:
         turn.next("the best plan")
         best = best_beside(priced, model, cluster, options, turn.tell)
-    return PriceReport(priced, best, rows_of(model), batch.micro_batch, compare, precision)
+
+    def on_other(factors: Mapping[str, float]) -> PricedConfiguration:
+        turn.next("perturbed profiles")
+        return price(parallelism, model, cluster, options, turn.tell, factors)
+
+    steps = steps_under(on_other, cluster, robust) if robust else None
+    return PriceReport(priced, best, rows_of(model), batch.micro_batch, compare, precision, steps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -392,6 +432,6 @@ def best_beside(
             found = as_held(planner.chosen(), whole)
         except InfeasibleError:
             continue
-        free = as_run(found, whole, recomputed=options.remat == "full", sharded=sharded)
+        free = as_run(found, whole, recomputed=recomputed_share(model, options), sharded=sharded)
         return min((each for each in (given, free) if each), key=lambda plan: plan.summary.step_ns)
     return given

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -57,8 +57,13 @@ class Robustness:
 
 def drawn(cluster: Cluster, rng: np.random.Generator) -> Cluster:
     """`cluster` with every constant multiplied by its own factor, even on the logarithm, within its spread."""
-    wide = {name: math.log1p(spread_of(cluster, name)) for name in constants(cluster)}
-    return perturbed(cluster, {name: math.exp(rng.uniform(-most, most)) for name, most in wide.items()})
+    return perturbed(cluster, factors_of(cluster, constants(cluster), rng))
+
+
+def factors_of(cluster: Cluster, names: Iterable[str], rng: np.random.Generator) -> dict[str, float]:
+    """A random factor for each of these constants, even on the logarithm, within its spread."""
+    wide = {name: math.log1p(spread_of(cluster, name)) for name in names}
+    return {name: math.exp(rng.uniform(-most, most)) for name, most in wide.items()}
 
 
 def spread_of(cluster: Cluster, constant: str) -> float:

@@ -95,7 +95,7 @@ def as_run(
     plan: Plan,
     cluster: Cluster,
     *,
-    recomputed: bool = False,
+    recomputed: float = 0.0,
     loss: bool = True,
     sharded: bool = False,
     narrow: Narrow = _NOTHING,
@@ -103,9 +103,9 @@ def as_run(
     """`plan` with the step of a trainer on `cluster`: `communication_ns` is the waiting for links, and the rest of
     `step_ns` beside that and `compute_ns` is the waiting for the host. Memory is the plan's.
 
-    `recomputed`: all of forward is recomputed in backward; `loss`: the model ends in this plan, which is that of all or
-    of a stage of a pipeline; `sharded`: parameters are sharded (FSDP), whose gradients every trainer reduce-scatters
-    beside backward; `narrow`: what is gathered in 8 bits instead of 16.
+    `recomputed`: share of forward that is recomputed in backward; `loss`: the model ends in this plan, which is that of
+    all or of a stage of a pipeline; `sharded`: parameters are sharded (FSDP), whose gradients every trainer
+    reduce-scatters beside backward; `narrow`: what is gathered in 8 bits instead of 16.
     """
     training = cluster.training
     if training == Training() or "cost_model" in plan.model:
@@ -266,7 +266,7 @@ def _started(phase: Phase, training: Training) -> float:
     return kernels * training.host_s + collectives * training.host_collective_s
 
 
-def _hidden(scheduled: StepSchedule, cluster: Cluster, *, recomputed: bool, sharded: bool) -> float:
+def _hidden(scheduled: StepSchedule, cluster: Cluster, *, recomputed: float, sharded: bool) -> float:
     """Seconds per step that blocking traffic spends beside compute. The traffic of a recomputed forward overlaps in
     backward as in forward. FSDP's tensor parallelism (DTensor, without `async_tp`) waits for all that it sends. Of a
     second of exchanges beside the compute of another microbatch, forward or backward, 1 / kappa is hidden."""
@@ -276,7 +276,7 @@ def _hidden(scheduled: StepSchedule, cluster: Cluster, *, recomputed: bool, shar
     found = waiting = computed = 0.0
     for phase in scheduled.phases:
         sent, exchanged = _in_pieces(phase, only), _exchanged(phase, only)
-        forward = sent if "forward" in phase.name else min(sent, again) if recomputed else 0.0
+        forward = sent if "forward" in phase.name else min(sent, recomputed * again)
         pieces = 0.0 if sharded else training.tp_forward * forward + training.tp_backward * (sent - forward)
         sent_once = training.exchange * exchanged
         found += phase.count * (pieces + sent_once)

@@ -146,17 +146,20 @@ def trace(session: Session, /, traces: tuple[str, ...], cluster: str, output: st
     """Fit a profile to traces of torch.profiler, .json or .json.gz, of one rank or several.
 
     Profile a few steps with ProfilerActivity.CPU and CUDA, record_shapes=True, and call export_chrome_trace. Matrix
-    products, operators bound by memory and every collective get a factor, measured over predicted, and their spread,
-    which `solve --robust` then draws constants within.
+    products, attention, operators bound by memory and every collective get a factor, measured over predicted, and their
+    spread, which `solve --robust` then draws constants within; how much of the kernels' time these are is said.
     """
     from shardplan.cluster.profile import load_profile
     from shardplan.extras.calibration.kineto import read_traces
     from shardplan.extras.calibration.traced import calibrate as fit
-    from shardplan.render.calibration import show_factors
+    from shardplan.extras.calibration.traced import coverage
+    from shardplan.render.calibration import show_coverage, show_factors
 
     _refuse_two_documents(session, output)
     base = load_profile(cluster)
-    text, factors = fit(read_traces(traces), base, _name_of(output, base.name))
+    ran = read_traces(traces)
+    text, factors = fit(ran, base, _name_of(output, base.name))
+    told = coverage(ran, factors, base)
     _deliver(session, text, output)
     rows = [
         {
@@ -168,8 +171,19 @@ def trace(session: Session, /, traces: tuple[str, ...], cluster: str, output: st
         }
         for each in factors
     ]
+    document = {
+        "profile": output,
+        "factors": rows,
+        "kernel_us": round(told.seconds * US_PER_S, 3),
+        "covered": round(told.covered, 4),
+        "unused": [{"name": name, "share": round(share, 4)} for name, share in told.unused],
+    }
 
-    return _finish(session, {"profile": output, "factors": rows}, output, lambda console: show_factors(console, rows))
+    def show(console: Console) -> None:
+        show_factors(console, rows)
+        show_coverage(console, told.seconds, told.covered, told.unused)
+
+    return _finish(session, document, output, show)
 
 
 @calibrate.command(short_help="Compare a measured step with a plan.")

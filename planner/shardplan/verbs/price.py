@@ -44,10 +44,11 @@ def _ways(name: str, field: str, text: str) -> Callable[[Verb], Verb]:
 )
 @click.option(
     "--recompute",
-    type=click.Choice(["none", "selective", "alternate", "full"]),
+    metavar="SCHEME",
     default="none",
-    help="Activations to recompute, as --remat of solve; alternate: all of a layer but attention and every other "
-    "product (torchtitan's selective).",
+    help="Activations to recompute: none, selective (unfused attention), alternate (all of a layer but attention and "
+    "every other product, torchtitan's selective by operator), full (all of every layer); of layers as a whole block:N "
+    "(the first N of a stage), every:N (each N-th), uniform:N (all, in chunks of N).",
 )
 @click.option(
     "--precision",
@@ -58,6 +59,13 @@ def _ways(name: str, field: str, text: str) -> Callable[[Verb], Verb]:
         "not in fp32.")  # fmt: skip
 @click.option("--overlap-exchange", is_flag=True, help="Experts' tokens are exchanged beside the compute of another "
         "microbatch.")  # fmt: skip
+@click.option(
+    "--robust",
+    type=click.IntRange(min=0),
+    default=0,
+    metavar="N",
+    help="Price it on N perturbed profiles too, whose constants are drawn at random within their spread.",
+)
 @click.option("--best/--no-best", default=True, help="Set the best plan on as many devices beside it.")
 @budget_option
 @verb
@@ -69,12 +77,14 @@ def price(session: Session, /, **given: Any) -> int:
     """
     from shardplan.render.price import price_document, show_price
     from shardplan.study import price as study
+    from shardplan.study.recompute import recompute_of
 
     attempt = Attempts()
     name = attempt(lambda: _named(given["model"], given.pop("model_option")))
     request, faults = ask({**given, "model": name or ""})
     attempt.problems += (fault for found in faults.values() for fault in found)
     parallelism = attempt(lambda: _parallelism(given))
+    attempt(lambda: recompute_of(given["recompute"]))
     batch = study.Batch(given["global_batch"], given["micro_batch"])
     attempt.finish()
     assert parallelism is not None
@@ -88,6 +98,7 @@ def price(session: Session, /, **given: Any) -> int:
         compare=given["best"],
         fused_loss=given["fused_loss"],
         overlap_exchange=given["overlap_exchange"],
+        robust=given["robust"],
         on_progress=on_progress,
     )
     session.finish(price_document(told), lambda console: show_price(console, told))

@@ -6,6 +6,7 @@ import json
 import numpy as np
 import pytest
 
+import shardplan
 from shardplan.cluster.mesh import make_cluster
 from shardplan.cluster.profile import load_profile, profile_from_text
 from shardplan.cost.collectives import CollectiveModel
@@ -13,20 +14,24 @@ from shardplan.cost.compute import ComputeModel
 from shardplan.errors import ShardplanError
 from shardplan.extras.calibration import kineto
 from shardplan.extras.calibration.kineto import ran_in, read_traces
-from shardplan.extras.calibration.traced import calibrate
+from shardplan.extras.calibration.traced import calibrate, coverage
+from shardplan.extras.calibration.traced_attention import OPERATORS
 from shardplan.study.sensitivity import SPREAD, drawn, spread_of
+from shardplan.study.trainer_step import as_trained
 
 BASE = load_profile("h100-dgx")
+CLUSTER = make_cluster(BASE)
 BF16 = "c10::BFloat16"
+FLASH = "void flash::flash_fwd_kernel<Flash_fwd_kernel_traits<128, 64> >(flash::Flash_fwd_params)"
 
 
-def kernel(seconds, external=None, **args):
+def kernel(seconds, external=None, called="some_kernel", **args):
     args |= {} if external is None else {"External id": external}
-    return {"ph": "X", "cat": "kernel", "name": "some_kernel", "ts": 1, "dur": seconds * 1e6, "args": args}
+    return {"ph": "X", "cat": "kernel", "name": called, "ts": 1, "dur": seconds * 1e6, "args": args}
 
 
-def operator(name, external, dims, types=(BF16, BF16)):
-    args = {"External id": external, "Input Dims": dims, "Input type": list(types)}
+def operator(name, external, dims, types=(BF16, BF16), **more):
+    args = {"External id": external, "Input Dims": dims, "Input type": list(types), **more}
     return {"ph": "X", "cat": "cpu_op", "name": name, "ts": 0, "dur": 5, "args": args}
 
 
@@ -40,9 +45,32 @@ def collective(name, seconds, elements, ranks, gathered=1):
     )  # fmt: skip
 
 
-def made(*, products=1.0, memory=1.0, sent=1.0, noise=0.0, seed=0):
-    """A trace of a machine on which everything takes so many times what the profile says."""
-    rng, cluster, events = np.random.default_rng(seed), make_cluster(BASE), []
+def attended(name, external, seconds, shape, causal, arguments=20):
+    """An attention of torch as a trace has it: operands, then arguments without a shape."""
+    at = OPERATORS[name].causal
+    operands = 4 if OPERATORS[name].is_backward else 3
+    told = {"Concrete Inputs": ["" if place != at else causal for place in range(arguments)]}
+    dims = [list(shape)] * operands + [[]] * (arguments - operands)
+    types = [BF16] * operands + ["Scalar"] * (arguments - operands)
+    return [operator(name, external, dims, types, **told), kernel(seconds, external, called=FLASH)]
+
+
+def attention(compute, batch, heads, queries, size, factors):
+    """Forward and backward of causal attention, on a machine that takes `factors` times what the profile says."""
+    found = []
+    for number, (name, work) in enumerate((("forward", 4.0), ("backward", 10.0))):
+        flops = work * batch * heads * queries * (queries // 2) * size
+        seconds = compute.seconds("attention", "bfloat16", flops, 0.0, queries, queries / 2, np.float64(size))
+        at = 3000 + 10 * queries + batch * 2 + number
+        shape = (batch, queries, heads, size)
+        found += attended(f"aten::_flash_attention_{name}", at, float(seconds) * factors[number], shape, "True")
+    return found
+
+
+def made(*, products=1.0, memory=1.0, sent=1.0, noise=0.0, seed=0, cluster=CLUSTER, attending=None):
+    """A trace of a machine on which everything takes so many times what `cluster` says. `attending`: the same of
+    attention, forward and backward."""
+    rng, events = np.random.default_rng(seed), []
     compute, links = ComputeModel(cluster), CollectiveModel(make_cluster(BASE, "8"))
 
     def off():
@@ -57,11 +85,22 @@ def made(*, products=1.0, memory=1.0, sent=1.0, noise=0.0, seed=0):
     for number, size in enumerate((1 << 26, 1 << 27) * 8, start=1000):
         seconds = float(compute.seconds("elementwise", "bfloat16", 0.0, 2.0 * 3 * size))
         events += [operator("aten::add", number, [[size], [size]]), kernel(seconds * memory * off(), number)]
+    for batch in range(1, 5) if attending else ():
+        events += attention(compute, batch, 32, 4096, 128, attending)
     for elements in (1 << 24, 1 << 25, 1 << 26):
         seconds = links.seconds("all_reduce", (0,), 2.0 * elements)
         late = (1.0, 1.0, 1.4, 2.0)  # ranks that come late make the others wait
         events += [collective("allreduce", seconds * sent * wait, elements, range(8)) for wait in late]
-    return {"traceEvents": events}
+    return {"traceEvents": one_by_one(events)}
+
+
+def one_by_one(events):
+    """The kernels one after the other."""
+    start = 0.0
+    for event in events:
+        if event["cat"] == "kernel":
+            event["ts"], start = start, start + event["dur"] + 1
+    return events
 
 
 def factors_of(document):
@@ -81,6 +120,92 @@ def test_the_factors_of_a_machine_are_found(products, memory, sent):
     before = ComputeModel(make_cluster(BASE)).seconds("gemm", "bfloat16", 2.0 * 8192**3, 0.0, 8192.0, 8192.0, 8192.0)
     assert float(whole) == pytest.approx(products * float(before), rel=0.01)
     assert cluster.device.memory_efficiency == pytest.approx(BASE.device.memory_efficiency / memory, rel=1e-3)
+
+
+@pytest.mark.parametrize("base", ["h100-dgx", "a100-dgx", "mi300x-8", "v100-p3-16xl", "generic"])
+@pytest.mark.parametrize("sharded", [False, True])
+@pytest.mark.parametrize("attending", [None, (1.0, 1.0)])
+def test_what_a_trainer_loses_counts_once(base, sharded, attending):
+    """A trace of a trainer that runs as `price` predicts it changes no price of `price`: the factors that take off what
+    trainers lose are part of what was measured."""
+    profile = load_profile(base)
+    trained = as_trained(make_cluster(profile), sharded=sharded)
+    text, factors = calibrate(ran_in(made(cluster=trained, attending=attending), "t"), profile, "mine")
+    fitted = as_trained(make_cluster(profile_from_text(text, "mine")), sharded=sharded)
+    kinds = {"attention", "attention_backward"} if attending else set()
+    assert {each.kind for each in factors} == {"product", "memory", "all_reduce", *kinds}
+    for cost, sizes in (("gemm", (8192, 8192, 8192)), ("attention", (4096, 2048, 128)), ("elementwise", ())):
+        work = (cost, "float16", 1e15 * bool(sizes), 1e9 * (not sizes), *map(np.float64, sizes))
+        before, after = (float(ComputeModel(cluster).seconds(*work)) for cluster in (trained, fitted))
+        assert after == pytest.approx(before, rel=3e-3), cost
+
+
+@pytest.mark.parametrize("base", ["h100-dgx", "a100-dgx", "v100-p3-16xl", "generic"])
+@pytest.mark.parametrize("products", [0.8, 1.0, 1.3])
+def test_attention_has_the_rate_of_forward_and_backward_together(base, products):
+    """Whatever products do; a profile has one rate for both, whose work is as 1 to 2.5."""
+    profile = load_profile(base)
+    before = make_cluster(profile)
+    ran = ran_in(made(cluster=before, products=products, attending=(1.1, 1.5)), "t")
+    text, factors = calibrate(ran, profile, "mine")
+    found = {each.kind: each.factor for each in factors}
+    assert found["attention"] == pytest.approx(1.1, rel=1e-3)
+    assert found["attention_backward"] == pytest.approx(1.5, rel=1e-3)
+    fitted = make_cluster(profile_from_text(text, "mine"))
+    work = ("attention", "bfloat16", 1e15, 0.0, 4096, 2048, np.float64(128))
+    times = [float(ComputeModel(each).seconds(*work)) for each in (before, fitted)]
+    assert times[1] / times[0] == pytest.approx((1.1 + 2.5 * 1.5) / 3.5, rel=3e-3)
+    assert set(fitted.spread) == {"compute", "memory", fitted.levels[0].name}
+    assert fitted.training.attention in (None, fitted.device.gemm.attention)
+    assert fitted.training.fsdp_attention in (None, fitted.device.gemm.attention)
+
+
+@pytest.mark.parametrize("name", sorted(OPERATORS))
+def test_sizes_of_attention(name):
+    """Batch 2, 3 heads of 64, 4096 queries and keys, in the order of the operator; all keys or half of them."""
+    shape = (2, 3, 4096, 64) if OPERATORS[name].heads_first else (2, 4096, 3, 64)
+    yes, no = ("1", "0") if "efficient" in name else ("True", "False")
+    times = 2.5 if OPERATORS[name].is_backward else 1.0
+    kind = "attention_backward" if OPERATORS[name].is_backward else "attention"
+    for causal, seen in ((yes, 2048), (no, 4096)):
+        (found,) = ran_in(attended(name, 1, 1e-3, shape, causal), "t")
+        assert (found.kind, found.sizes, found.dtype) == (kind, (4096, seen, 64), "bfloat16")
+        assert found.flops == times * 4 * 2 * 3 * 4096 * seen * 64
+    for odd in (attended(name, 1, 1e-3, shape[1:], yes), attended(name, 1, 1e-3, shape, ""),
+                attended(name, 1, 1e-3, shape, yes, arguments=6)):  # fmt: skip
+        assert [each.kind for each in ran_in(odd, "t")] == ["other"]
+
+
+def test_the_price_of_a_trainer_is_that_of_its_trace():
+    """FSDP on H100 keeps 0.9 of the rate of products: a profile fitted to it that left this in had it twice."""
+    trained = as_trained(CLUSTER, sharded=True)
+    text, _ = calibrate(ran_in(made(cluster=trained), "t"), BASE, "mine")
+    assert "training:\n  fsdp_sustained: 1\n" in text
+    assert "kappa" not in text
+    model = "transformer:style=gpt,layers=2,hidden=1024,heads=8,vocab=1024,seq=1024"
+    before, after = (
+        shardplan.price(model, cluster=cluster, dp=2, zero=3, global_batch=8).spent
+        for cluster in (CLUSTER, make_cluster(profile_from_text(text, "mine")))
+    )
+    assert after.compute_ns == pytest.approx(before.compute_ns, rel=3e-3)
+
+
+@pytest.mark.parametrize("alone", [0, 2, 3])
+def test_kernels_beside_a_collective_count_where_too_few_ran_alone(alone):
+    """Half of a product's kernels are slowed down by the collective beside them, which `price` adds by itself."""
+    long = 2 * 8192**3 / 5e14
+    products = [operator("aten::mm", number, [[8192, 8192], [8192, 8192]]) for number in range(10)]
+    kernels = one_by_one([kernel(long * (1 if number < alone else 2), number) for number in range(10)])
+    sent = collective("allreduce", (10 - alone) * 2 * long + 1e-3, 1 << 28, range(8)) | {"ts": kernels[alone]["ts"] - 1}
+    ran = ran_in([*products, *kernels, sent], "t")
+    assert [each.beside for each in ran if each.kind == "product"] == [number >= alone for number in range(10)]
+    text, (found,) = calibrate(ran, BASE, "mine")
+    single = float(ComputeModel(CLUSTER).seconds("gemm", "bfloat16", 2.0 * 8192**3, 0.0, 8192.0, 8192.0, 8192.0))
+    assert (found.count, found.beside) == ((3, False) if alone == 3 else (10, True))
+    assert found.factor == pytest.approx((1 if alone == 3 else 2) * long / single, rel=1e-2)
+    profile = make_cluster(profile_from_text(text, "mine"))
+    assert profile.overlap.kappa == (CLUSTER.overlap.kappa if alone == 3 else 1.0)
+    assert profile.training.fsdp_kappa == (CLUSTER.training.fsdp_kappa if alone == 3 else 1.0)
 
 
 def test_prices_of_the_fitted_profile_are_what_was_measured():
@@ -132,16 +257,58 @@ def test_the_payload_is_that_of_the_whole():
     assert gathered.moved_bytes == scattered.moved_bytes == 16000
 
 
-def test_what_cannot_be_placed_is_left_out():
+def test_what_has_no_sizes_is_of_no_kind():
     odd = [
         kernel(1e-3), kernel(1e-3, 7), operator("aten::nonzero", 7, [[4]]), operator("aten::mm", 8, [[4, 4], []]),
         kernel(1e-3, 8), {"ph": "X", "cat": "kernel", "dur": "long"}, {"ph": "M"}, 7, kernel(float("nan"), 9),
         kernel(1e-3, **{"Collective name": "broadcast", "dtype": "Float", "Group size": 2}),
         {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "args": {"External id": 9, "Input Dims": "?"}},
     ]  # fmt: skip
-    assert ran_in(odd, "t") == []
+    assert [(each.kind, each.seconds, each.name) for each in ran_in(odd, "t")] == [("other", 1e-3, "some_kernel")] * 4
     with pytest.raises(ShardplanError, match="no kind of operator or collective has 3 kernels"):
-        calibrate([], BASE, "mine")
+        calibrate(ran_in(odd, "t"), BASE, "mine")
+
+
+def test_the_time_of_kernels_without_a_factor_is_told_by_name():
+    """Everything that ran is either covered or in a group: attention, compiled kernels, collectives of a kind that ran
+    too seldom, and kernels too short to measure."""
+    made_up = made()
+    base = sum(event["dur"] for event in made_up["traceEvents"] if event["cat"] == "kernel") / 1e6
+    more = [
+        kernel(base / 4, called=FLASH), kernel(base / 4, called=FLASH),
+        kernel(base / 4, called="triton_poi_fused_add_mul_3"), kernel(base / 8, called="triton_poi_fused_silu_7"),
+        collective("_allgather_base", base / 8, 1000, range(8), 8),
+    ]  # fmt: skip
+    short = [operator("aten::add", number, [[8], [8]]) for number in range(2000, 2010)]
+    short += [kernel(1e-6, number) for number in range(2000, 2010)]
+    ran = ran_in({"traceEvents": made_up["traceEvents"] + more + short}, "t")
+    _, factors = calibrate(ran, BASE, "mine")
+    told = coverage(ran, factors, BASE)
+    assert told.seconds == pytest.approx(2 * base + 1e-5)
+    assert told.covered == pytest.approx(0.5, rel=1e-3)
+    assert told.covered + sum(share for _, share in told.unused) == pytest.approx(1.0)
+    assert [name for name, _ in told.unused] == [
+        "flash_fwd_kernel", "triton_poi_fused", "some_kernel", "kernels under 20 us",
+    ]  # fmt: skip
+    assert [share for _, share in told.unused[:3]] == pytest.approx([1 / 4, 3 / 16, 1 / 16], rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("called", "name"),
+    [
+        (FLASH, "flash_fwd_kernel"),
+        ("void cutlass::device_kernel<flash::enable_sm90<flash::FlashAttnFwdSm90<int> > >(Params)", "FlashAttnFwdSm90"),
+        ("void (anonymous namespace)::elementwise_kernel_with_index<int, at::X>(int)", "elementwise_kernel_with_index"),
+        ("void at::native::vectorized_elementwise_kernel<4, at::native::A>(int)", "vectorized_elementwise_kernel"),
+        ("ncclDevKernel_Broadcast_RING_LL(ncclDevKernelArgsStorage<4096ul>)", "ncclDevKernel_Broadcast_RING_LL"),
+        ("triton_red_fused__to_copy_mean_0", "triton_red_fused"),
+        ("k" * 5000, "k" * 60),
+        ("", "kernels without a name"),
+        ("<(<", "kernels without a name"),
+    ],
+)
+def test_kernels_that_look_alike_have_one_name(called, name):
+    assert [each.name for each in ran_in([kernel(1e-3, called=called)], "t")] == [name]
 
 
 def test_files_may_be_packed_and_what_is_no_trace_is_refused(tmp_path):
@@ -175,3 +342,31 @@ def test_hostile_files_are_no_traces(tmp_path, monkeypatch, content, told):
     path.write_bytes(content)
     with pytest.raises(ShardplanError, match=rf"error\[bad-trace\]: no trace can be read: .*{told}"):
         read_traces([str(path)])
+
+
+HUGE = 10**400
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        [kernel(1e-3) | {"ts": HUGE}],
+        [operator("aten::mm", 1, [[HUGE, HUGE], [HUGE, HUGE]]), kernel(1e-3, 1)],
+        [operator("aten::mm", 1, [[-4, 4], [4, -4]]), kernel(1e-3, 1)],
+        [operator("aten::add", 1, [[HUGE], [HUGE]]), kernel(1e-3, 1)],
+        [operator("aten::add", 1, [[0], [0]]), kernel(1e-3, 1)],
+        [operator("aten::add", 1, [[1 << 40] * 100, [2]]), kernel(1e-3, 1)],
+        attended("aten::_flash_attention_forward", 1, 1e-3, [HUGE] * 4, "True"),
+        [collective("allreduce", 1e-3, HUGE, range(2))],
+        [collective("allreduce", 1e-3, -5, range(2))],
+        [collective("allreduce", 1e-3, 0, range(2))],
+        [kernel(1e-3, **{"Collective name": "allreduce", "Group size": HUGE, "dtype": "Float", "In msg nelems": 8})],
+        [kernel(1e-3), kernel(1) | {"dur": HUGE}],
+    ],
+)
+def test_numbers_that_no_machine_has_are_as_if_absent(events):
+    ran = ran_in(events * 4, "t")
+    told = coverage(ran, [], BASE)
+    assert told.seconds == pytest.approx(4e-3)
+    with pytest.raises(ShardplanError, match="no kind of operator or collective has 3 kernels"):
+        calibrate(ran, BASE, "mine")

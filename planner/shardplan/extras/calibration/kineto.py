@@ -2,7 +2,7 @@
 
 Kernels name the operator that started them (`External id`), and operators, where the profiler was told to record
 shapes, their sizes. Kernels of NCCL say themselves what they move: the collective, its elements, and the ranks of its
-group. What has neither, and copies between host and device, is left out.
+group. A kernel with neither is of kind `other`; copies between host and device are left out.
 """
 
 from __future__ import annotations
@@ -11,12 +11,15 @@ import gzip
 import io
 import json
 import math
+import re
 import zlib
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from shardplan.errors import ShardplanError, error
+from shardplan.extras.calibration.traced_attention import sizes_of
 from shardplan.text_files import read_at_most, read_bytes
 from shardplan.units import US_PER_S, whole_number
 
@@ -50,19 +53,33 @@ _PASSES = {
 of its two operands and writes the other."""
 
 
+_GENERATED = re.compile(r"triton_[a-z]+_fused")
+_ANONYMOUS = re.compile(r"\(anonymous namespace\)::|<unnamed>::")
+_WRAPPERS = frozenset({"", "device_kernel", "Kernel", "Kernel2", "enable_sm90", "enable_sm90_or_later"})
+"""Names that CUTLASS gives to all of its kernels; what one computes is the first of its types."""
+_LONGEST_NAME = 60
+_BESIDE = 0.1
+_MOST_SIZE, _MOST_DIMS, _MOST_RANKS, _MOST_US = 1 << 48, 16, 1 << 20, 1e18
+"""Larger numbers of a trace are as if absent: products of them fit no float, and lists of so many ranks no memory."""
+
+
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """One thing that ran, `seconds` long. `kind`: `product`, `memory`, or a collective. Of a product `sizes` are rows,
-    columns and summed, of `count` at once; `moved_bytes`: what it reads and writes, or the payload of a collective as
-    in `layout.Collective.share`; `ranks`: of the collective's group."""
+    """One thing that ran, `seconds` long. `kind`: `product`, `memory`, `attention`, `attention_backward`, a collective,
+    or `other` for kernels whose size is not known. Of a product `sizes` are rows, columns and summed, of attention
+    queries, keys that each sees, and the size of a head; `flops`: of all of it; `moved_bytes`: what it reads
+    and writes, or the payload of a collective as in `layout.Collective.share`; `ranks`: of the collective's group;
+    `name`: of the kernel, or of kernels that look alike; `beside`: a collective ran during more than a tenth of it."""
 
     kind: str
     seconds: float
     dtype: str
     moved_bytes: float
     sizes: tuple[int, int, int] = (0, 0, 0)
-    count: int = 1
+    flops: float = 0.0
     ranks: tuple[int, ...] = ()
+    name: str = ""
+    beside: bool = False
 
 
 def read_traces(files: Iterable[str]) -> list[Ran]:
@@ -93,15 +110,43 @@ def ran_in(document: Any, file: str) -> list[Ran]:
         hint = "profile a few steps with ProfilerActivity.CUDA and record_shapes=True"
         raise ShardplanError(error("bad-trace", "no kernel of a device is in this trace", file=file, hint=hint))
     operators = {event.external: event for event in whole if event.category == "cpu_op" and event.external is not None}
-    busy: dict[int, float] = {}
-    found = []
+    started: dict[int, list[_Event]] = {}
+    found, sending = list[Ran](), _Sending(filter(_is_sent, kernels))
     for event in kernels:
         if (moved := _collective(event)) is not None:
             found.append(moved)
         elif event.external in operators:
-            busy[event.external] = busy.get(event.external, 0.0) + event.seconds
-    computed = (_operator(operators[number], seconds) for number, seconds in sorted(busy.items()))
-    return [*found, *(each for each in computed if each is not None)]
+            started.setdefault(event.external, []).append(event)
+        else:
+            found.append(_other(event))
+    for number, own in sorted(started.items()):
+        computed = _operator(operators[number], own)
+        if computed is None:
+            found += map(_other, own)
+        else:
+            beside = math.fsum(map(sending.beside, own)) > _BESIDE * computed.seconds
+            found.append(replace(computed, beside=beside))
+    return found
+
+
+class _Sending:
+    """When kernels of collectives ran."""
+
+    def __init__(self, collectives: Iterable[_Event]) -> None:
+        self._starts, self._ends = list[float](), list[float]()
+        for start, end in sorted((each.start_s, each.start_s + each.seconds) for each in collectives):
+            if self._ends and start <= self._ends[-1]:
+                self._ends[-1] = max(end, self._ends[-1])
+            else:
+                self._starts.append(start)
+                self._ends.append(end)
+
+    def beside(self, event: _Event) -> float:
+        """Seconds of a kernel in which a collective ran."""
+        start, end = event.start_s, event.start_s + event.seconds
+        first, last = bisect_right(self._ends, start), bisect_left(self._starts, end)
+        both = zip(self._starts[first:last], self._ends[first:last], strict=True)
+        return math.fsum(min(end, theirs) - max(start, began) for began, theirs in both)
 
 
 class _Event:
@@ -111,8 +156,7 @@ class _Event:
         args = event.get("args")
         self.args: Mapping[str, Any] = args if isinstance(args, dict) else {}
         self.name, self.category = str(event.get("name", "")), str(event.get("cat", "")).lower()
-        length = event.get("dur", 0)
-        self.seconds = float(length) / US_PER_S if isinstance(length, (int, float)) and math.isfinite(length) else 0.0
+        self.seconds, self.start_s = _seconds(event.get("dur")), _seconds(event.get("ts"))
         number = self.args.get("External id")
         self.external = number if isinstance(number, int) else None
 
@@ -124,8 +168,22 @@ class _Event:
         return [
             (tuple(shape), *_DTYPES[kind])
             for shape, kind in zip(dims, types, strict=False)
-            if kind in _DTYPES and isinstance(shape, list) and all(isinstance(size, int) for size in shape)
+            if kind in _DTYPES and isinstance(shape, list) and len(shape) <= _MOST_DIMS and all(map(_is_size, shape))
         ]
+
+
+def _seconds(micros: object) -> float:
+    known = isinstance(micros, (int, float)) and abs(micros) < _MOST_US
+    return float(micros) / US_PER_S if known else 0.0  # type: ignore[arg-type]
+
+
+def _is_size(number: object) -> bool:
+    return isinstance(number, int) and 0 <= number <= _MOST_SIZE
+
+
+def _is_sent(event: _Event) -> bool:
+    """Whether a kernel is that of a collective, also of one that is not read; RCCL's kernels have NCCL's names."""
+    return "Collective name" in event.args or "nccl" in event.name.lower()
 
 
 def _collective(event: _Event) -> Ran | None:
@@ -133,10 +191,12 @@ def _collective(event: _Event) -> Ran | None:
     dtype, width = _DTYPES.get(str(event.args.get("dtype", "")), ("", 0))
     sizes = [event.args.get(name) for name in ("In msg nelems", "Out msg nelems")]
     ranks = _ranks(event.args)
-    if kind is None or not width or len(ranks) < 2 or not all(isinstance(size, int) for size in sizes):
+    if kind is None or not width or len(ranks) < 2 or not all(map(_is_size, sizes)):
         return None
     elements = sizes[1] if kind == "all_gather" else sizes[0]
-    return Ran(kind, event.seconds, dtype, float(int(elements or 0) * width), ranks=ranks) if elements else None
+    if not elements:
+        return None
+    return Ran(kind, event.seconds, dtype, float(int(elements) * width), ranks=ranks, name=_alike(event.name))
 
 
 def _ranks(args: Mapping[str, Any]) -> tuple[int, ...]:
@@ -145,7 +205,7 @@ def _ranks(args: Mapping[str, Any]) -> tuple[int, ...]:
     found = tuple(
         number for word in listed.strip("[]").split(",") if (number := whole_number(word.strip())) is not None
     )
-    if isinstance(size, int) and len(found) != size:
+    if isinstance(size, int) and size <= _MOST_RANKS and len(found) != size:
         return tuple(range(size)) if not found or "..." not in listed or len(found) < 2 else _continued(found, size)
     return found
 
@@ -156,17 +216,40 @@ def _continued(begun: tuple[int, ...], size: int) -> tuple[int, ...]:
     return tuple(begun[0] + stride * place for place in range(size))
 
 
-def _operator(event: _Event, seconds: float) -> Ran | None:
-    tensors = event.shapes()
+def _other(event: _Event) -> Ran:
+    return Ran("other", event.seconds, "", 0.0, name=_alike(event.name))
+
+
+def _alike(name: str) -> str:
+    """The name of a kernel without namespaces, types and arguments, so that kernels of one kind have one name:
+    `flash_fwd_kernel` of `void flash::flash_fwd_kernel<...>(...)`, `triton_poi_fused` of `triton_poi_fused_add_7`."""
+    if generated := _GENERATED.match(name):
+        return generated[0]
+    parts = (_plain(part) for part in re.split(r"[<(]", _ANONYMOUS.sub("", name)))
+    return next((part for part in parts if part not in _WRAPPERS), "")[:_LONGEST_NAME] or "kernels without a name"
+
+
+def _plain(name: str) -> str:
+    return name.strip().removeprefix("void ").rpartition("::")[2].strip()
+
+
+def _operator(event: _Event, kernels: Sequence[_Event]) -> Ran | None:
+    """The kernels that an operator started as one; None for an operator whose sizes say nothing."""
+    tensors, seconds = event.shapes(), math.fsum(kernel.seconds for kernel in kernels)
+    longest = _alike(max(kernels, key=lambda kernel: kernel.seconds).name)
+    shapes = [shape for shape, _, _ in tensors]
+    if (found := sizes_of(event.name, shapes, event.args.get("Concrete Inputs"))) is not None:
+        return Ran(found.kind, seconds, tensors[0][1], 0.0, found.sizes, found.flops, name=longest)
     if event.name in _PRODUCTS:
-        return _product(event.name, tensors, seconds)
-    if event.name in _PASSES and tensors:
-        sizes = [math.prod(shape) * width for shape, _, width in tensors]
-        return Ran("memory", seconds, tensors[0][1], float(sum(sizes) + _PASSES[event.name] * max(sizes)))
+        return _product(event.name, tensors, seconds, longest)
+    sizes = [math.prod(shape) * width for shape, _, width in tensors]
+    if event.name in _PASSES and any(sizes):
+        moved = float(sum(sizes) + _PASSES[event.name] * max(sizes))
+        return Ran("memory", seconds, tensors[0][1], moved, name=longest)
     return None
 
 
-def _product(name: str, tensors: list[tuple[tuple[int, ...], str, int]], seconds: float) -> Ran | None:
+def _product(name: str, tensors: list[tuple[tuple[int, ...], str, int]], seconds: float, kernel: str) -> Ran | None:
     factors = [each for each in tensors if len(each[0]) >= 2]
     if name in ("aten::addmm", "aten::baddbmm") and len(factors) > 2:
         factors = factors[1:]  # what is added
@@ -179,4 +262,5 @@ def _product(name: str, tensors: list[tuple[tuple[int, ...], str, int]], seconds
     if min(rows, columns, summed) < 1:
         return None
     moved = math.prod(left) * width + math.prod(right) * other + count * rows * columns * width
-    return Ran("product", seconds, dtype, float(moved), (rows, columns, summed), count)
+    flops = 2.0 * count * rows * columns * summed
+    return Ran("product", seconds, dtype, float(moved), (rows, columns, summed), flops, name=kernel)

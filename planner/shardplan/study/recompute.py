@@ -1,0 +1,40 @@
+"""Schemes of recomputation in the words of trainers: which layers, and what of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+from shardplan.errors import ShardplanError, error
+from shardplan.graph.options import Layers, Remat
+from shardplan.units import whole_number
+
+_OF_ALL: Mapping[str, Remat] = {
+    "none": "none", "selective": "selective", "core_attn": "selective", "alternate": "alternate", "op": "alternate",
+    "full": "full",
+}  # fmt: skip
+"""Words for what is recomputed of every layer. Megatron-LM and torchtitan mean different things by `selective`;
+`core_attn`, a module of the one, and `op`, an option of the other, are unambiguous."""
+_SCHEMES: Mapping[str, Literal["block", "every", "uniform"]] = {
+    "block": "block", "every": "every", "uniform": "uniform",
+}  # fmt: skip
+ALLOWED = "none, selective (or core_attn), alternate (or op), full, block:N, every:N or uniform:N"
+
+
+def recompute_of(text: str) -> tuple[Remat, Layers | None]:
+    """What is recomputed, and of which layers if not of all: `full`, `block:4`. Every single layer is `full`, and none
+    is `none`.
+
+    Raises `ShardplanError` (`bad-argument`) for any other text.
+    """
+    if text in _OF_ALL:
+        return _OF_ALL[text], None
+    word, _, digits = text.partition(":")
+    number = whole_number(digits)
+    if word not in _SCHEMES or number is None or (number == 0 and word != "block"):
+        summary = f"--recompute '{text}' is no scheme of recomputation that can be priced"
+        hint = f"{ALLOWED}; docs/price.md lists what trainers call them"
+        raise ShardplanError(error("bad-argument", summary, hint=hint))
+    if number == 0:
+        return "none", None
+    return "full", None if number == 1 and word != "block" else Layers(_SCHEMES[word], number)
