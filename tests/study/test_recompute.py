@@ -10,7 +10,7 @@ from shardplan.graph.options import Layers, PlanOptions
 from shardplan.graph.remat import blocks, chosen_layers, layers_of, recomputed_share
 from shardplan.pipeline.cut_points import chain_at, part_of
 from shardplan.study.instance import load_model
-from shardplan.study.model_chunks import starts
+from shardplan.study.model_chunks import chunk_starts
 from shardplan.study.recompute import recompute_of
 
 COUNT = 4
@@ -94,7 +94,7 @@ def test_layers_are_counted_one_by_one(described, kinds):
 
 def test_a_stage_counts_its_own_layers():
     model = load_model(MODEL, {"batch": 4})
-    chain = chain_at(model, starts(model, 2))
+    chain = chain_at(model, chunk_starts(model, 2))
     for place in range(2):
         own = part_of(chain, place, place + 1, "stage")
         assert len(layers_of(own)) == 2
