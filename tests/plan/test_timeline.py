@@ -10,6 +10,7 @@ import pytest
 from example_plans import example_plan
 from forced_plans import forced_plan
 
+from shardplan import make_plan
 from shardplan.cluster.mesh import make_cluster
 from shardplan.cluster.profile import load_profile
 from shardplan.cluster.types import Coalesce
@@ -264,6 +265,30 @@ def test_arrows_lead_from_what_comes_before_to_what_waits_in_one_microbatch():
         assert any(abs(one["ts"] + one["dur"] - tail["ts"]) < 0.01 for one in spans if one["tid"] == tail["tid"])
         assert (tail["ts"] < second) == (head["ts"] < second)
         assert (tail["ts"] < begins) == (head["ts"] < begins)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "interleaved:2"])
+def test_the_trace_of_a_pipeline_says_what_is_sent_and_what_waits_for_it(schedule):
+    model = "transformer:layers=4,hidden=256,heads=4,vocab=512,seq=64,batch=16,style=gpt"
+    staged = make_plan(model, "1x4", stages=2, schedule=schedule, microbatches=4, effort="quick")
+    trace = json.loads(json.dumps(chrome_trace(staged)))["traceEvents"]
+    spans = [event for event in trace if event["ph"] == "X"]
+    sent = [event for event in spans if event["name"].startswith("hand ")]
+    transfers = staged.pipeline.handed
+    assert len(sent) == 2 * 4 * len(transfers)
+    assert {(event["args"]["phase"], event["args"]["bytes"]) for event in sent} == {
+        (phase, sum(step.payload_bytes for step in steps))
+        for transfer in transfers
+        for phase, steps in (("forward", transfer.forward), ("backward", transfer.backward))
+    }
+    assert {event["args"]["phase"] for event in spans} <= {"forward", "backward", "update"}
+    tails = {event["id"]: event for event in trace if event["ph"] == "s"}
+    heads = {event["id"]: event for event in trace if event["ph"] == "f"}
+    assert tails.keys() == heads.keys()
+    assert len(tails) >= 2 * len(sent)
+    for identity, tail in tails.items():
+        assert heads[identity]["ts"] >= tail["ts"]
+        assert any(abs(one["ts"] + one["dur"] - tail["ts"]) < 0.01 for one in spans if one["tid"] == tail["tid"])
 
 
 def test_any_plan_file_can_be_laid_out():

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from shardplan.escapes import one_line
 from shardplan.plan.step.schedule import StepSchedule
 from shardplan.plan.types import Plan
-from shardplan.plan.views.pipeline_timeline import device_groups, pipeline_timeline
+from shardplan.plan.views.pipeline_timeline import device_groups, pipeline_laid_out
 from shardplan.plan.views.timeline import laid_out, streams_of
 from shardplan.report.names import InternedNames
 from shardplan.schedule.tasks import Timeline
@@ -28,7 +28,7 @@ def schedule_record(plan: Plan, names: InternedNames, scheduled: StepSchedule) -
     tasks = [
         [
             names(task.name), task.stream, round(start * NS_PER_S), round((end - start) * NS_PER_S), names(one.phase),
-            one.bytes, round(one.exposed_s * NS_PER_S), names(one.issue_after), names(one.wait_before),
+            one.bytes, round((one.exposed_s or 0.0) * NS_PER_S), names(one.issue_after), names(one.wait_before),
             int(number in critical),
         ]
         for number, (task, start, end, one) in enumerate(zip(made.tasks, made.starts, made.ends, about, strict=True))
@@ -45,7 +45,7 @@ def pipeline_chart(plan: Plan) -> dict[str, object]:
     """The same of a pipeline: a stream for each of `computing` stages, then for each send between two, a task for each
     microbatch."""
     assert plan.pipeline is not None
-    made = pipeline_timeline(plan)
+    made = pipeline_laid_out(plan)[0]
     names, critical = InternedNames(), critical_path(made)
     tasks = [
         [names(task.name), task.stream, round(start * NS_PER_S), round((end - start) * NS_PER_S), 0, 0, 0, 0, 0,

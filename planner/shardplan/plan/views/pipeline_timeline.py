@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import cast
 
 from shardplan.plan.types import CollectiveStep, Pipeline, Plan, Stage, Transfer
+from shardplan.plan.views.laid import Laid
 from shardplan.schedule.tasks import Task, Timeline, schedule
 from shardplan.units import S_PER_NS
 
@@ -47,13 +48,24 @@ def _interleaved(pipeline: Pipeline) -> bool:
     return device_groups(pipeline) < len(pipeline.stages)
 
 
-def pipeline_timeline(plan: Plan) -> Timeline:
-    """The scheduled step of a plan with stages."""
+def pipeline_laid_out(plan: Plan) -> tuple[Timeline, list[Laid]]:
+    """The scheduled step of a plan with stages, and the details of each task for a trace."""
     pipeline = plan.pipeline
     assert pipeline is not None
     micro = cast("int", plan.model.get("microbatches", 1))
     work = _Work(pipeline, micro, training=plan.model.get("mode") == "training")
-    return schedule(work.tasks())
+    return schedule(work.tasks()), work.laid
+
+
+_Key = tuple[str, int, int]
+_PHASES = {
+    "F": "forward",
+    "send": "forward",
+    "B": "backward",
+    "back": "backward",
+    "gradient": "update",
+    "weight": "update",
+}
 
 
 class _Work:
@@ -63,24 +75,24 @@ class _Work:
     def __init__(self, pipeline: Pipeline, microbatches: int, *, training: bool) -> None:
         self.pipeline, self.microbatches, self.training = pipeline, microbatches, training
         self.groups = device_groups(pipeline)
-        self.number: dict[tuple[str, int, int], int] = {}
-        self.made: list[tuple[str, int, float, list[tuple[str, int, int]]]] = []
+        self.number: dict[_Key, int] = {}
+        self.made: list[tuple[str, int, float, list[_Key]]] = []
+        self.laid: list[Laid] = []
 
     def tasks(self) -> list[Task]:
         for place, stage in enumerate(self.pipeline.stages):
             self._stage(place, stage)
         for place, transfer in enumerate(self.pipeline.handed):
             stream = self.groups + place
-            forward, backward = _time_ns(transfer.forward), _time_ns(transfer.backward)
             for batch in range(self.microbatches):
-                self._add(("send", place, batch), stream, forward, [("F", transfer.sender, batch)])
+                self._send(("send", place, batch), stream, transfer.forward, [("F", transfer.sender, batch)])
                 if self.training:
-                    self._add(("back", place, batch), stream, backward, [("B", transfer.receiver, batch)])
+                    self._send(("back", place, batch), stream, transfer.backward, [("B", transfer.receiver, batch)])
         ended = [("B", place, self.microbatches - 1) for place in range(len(self.pipeline.stages))]
         for number, transfer in enumerate(_tied(self.pipeline)):
             stream = self.groups + len(self.pipeline.handed) + number
-            self._add(("gradient", number, 0), stream, _time_ns(transfer.backward), ended)
-            self._add(("weight", number, 0), stream, _time_ns(transfer.forward), [("gradient", number, 0)])
+            self._send(("gradient", number, 0), stream, transfer.backward, ended)
+            self._send(("weight", number, 0), stream, transfer.forward, [("gradient", number, 0)])
         return [
             Task(name, stream, nanoseconds * S_PER_NS, tuple(self.number[before] for before in after))
             for name, stream, nanoseconds, after in self.made
@@ -88,7 +100,7 @@ class _Work:
 
     def _stage(self, place: int, stage: Stage) -> None:
         forward, backward = _halves(stage, self.microbatches, training=self.training)
-        before: list[tuple[str, int, int]] = []
+        before: list[_Key] = []
         behind = len(self.pipeline.stages) - place  # a model chunk of an interleaved stage may run ahead of the mean
         for kind, batch in _order(max(stage.in_flight, behind), self.microbatches, training=self.training):
             after = list(before)
@@ -99,19 +111,18 @@ class _Work:
             self._add((kind, place, batch), place % self.groups, forward if kind == "F" else backward, after)
             before = [(kind, place, batch)]
 
-    def _add(
-        self, key: tuple[str, int, int], stream: int, nanoseconds: float, after: list[tuple[str, int, int]]
-    ) -> None:
+    def _send(self, key: _Key, stream: int, steps: Sequence[CollectiveStep], after: list[_Key]) -> None:
+        payload = sum(step.payload_bytes for step in steps)
+        self._add(key, stream, sum(step.time_ns for step in steps), after, payload)
+
+    def _add(self, key: _Key, stream: int, nanoseconds: float, after: list[_Key], payload_bytes: int = 0) -> None:
         words = {"F": "forward", "B": "backward", "send": "hand on", "back": "hand back"}
         self.number[key] = len(self.made)
         name = f"{words[key[0]]} {key[2]}" if key[0] in words else key[0]
         if key[0] in ("F", "B") and _interleaved(self.pipeline):
             name += f" of piece {key[1] // self.groups}"
         self.made.append((name, stream, nanoseconds, after))
-
-
-def _time_ns(steps: Sequence[CollectiveStep]) -> int:
-    return sum(step.time_ns for step in steps)
+        self.laid.append(Laid(_PHASES[key[0]], key[2], payload_bytes))
 
 
 def _halves(stage: Stage, microbatches: int, *, training: bool) -> tuple[float, float]:

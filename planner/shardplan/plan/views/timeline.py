@@ -7,7 +7,7 @@ step repeats many times, the first few repetitions are listed, and the rest is a
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final, cast
 
 from shardplan.cost.occupancy import links_of
@@ -17,7 +17,8 @@ from shardplan.plan.step.moves import StepParts, block_starts
 from shardplan.plan.step.phases import Phase, Policy
 from shardplan.plan.step.schedule import StepSchedule, schedule_step, serial_schedule
 from shardplan.plan.types import Move, Plan
-from shardplan.plan.views.pipeline_timeline import pipeline_streams, pipeline_timeline
+from shardplan.plan.views.laid import Laid
+from shardplan.plan.views.pipeline_timeline import pipeline_laid_out, pipeline_streams
 from shardplan.schedule.links import WHOLE, LinkLevels
 from shardplan.schedule.streams import Item, Span
 from shardplan.schedule.tasks import COMPUTE, Task, Timeline, Unlisted
@@ -30,23 +31,10 @@ _SAME = 1e-6
 """Relative: steps this close are equal."""
 
 
-@dataclass(frozen=True, slots=True)
-class Laid:
-    """What a trace says of one span of a timeline beside its task: the phase and which repetition of it, bytes on the
-    link, exposed seconds, and the operators after which it is issued and before which it is awaited."""
-
-    phase: str
-    repeat: int = 0
-    bytes: int = 0
-    exposed_s: float = 0.0
-    issue_after: str = ""
-    wait_before: str = ""
-
-
 def timeline(plan: Plan) -> Timeline:
     """The scheduled step of a plan."""
     if plan.pipeline is not None:
-        return pipeline_timeline(plan)
+        return pipeline_laid_out(plan)[0]
     return laid_out(plan)[0]
 
 
@@ -177,13 +165,10 @@ def chrome_trace(plan: Plan) -> dict[str, object]:
     """The timeline as Chrome's trace event format, which Perfetto reads; times in microseconds.
 
     Every collective carries its bytes, its phase and its exposed time; arrows lead from the operator after which it is
-    issued to it, and from it to the operator that waits for it.
+    issued to it, and from it to the operator that waits for it. Of a pipeline, what is sent between stages carries its
+    bytes, and arrows lead from the stage that sends to it and from it to the stage that receives.
     """
-    if plan.pipeline is not None:
-        made = pipeline_timeline(plan)
-        about: list[Laid] = [Laid("step")] * len(made.tasks)
-    else:
-        made, about = laid_out(plan)
+    made, about = laid_out(plan) if plan.pipeline is None else pipeline_laid_out(plan)
     streams = streams_of(plan)
     events: list[dict[str, object]] = [
         {"ph": "M", "name": "process_name", "pid": 0, "args": {"name": str(plan.model.get("name", ""))}},
@@ -199,14 +184,16 @@ def chrome_trace(plan: Plan) -> dict[str, object]:
                 "ts": round(start * 1e6, 3), "dur": round((end - start) * 1e6, 3), "args": _args(one),
             }
         )  # fmt: skip
-    events += _arrows(made, about)
+    events += _arrows(made, about) if plan.pipeline is None else _dependencies(made)
     return {"displayTimeUnit": "ms", "traceEvents": events}
 
 
 def _args(one: Laid) -> dict[str, object]:
     said: dict[str, object] = {"phase": one.phase}
     if one.bytes:
-        said |= {"bytes": one.bytes, "exposed_us": round(one.exposed_s * 1e6, 3)}
+        said["bytes"] = one.bytes
+    if one.bytes and one.exposed_s is not None:
+        said["exposed_us"] = round(one.exposed_s * 1e6, 3)
     if one.issue_after:
         said["issued after"] = one.issue_after
     if one.wait_before:
@@ -229,6 +216,14 @@ def _arrows(made: Timeline, about: Sequence[Laid]) -> Iterator[dict[str, object]
             yield from _arrow(2 * number, made, before, number)
         if after is not None:
             yield from _arrow(2 * number + 1, made, number, after)
+
+
+def _dependencies(made: Timeline) -> Iterator[dict[str, object]]:
+    """Flow events between tasks of different streams of which one waits for the other."""
+    pairs = ((before, number) for number, task in enumerate(made.tasks) for before in task.after)
+    between = ((tail, head) for tail, head in pairs if made.tasks[tail].stream != made.tasks[head].stream)
+    for identity, (tail, head) in enumerate(between):
+        yield from _arrow(identity, made, tail, head)
 
 
 def _arrow(identity: int, made: Timeline, tail: int, head: int) -> Iterator[dict[str, object]]:
