@@ -12,6 +12,7 @@ import pytest
 from jsonschema import Draft202012Validator
 from small_models import proto_of
 
+from shardplan import make_plan
 from shardplan.cluster.mesh import make_cluster
 from shardplan.cluster.profile import load_profile
 from shardplan.constraints.parse import parse_pin
@@ -449,3 +450,14 @@ def test_constraints_hold_in_the_stage_that_has_what_they_name(model, cluster):
     assert to_text(kept.layout, second.plan.mesh) == "S(1)@gpu"
     with pytest.raises(ShardplanError, match=r"error\[no-match\]"):
         plan_stages(model, cluster, replace(options, constraints=(parse_pin("nothing=replicate"),)), SCHEDULE)
+
+
+@pytest.mark.parametrize("stages", [None, 2])
+def test_under_a_time_limit_equal_stages_are_the_answer_where_costs_of_runs_come_too_late(stages):
+    model = "transformer:layers=4,hidden=64,heads=2,vocab=128,seq=32,batch=8,style=gpt"
+    given = {"stages": stages or "auto", "microbatches": 4, "cluster": "generic"}
+    found = make_plan(model, "1x4", time_limit=0.02, **given)
+    best = make_plan(model, "1x4", **given)
+    assert found.summary.outcome == "feasible"
+    assert [stage.plan.mesh.size for stage in found.pipeline.stages] == [4 // (stages or 1)] * (stages or 1)
+    assert 0 < found.summary.bound_ns <= best.summary.step_ns <= found.summary.step_ns

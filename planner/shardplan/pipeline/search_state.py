@@ -53,8 +53,18 @@ class SearchState:
         return known and (self.interruption.asked or time.monotonic() >= self.ends_s or self.work >= self._most_work)
 
     @property
+    def is_late(self) -> bool:
+        """Whether a pipeline is known, and the time limit has passed or Ctrl-C was pressed."""
+        return math.isfinite(self.best_ns) and (self.interruption.asked or time.monotonic() >= self.ends_s)
+
+    @property
     def _most_work(self) -> float:
         return SEARCH_WORK[self.options.effort] if self.options.gap > 0.0 else math.inf
+
+    def before_end(self, share: float) -> float:
+        """The time (`time.monotonic`) after that share of what is left; infinite without a time limit."""
+        now = time.monotonic()
+        return math.inf if math.isinf(self.ends_s) else now + share * (self.ends_s - now)
 
     def stage_s(self, stages: int) -> float | None:
         """Seconds for planning one of so many remaining stages."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -31,9 +32,10 @@ from shardplan.pipeline.stage_costs import EASINGS, StageCosts
 from shardplan.pipeline.stage_planner import StagePlanner
 from shardplan.pipeline.submeshes import Submesh, submeshes
 from shardplan.plan.types import Plan
+from shardplan.planning.finer import work_s
 from shardplan.planning.standing import OnProgress
 from shardplan.rules import model_rules
-from shardplan.units import PS_PER_NS, counted
+from shardplan.units import NS_PER_S, PS_PER_NS, counted
 
 _MOST_ROUNDS = 40
 _SMALL_UNITS, _SMALL_DEVICES = 13, 16
@@ -44,6 +46,8 @@ _HOPELESS = 32.0
 """A plan that takes this many times its time without a memory limit does not fit (`shardplan.pipeline.bounds.cost`)."""
 _PACE = 8
 """Number of searches over cuts of a small model, without a better pipeline, that show how fast their costs rise."""
+_BOUNDING = 0.7
+"""Share of a time limit within which the costs of runs have to be known; else the stages are equal ones."""
 _EXPLORED = 4
 """Number of further cuts of larger models that are planned for each of the `EASINGS`."""
 
@@ -110,6 +114,8 @@ class PipelineSolver:
             raise InfeasibleError(self._does_not_fit())
         if best.tied and self.stages is None:
             best = self._or_one_stage(best)
+        if not bound and self.options.cost_model.is_ours:
+            bound = work_s(self.model, self.cluster, self.options) / self.cluster.mesh.size * NS_PER_S
         return replace(best, bound_ns=min(bound, best.step_ns))
 
     def _solve_small(self) -> tuple[PipelineResult | None, float]:
@@ -117,11 +123,16 @@ class PipelineSolver:
         planned, and searched again with what planning told, until there is nothing more to learn."""
         best: PipelineResult | None = None
         costs_ns: list[float] = []
+        known_by_s = self.search_state.before_end(_BOUNDING)
         for rounds in reversed(range(_MOST_ROUNDS)):
             self.search_state.left = rounds + 1
-            found = self._cut(worth_ns=best.step_ns * (1.0 - CLOSE) if best else math.inf)
+            found = self._cut(worth_ns=best.step_ns * (1.0 - CLOSE) if best else math.inf, known_by_s=known_by_s)
+            if best is None and time.monotonic() >= known_by_s and found.cuts is None:
+                best = self._equal_stages()
+                found = found if best else self._cut()
             if best is None:  # later searches end at what is worth it
                 self.search_state.know(math.inf, self._bound(found, 0.0))
+            known_by_s = self.search_state.ends_s
             if found.cuts is None or self.search_state.is_over:
                 break
             plans = self.planner.plans(found.cuts)
@@ -131,18 +142,51 @@ class PipelineSolver:
             staged = self._staged(found.cuts, plans)
             costs_ns = [*(costs_ns if best and best.step_ns <= staged.step_ns else ()), found.cost / PS_PER_NS]
             best = self._record(best, staged)
-            try:
-                best = self._opened(best, found.cuts)
-                if not _is_converging(costs_ns, best.step_ns, rounds):
-                    break
-                learnt = self._learn(found.cuts, plans)
-            except (LimitError, KeyboardInterrupt):
-                learnt = False
-                if not self.search_state.is_over:
-                    raise
+            best, learnt = self._learnt(best, found.cuts, plans, costs_ns, rounds)
             if not learnt:
                 break
+        if self.search_state.is_late:
+            return best, self.search_state.bound_ns
         return best, self._bound(self._cut(proven=True), 0.0)
+
+    def _equal_stages(self) -> PipelineResult | None:
+        """A pipeline of stages of as many devices and about as much work each, or of one stage if their number is free:
+        a search for the best may take longer than a time limit. None where it does not fit."""
+        stages = self.stages or 1
+        equal = [number for number, part in enumerate(self.parts) if part.size * stages == self.cluster.mesh.size]
+        if not equal:
+            return None
+        cuts = self._balanced(equal[0], stages)
+        if not all(self.stage_costs.can_hold(cut, 0) for cut in cuts):
+            return None
+        chosen = self.stage_costs.with_best_layouts(cuts)
+        try:
+            plans = self.planner.plans(chosen)
+        except LimitError:
+            return None
+        self.search_state.planned += 1
+        return None if plans is None else self._record(None, self._staged(chosen, plans))
+
+    def _balanced(self, part: int, count: int) -> list[Cut]:
+        """So many runs of units of about equal cost, all on one kind of part."""
+        runs = self.stage_costs.runs[part]
+        edges = balanced([float(runs.of(u, u + 1).min()) for u in range(len(self.chain))], count)
+        return [Cut(low, high, part, 0, 0) for low, high in itertools.pairwise(edges)]
+
+    def _learnt(
+        self, best: PipelineResult, cuts: Sequence[Cut], plans: Sequence[Plan], costs_ns: Sequence[float], rounds: int
+    ) -> tuple[PipelineResult, bool]:
+        """The best pipeline, and whether these stages told anything for one of so many further searches, if there is
+        time for them."""
+        if self.search_state.is_late:
+            return best, False
+        try:
+            best = self._opened(best, cuts)
+            return best, _is_converging(costs_ns, best.step_ns, rounds) and self._learn(cuts, plans)
+        except (LimitError, KeyboardInterrupt):
+            if not self.search_state.is_over:
+                raise
+            return best, False
 
     def _opened(self, best: PipelineResult, cuts: Sequence[Cut]) -> PipelineResult:
         """The better of `best` and a cut, met first, whose stages each keep as suits them the weight that the first
@@ -157,7 +201,14 @@ class PipelineSolver:
         fitting = [plan for plan in plans if plan is not None]
         return best if len(fitting) < len(plans) else self._record(best, self._staged(free, fitting))
 
-    def _cut(self, *, easing: float | None = None, proven: bool = False, worth_ns: float = math.inf) -> FoundCuts:
+    def _cut(
+        self,
+        *,
+        easing: float | None = None,
+        proven: bool = False,
+        worth_ns: float = math.inf,
+        known_by_s: float = math.inf,
+    ) -> FoundCuts:
         """The best cut as far as is known, as `StageCosts.search`."""
         self.search_state.tell("searching cuts")
         first = self.stage_costs.proven and not self.search_state.bound_ns
@@ -167,6 +218,7 @@ class PipelineSolver:
             proven=proven,
             worth_ns=worth_ns,
             ends_s=self.search_state.ends_s,
+            known_by_s=known_by_s,
             on_bound=self._report_bound if first else None,
         )
         self.search_state.work += found.work
@@ -260,10 +312,8 @@ class PipelineSolver:
             chunks = stages * self.schedule.chunks
             if rest or stages < 2 or (self.stages or stages) != stages or chunks > len(self.chain):
                 continue
-            runs = self.stage_costs.runs[number]
             bounds.append(self._interleaved_bound(number, stages))
-            edges = balanced([float(runs.of(u, u + 1).min()) for u in range(len(self.chain))], chunks)
-            cuts = [Cut(low, high, number, 0, 0) for low, high in itertools.pairwise(edges)]
+            cuts = self._balanced(number, chunks)
             fits = not self.search_state.is_over and all(self.stage_costs.can_hold(cut, 0) for cut in cuts)
             if fits and (staged := self._planned(cuts)) is not None:
                 best = self._record(best, staged)

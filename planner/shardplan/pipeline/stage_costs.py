@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -49,6 +50,10 @@ class _Seen:
     least_ps: float
     waiting: int
     strain: float
+
+
+class _LateError(Exception):
+    """The costs of runs are not known in time."""
 
 
 @dataclass
@@ -104,16 +109,22 @@ class StageCosts:
         proven: bool = False,
         worth_ns: float = math.inf,
         ends_s: float = math.inf,
+        known_by_s: float = math.inf,
         on_bound: OnBound | None = None,
     ) -> FoundCuts:
         """The best cut as far as is known, of `stages` stages or of any number; none where none is faster than
-        `worth_ns`. `ends_s`, `on_bound`: as in `shardplan.pipeline.cut_search.search`.
+        `worth_ns`, or where the costs of runs are not known by `known_by_s` (`time.monotonic`). `ends_s`, `on_bound`:
+        as in `shardplan.pipeline.cut_search.search`.
 
         `easing`: as far as is guessed, a run costs as many times its least as any did that was seen, was no longer
         and had no more in flight; where it costs less than that by this share, no more than is known. `proven`: stages
         that were planned cost what is proven of them, and not what they were found to take.
         """
-        costs, sites = self._current_costs(self._proven if proven else self._known), self._sites
+        try:
+            costs = self._current_costs(self._proven if proven else self._known, known_by_s)
+        except _LateError:
+            return FoundCuts(None, math.inf, 0.0)
+        sites = self._sites
         choices = Choices(
             costs=costs,
             sizes=[self.parts[site.part].size for site in sites],
@@ -341,10 +352,10 @@ class StageCosts:
         """How many layouts at borders the search tells apart."""
         return max((len(row) for runs in self.runs for row in runs.layouts), default=1) if self.exact else 1
 
-    def _current_costs(self, known: Mapping[Cut, float]) -> list[Costs]:
-        """The tables, and what planning has told."""
+    def _current_costs(self, known: Mapping[Cut, float], known_by_s: float) -> list[Costs]:
+        """The tables, and what planning has told. Raises `_LateError` after `known_by_s`."""
         sites = self._sites
-        tables = [self._table(site) for site in sites]
+        tables = [self._table(site, known_by_s) for site in sites]
         for cut, cost_ps in known.items():
             number = self._tied.number(cut) if self._tied else cut.submesh
             if tables[number] is self._tables[sites[number]]:
@@ -352,13 +363,14 @@ class StageCosts:
             tables[number][cut.first, cut.last, cut.enters, cut.leaves] = cost_ps
         return tables
 
-    def _table(self, site: StageSite) -> Costs:
+    def _table(self, site: StageSite, known_by_s: float) -> Costs:
         if site not in self._tables:
-            self._tables[site] = self._leasts(site)
+            self._tables[site] = self._leasts(site, known_by_s)
         return self._tables[site]
 
-    def _leasts(self, site: StageSite) -> Costs:
-        """Costs of all runs that may be so; where the search is not exact, of the best layouts at both ends."""
+    def _leasts(self, site: StageSite, known_by_s: float) -> Costs:
+        """Costs of all runs that may be so; where the search is not exact, of the best layouts at both ends. Raises
+        `_LateError` after `known_by_s`."""
         units, layouts = len(self.chain), self._layouts
         if not self.exact:
             return self.runs[site.part].leasts()[:, :, None, None]
@@ -366,6 +378,8 @@ class StageCosts:
         table = np.full((units + 1, units + 1, layouts, layouts), np.inf)
         for first, last in itertools.combinations(range(units + 1), 2):
             if not tied or site.allows(first, last, units):
+                if time.monotonic() >= known_by_s:
+                    raise _LateError
                 cost = self._least(Cut(first, last, site.part, 0, 0, site.tied))
                 table[first, last, : cost.shape[0], : cost.shape[1]] = cost
         return table
