@@ -127,7 +127,7 @@ def megatron_a100(only: Sequence[str] = ()) -> Iterator[Row]:
         yield within(name, predict(run).tflops(run, flops), wanted, 0.10 if ways >= 16 else 0.20)
 
 
-_NO_TRAINER = "see 'What does not fit'"
+_NOT_FIT = "see 'Schedules and collectives that do not fit' in docs/fidelity.md"
 """The schedule of a plan has no loss in fp32, host or norms as kernels of their own, which `shardplan price` adds."""
 
 
@@ -150,7 +150,7 @@ def megatron_h100(only: Sequence[str] = ()) -> Iterator[Row]:
         # buffers are scattered
         tolerance = 0.20 if pipeline > 1 or name == "32B" else 0.10
         row = within(name, predict(run).tflops(run, model_flops(spec, batch)), wanted, tolerance)
-        yield replace(row, note=_NO_TRAINER) if name in ("1.7B", "7.1B") else row
+        yield replace(row, note=_NOT_FIT) if name in ("1.7B", "7.1B") else row
 
 
 def llama_405b() -> Iterator[Row]:
@@ -160,7 +160,7 @@ def llama_405b() -> Iterator[Row]:
     for gpus, batch, wanted in ((8192, 2048, 430), (16384, 2048, 400)):
         run = Run(spec, "h100-dgx", gpus, batch, 1, 8, 16, 4, sequence=True, tp_hidden=0.7, distributed_optimizer=True)
         row = within(f"{gpus} GPUs", predict(run).tflops(run, model_flops(spec, batch)), wanted, 0.15)
-        yield replace(row, note=_NO_TRAINER)
+        yield replace(row, note=_NOT_FIT)
 
 
 def llm_foundry() -> Iterator[Row]:
@@ -180,7 +180,7 @@ def llm_foundry() -> Iterator[Row]:
     found = []
     for gpus, wanted in ((8, 39.8), (16, 39.6), (32, 40.0), (64, 39.9)):
         found.append(utilisation("13b", "h100-dgx", gpus, 2, 1, "none"))
-        yield Row(f"13b, {gpus} H100", found[-1], wanted, -5, 5, absolute=True, note="see 'What does not fit'")
+        yield Row(f"13b, {gpus} H100", found[-1], wanted, -5, 5, absolute=True, note=_NOT_FIT)
     yield Row("13b, most less least", max(found) - min(found), 0.4, -0.4, 2.6, absolute=True)
     for size, microbatch, wanted in (("7b", 6, 64.2), ("3b", 10, 62.1), ("1b", 20, 59.9), ("760m", 24, 56.9),
                                      ("125m", 32, 44.8)):  # fmt: skip
@@ -291,7 +291,12 @@ def table(name: str) -> list[Row]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", choices=TABLES, action="append")
-    parser.add_argument("--data", type=Path, default=runs.DATA, help="folder of published runs, skipped where absent")
+    parser.add_argument(
+        "--data",
+        type=Path,
+        default=runs.DATA,
+        help="folder of published runs; what is not there is left out, and named",
+    )
     parser.add_argument("--rows", type=int, help="of every source at most so many; 0 for all")
     parser.add_argument("--processes", type=int, help="default: as many as there are processors")
     given, begun_s = parser.parse_args(), time.monotonic()

@@ -3,8 +3,8 @@
     python benchmarks/runs.py [--data FOLDER] [--rows N] [--only SOURCE] [--each] [--before]
 
 A row is one run: model, machine, configuration, milliseconds of a step. Rows come from the files of a folder (each
-source has its own columns, see `SOURCES`); a source that is absent is skipped. The step compared is the one that users
-are shown. `--before`: beside it the same configuration priced on the profile without its `training` constants.
+source has its own columns, see `SOURCES`); one that is absent is named and left out. The step compared is the one that
+users are shown. `--before`: beside it the same configuration priced on the profile without its `training` constants.
 `--rows`: of every source at most so many, evenly spread; 0 for all. Without it as many as `SOURCES` says, in all some
 five minutes of CPU.
 """
@@ -162,11 +162,16 @@ SOURCES: dict[str, tuple[str, Reader, int]] = {
 """Source -> its file, how one of its rows is read, and how many are taken where nobody says (0: all)."""
 
 
+def file_of(source: str, folder: Path) -> Path | None:
+    """The file of a source in `folder` or among those of the project; None where it is absent."""
+    name = SOURCES[source][0]
+    return next((path for path in (folder / name, _OWN / name) if path.exists()), None)
+
+
 def runs_of(source: str, folder: Path, most: int = 0) -> list[TrainingRun]:
     """The runs of a source in `folder` or among those of the project, none where its file is absent; at most so many,
     evenly spread."""
-    name, read, _ = SOURCES[source]
-    path = next((path for path in (folder / name, _OWN / name) if path.exists()), None)
+    path, read = file_of(source, folder), SOURCES[source][1]
     if path is None:
         return []
     with path.open(encoding="utf-8") as file:
@@ -256,8 +261,15 @@ def report(source: str, rows: Sequence[Compared]) -> None:
 def show(
     folder: Path, sources: Sequence[str], most: int | None = None, *, each: bool = False, before: bool = False
 ) -> None:
-    """Every source that is in `folder`: a line for each run where `each`, and what they come to."""
+    """Every source that is in `folder`: a line for each run where `each`, and what they come to. One that is not there
+    is told of."""
     for source in sources:
+        if file_of(source, folder) is None:
+            print(
+                f"{source:18} left out: no {SOURCES[source][0]} in {folder} (--data FOLDER says where it is)",
+                flush=True,
+            )
+            continue
         begun, found = time.process_time(), list[Compared]()
         for run in runs_of(source, folder, SOURCES[source][2] if most is None else most):
             try:
