@@ -143,9 +143,7 @@ def megatron_h100(only: Sequence[str] = ()) -> Iterator[Row]:
     chosen = (row for row in rows if not only or row[0] in only)
     for name, heads, hidden, layers, tensor, pipeline, gpus, batch, wanted in chosen:
         spec = TransformerSpec(layers, hidden, heads, vocab=131072, seq=4096, style="gpt")
-        run = Run(
-            spec, "h100-dgx", gpus, batch, 1, tensor, pipeline, sequence=True, tp_hidden=0.7, distributed_optimizer=True
-        )
+        run = Run(spec, "h100-dgx", gpus, batch, 1, tensor, pipeline, sequence=True, distributed_optimizer=True)
         # of 32B 48 ranks divide no size: all gradients are all-reduced in the last backward, where Megatron's padded
         # buffers are scattered
         tolerance = 0.20 if pipeline > 1 or name == "32B" else 0.10
@@ -158,7 +156,7 @@ def llama_405b() -> Iterator[Row]:
     ranks shard gradients and optimizer state, and keep weights between forward and backward."""
     spec = spec_of("llama3-405b", seq=8192)
     for gpus, batch, wanted in ((8192, 2048, 430), (16384, 2048, 400)):
-        run = Run(spec, "h100-dgx", gpus, batch, 1, 8, 16, 4, sequence=True, tp_hidden=0.7, distributed_optimizer=True)
+        run = Run(spec, "h100-dgx", gpus, batch, 1, 8, 16, 4, sequence=True, distributed_optimizer=True)
         row = within(f"{gpus} GPUs", predict(run).tflops(run, model_flops(spec, batch)), wanted, 0.15)
         yield replace(row, note=_NOT_FIT)
 
