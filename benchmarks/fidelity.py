@@ -1,6 +1,6 @@
 """Print what shardplan predicts beside what others published, with the tolerance that we demand of ourselves.
 
-    python benchmarks/fidelity.py [--only NAME] [--data FOLDER] [--processes N]
+    python benchmarks/fidelity.py [--only NAME] [--data FOLDER] [--processes N] [--summary]
 
 Memory and step times come from the cost graph of a described transformer whose choices are restricted to the published
 layout (see `simulate`), on the shipped profiles as they are. `ok` is within the demand, `--` is not. Sources of the
@@ -14,10 +14,11 @@ from __future__ import annotations
 import argparse
 import inspect
 import math
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "planner"))
@@ -269,6 +270,67 @@ TABLES: dict[str, Callable[[], Iterator[Row]]] = {
 }  # fmt: skip
 
 
+@dataclass(frozen=True)
+class Line:
+    """A line of the summary: the rows of a table whose names match `pattern`, as a share off (`%`), as a difference
+    (`points`), as ours beside what is published (`both`), or as ours alone (`ours`)."""
+
+    said: str
+    table: str
+    unit: str = "%"
+    pattern: str = ""
+
+    def __str__(self) -> str:
+        rows = [row for row in TABLES[self.table]() if re.search(self.pattern, row.case) and row.demanded]
+        if self.unit in ("both", "ours"):
+            ours, theirs = (_span([getattr(row, side) for row in rows], ".2g") for side in ("ours", "published"))
+            told = f"{ours} ({theirs} published)" if self.unit == "both" else ours
+            return f"| {self.said} | {len(rows)} | {told if all(row.passes for row in rows) else f'**{told}**'} |"
+        in_order, missed = ([row for row in rows if row.passes is passes] for passes in (True, False))
+        told = [f"{_span([self._off(row) for row in in_order], '+.0f')} {self.unit}"] if in_order else []
+        names = ", ".join(row.case for row in missed) + " " if in_order else ""
+        told += [f"{names}**{_span([self._off(row) for row in missed], '+.0f')} {self.unit}**"] if missed else []
+        return f"| {self.said} | {len(rows)} | {'; '.join(told)} |"
+
+    def _off(self, row: Row) -> float:
+        return row.ours - row.published if self.unit == "points" else 100 * (row.ours / row.published - 1)
+
+
+def _span(values: Sequence[float], form: str) -> str:
+    """The least and the most of them, once where they read alike."""
+    ends = [format(value, form) for value in (min(values), max(values))]
+    return " to ".join(dict.fromkeys("0" if end in ("+0", "-0") else end for end in ends))
+
+
+SUMMARY = (
+    Line("Megatron A100, sequence parallel, 22B to 1T (Korthikanti 2022), seconds per step", "korthikanti-time"),
+    Line("Megatron A100, 1.7B to 1T (Narayanan 2021), TFLOP/s", "megatron-a100"),
+    Line("Megatron-Core H100, 1.7B to 462B, TFLOP/s", "megatron-h100"),
+    Line("Llama 3 405B on 8,192 and 16,384 H100, TFLOP/s", "llama-405b"),
+    Line("llm-foundry FSDP on 8 A100, 125M to 7B, utilisation", "llm-foundry", "points", "A100"),
+    Line("llm-foundry FSDP, 13B on 8 to 64 H100, utilisation", "llm-foundry", "points", "13b, [0-9]"),
+    Line("the same, most less least, points", "llm-foundry", "both", "most less least"),
+    Line("torchtitan 8B FSDP, loss from 8 to 128 GPUs, %", "torchtitan", "both"),
+    Line("MaxText FSDP on 256 TPU v5e, 16B to 64B, utilisation", "maxtext", "%", "256 chips"),
+    Line("the same on 32 slices of 256, points lost", "maxtext", "both", "lost"),
+    Line("Alpa on V100 without pipelines, 8, 16 and 32 GPUs", "alpa-intra", "%", "2.6b|6.7b|15b"),
+    Line("the same on 64 GPUs, where it collapses, PFLOP/s", "alpa-intra", "both", "39b"),
+    Line("NCCL inside A100, H100, H200 and B200 machines from 16 MiB up, 2 to 8 devices, means over sizes", "sweeps"),
+    Line("the same at 512 bytes", "latencies"),
+    Line("large collectives between machines, one to 72 devices each", "collectives"),
+    Line("bf16 products from 1024 rows up, four devices: mean error, %", "products", "ours", "error"),
+    Line("best single product, six devices", "largest-products"),
+)
+"""The table at the head of docs/fidelity.md."""
+
+
+def summary() -> None:
+    """Print that table."""
+    print("| published | rows | predicted |", "|---|---|---|", sep="\n")
+    for line in SUMMARY:
+        print(line, flush=True)
+
+
 def table(name: str) -> list[Row]:
     """Print a table; its rows that must pass."""
     start = time.process_time()
@@ -297,7 +359,11 @@ def main() -> None:
     )
     parser.add_argument("--rows", type=int, help="of every source at most so many; 0 for all")
     parser.add_argument("--processes", type=int, help="default: as many as there are processors")
+    parser.add_argument("--summary", action="store_true", help="a line for each table of times, and no more")
     given, begun_s = parser.parse_args(), time.monotonic()
+    if given.summary:
+        summary()
+        return
     chosen = given.only or list(TABLES)
     tables: list[Part] = [(table, (name,)) for name in chosen]
     sources: list[Part] = [] if given.only else [(runs.show, (given.data, [name], given.rows)) for name in runs.SOURCES]

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-sys.path.append(str(Path(__file__).parents[3] / "benchmarks"))
+ROOT = Path(__file__).parents[3]
+sys.path.append(str(ROOT / "benchmarks"))
 fidelity = pytest.importorskip("fidelity", reason="the benchmarks are not in the source distribution")
 
 
@@ -25,8 +26,15 @@ def test_every_row_is_within_the_demand(table):
 
 def test_what_a_note_points_at_is_there():
     heading = re.search(r"'(.*)' in docs/(.*)", fidelity._NOT_FIT)
-    page = (Path(__file__).parents[3] / "docs" / heading[2]).read_text(encoding="utf-8")
+    page = (ROOT / "docs" / heading[2]).read_text(encoding="utf-8")
     assert f"\n## {heading[1]}\n" in page
+
+
+@pytest.mark.parametrize("line", fidelity.SUMMARY, ids=lambda line: f"{line.table} {line.pattern}".strip())
+def test_the_page_says_what_the_tables_do(line):
+    if line.table in ("megatron-a100", "megatron-h100", "llm-foundry", "maxtext", "alpa-intra"):
+        pytest.skip("takes seconds: benchmarks/docs.py --tables")
+    assert f"\n{line}\n" in (ROOT / "docs" / "fidelity.md").read_text(encoding="utf-8")
 
 
 def test_a_source_without_its_file_is_told_of(tmp_path, capsys):
