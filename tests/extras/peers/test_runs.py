@@ -22,8 +22,8 @@ ERRORS = {
     "llama3-8b mi325x x8 zero1  mb2 gb128 fp8 2025-09": 0.018,
     "gpt-oss-20b mi355x x8 zero1  mb2 gb16 fp8 2026-07": -0.006,
 }
-"""How far predicted steps are from measured ones, as `benchmarks/runs.py --each` prints it and docs/fidelity.md sums up;
-a change of one of these is a change of that page."""
+"""How far predicted steps are from measured ones, as `benchmarks/runs.py --each` prints; docs/fidelity.md sums up, and
+changes with them."""
 
 
 @pytest.fixture(scope="module")
