@@ -77,7 +77,7 @@ def run_of(row: Columns) -> TrainingRun:
     gpus, micro, rows, seq = (int(row[name]) for name in ("gpus", "micro_batch", "global_batch", "seq"))
     asked: dict[str, int | str | bool] = {**ways, "dp": gpus // (ways["tp"] * ways["pp"] * ways["cp"])}
     asked |= {"zero": int(row["zero"]), "micro_batch": micro, "global_batch": rows, "recompute": row["recompute"]}
-    # Megatron-LM of 2022 kept the hidden state whole
+    # Megatron-DeepSpeed, of the rows on A100, kept the hidden state whole
     asked |= {"precision": row["precision"], "sequence_parallel": ways["tp"] > 1 and "a100" not in row["hardware"]}
     if ways["tp"] > 1 and ways["ep"] > 1:
         asked["etp"] = 1

@@ -1,12 +1,13 @@
 """Published training runs beside what `shardplan price` says of their configurations, source by source.
 
-    python benchmarks/runs.py [--data FOLDER] [--rows N] [--only SOURCE] [--each] [--before]
+    python benchmarks/runs.py [--data FOLDER] [--rows N] [--only SOURCE] [--each] [--before] [--memory]
 
 A row is one run: model, machine, configuration, milliseconds of a step. Rows come from the files of a folder (each
-source has its own columns, see `SOURCES`); a source that is absent is skipped. The step compared is the one that users
-are shown. `--before`: beside it the same configuration priced on the profile without its `training` constants.
-`--rows`: of every source at most so many, evenly spread; 0 for all. Without it as many as `SOURCES` says, in all some
-five minutes of CPU.
+source has its own columns, see `SOURCES`); one that is absent is named and left out. The step compared is the one that
+users are shown. Where a source states the memory that an allocator had reserved at the peak, it stands beside what
+`price` says of that; `--memory` prices those rows alone, all of them. `--before`: beside it the same configuration
+priced on the profile without its `training` constants. `--rows`: of every source at most so many, evenly spread; 0 for
+all. Without it as many as `SOURCES` says, in all some five minutes of CPU.
 """
 
 from __future__ import annotations
@@ -35,20 +36,35 @@ from shardplan.errors import ShardplanError  # noqa: E402
 
 DATA = ROOT.parent / "shared" / "measured"
 _OWN = ROOT / "benchmarks" / "measured"
+GIB = 2**30
 _APART = 0.05
 """Measured steps that differ by less say nothing about an order."""
 
 
 @dataclass(frozen=True)
 class Compared:
-    """A run with its predicted step `ours` as users see it, and `before` on the profile without what trainers add."""
+    """A run with its predicted step `ours` as users see it, and `before` on the profile without what trainers add;
+    `held_gib` and `reserved_gib`: memory at the peak of the fullest device, and what an allocator reserves for it."""
 
     run: TrainingRun
     ours_s: float
     before_s: float | None = None
+    held_gib: float = 0.0
+    reserved_gib: float = 0.0
 
     def off(self, side: str = "ours_s") -> float:
         return float(getattr(self, side)) / self.run.measured_s - 1
+
+    @property
+    def memory_off(self) -> float:
+        """Of a run whose memory is published."""
+        return self.reserved_gib / self.run.memory_gib - 1
+
+    @property
+    def memory(self) -> str:
+        """A line on memory: published, held, reserved."""
+        told = f"{self.held_gib:9.1f} {self.reserved_gib:9.1f} {self.memory_off:+7.1%}"
+        return f"  {self.run.case:72} {self.run.memory_gib:9.1f} {told}"
 
     def __str__(self) -> str:
         sides = ["ours_s"] if self.before_s is None else ["before_s", "ours_s"]
@@ -57,7 +73,7 @@ class Compared:
 
 
 def vtrain(source: str, remat: str, cluster: str) -> Callable[[Columns], TrainingRun]:
-    """GPT on A100 by Megatron-LM of 2022: unfused attention, dropout."""
+    """GPT on A100 by Megatron-DeepSpeed, a fork of Megatron-LM (vTrain, data/README.md): unfused attention, dropout."""
 
     def read(row: Columns) -> TrainingRun:
         sizes = ",".join(f"{name}={row[name]}" for name in ("layers", "hidden", "heads", "seq"))
@@ -94,7 +110,7 @@ def fsdp(row: Columns, source: str = "fsdp") -> TrainingRun:
     by_operator = row["remat"] == "selective" and row["source"].startswith("torchtitan")
     return TrainingRun(
         source, case, case, f"transformer:{look},{sizes}", _FSDP_PROFILE[row["gpu"]],
-        {**asked, "recompute": "alternate" if by_operator else row["remat"]}, step,
+        {**asked, "recompute": "alternate" if by_operator else row["remat"]}, step, split=row.get("split", "fitted"),
     )  # fmt: skip
 
 
@@ -162,11 +178,16 @@ SOURCES: dict[str, tuple[str, Reader, int]] = {
 """Source -> its file, how one of its rows is read, and how many are taken where nobody says (0: all)."""
 
 
+def file_of(source: str, folder: Path) -> Path | None:
+    """The file of a source in `folder` or among those of the project; None where it is absent."""
+    name = SOURCES[source][0]
+    return next((path for path in (folder / name, _OWN / name) if path.exists()), None)
+
+
 def runs_of(source: str, folder: Path, most: int = 0) -> list[TrainingRun]:
     """The runs of a source in `folder` or among those of the project, none where its file is absent; at most so many,
     evenly spread."""
-    name, read, _ = SOURCES[source]
-    path = next((path for path in (folder / name, _OWN / name) if path.exists()), None)
+    path, read = file_of(source, folder), SOURCES[source][1]
     if path is None:
         return []
     with path.open(encoding="utf-8") as file:
@@ -177,7 +198,9 @@ def runs_of(source: str, folder: Path, most: int = 0) -> list[TrainingRun]:
 def compared(run: TrainingRun, *, before: bool = False) -> Compared:
     """A run and its predictions. Raises `ShardplanError` for a configuration that cannot be priced."""
     whole = cluster_of(run.profile)
-    return Compared(run, _step(run, whole), _step(run, replace(whole, training=Training())) if before else None)
+    step_s, held, reserved = _priced(run, whole)
+    before_s = _priced(run, replace(whole, training=Training()))[0] if before else None
+    return Compared(run, step_s, before_s, held / GIB, reserved / GIB)
 
 
 @cache
@@ -186,32 +209,32 @@ def cluster_of(name: str) -> Cluster:
     return make_cluster(profile_from_text(CLUSTERS[name], name) if name in CLUSTERS else load_profile(name))
 
 
-_PRICED: dict[tuple[object, ...], float] = {}
+_PRICED: dict[tuple[object, ...], tuple[float, int, int]] = {}
 
 
-def _step(run: TrainingRun, cluster: Cluster) -> float:
-    """Equal configurations, published again with each release, are priced once."""
+def _priced(run: TrainingRun, cluster: Cluster) -> tuple[float, int, int]:
+    """Seconds of a step, and bytes held and reserved at the peak. Equal configurations, published again with each
+    release, are priced once."""
     key = (run.model, run.profile, tuple(sorted(run.asked.items())), cluster.training == Training())
     if key not in _PRICED:
         priced = shardplan.price(run.model, cluster=cluster, **run.asked)  # type: ignore[arg-type]
-        _PRICED[key] = priced.plan.summary.step_ns / 1e9
+        _PRICED[key] = priced.plan.summary.step_ns / 1e9, priced.peak.total, priced.reserved_bytes
     return _PRICED[key]
 
 
-def in_order(rows: Sequence[Compared], side: str) -> tuple[int, int]:
-    """Of the pairs of alternatives that were measured more than 5 % apart: how many are predicted in that order."""
-    same = pairs = 0
-    for one, other in _alternatives(rows):
-        fast, slow = sorted((one, other), key=lambda row: row.run.measured_s)
-        if slow.run.measured_s > fast.run.measured_s * (1 + _APART):
-            pairs += 1
-            same += getattr(slow, side) > getattr(fast, side)
-    return same, pairs
-
-
-def _alternatives(rows: Sequence[Compared]) -> Iterator[tuple[Compared, Compared]]:
+def apart(rows: Sequence[Compared]) -> Iterator[tuple[Compared, Compared]]:
+    """The pairs of alternatives that were measured more than 5 % apart, the faster first."""
     for group in by_choice(rows):
-        yield from itertools.combinations(group, 2)
+        for pair in itertools.combinations(group, 2):
+            fast, slow = sorted(pair, key=lambda row: row.run.measured_s)
+            if slow.run.measured_s > fast.run.measured_s * (1 + _APART):
+                yield fast, slow
+
+
+def in_order(rows: Sequence[Compared], side: str) -> tuple[int, int]:
+    """Of the pairs that are `apart`: how many are predicted in that order, and how many there are."""
+    found = [getattr(slow, side) > getattr(fast, side) for fast, slow in apart(rows)]
+    return sum(found), len(found)
 
 
 def by_choice(rows: Sequence[Compared]) -> list[list[Compared]]:
@@ -253,22 +276,48 @@ def report(source: str, rows: Sequence[Compared]) -> None:
         )
 
 
-def show(
-    folder: Path, sources: Sequence[str], most: int | None = None, *, each: bool = False, before: bool = False
-) -> None:
-    """Every source that is in `folder`: a line for each run where `each`, and what they come to."""
+def report_memory(rows: Sequence[Compared]) -> None:
+    """A table of the runs whose peak is published."""
+    print(f"  {'GiB of a device':72} {'published':>9} {'held':>9} {'reserved':>9}")
+    print(*(row.memory for row in rows), sep="\n")
+    off = [abs(row.memory_off) for row in rows]
+    print(f"  {len(off)} rows: mean {mean(off):.1%} median {median(off):.1%}, most {max(off):.1%}")
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What is printed of every source: a line for each run; the profile without `training` too; memory alone."""
+
+    each: bool = False
+    before: bool = False
+    memory: bool = False
+
+
+def show(folder: Path, sources: Sequence[str], most: int | None = None, shown: Shown = Shown()) -> None:
+    """Every source that is in `folder`, and what its runs come to. One that is not there is told of."""
     for source in sources:
+        if file_of(source, folder) is None:
+            print(
+                f"{source:18} left out: no {SOURCES[source][0]} in {folder} (--data FOLDER says where it is)",
+                flush=True,
+            )
+            continue
         begun, found = time.process_time(), list[Compared]()
         for run in runs_of(source, folder, SOURCES[source][2] if most is None else most):
+            if shown.memory and not run.memory_gib:
+                continue
             try:
-                found.append(compared(run, before=before))
+                found.append(compared(run, before=shown.before))
             except ShardplanError as problem:
                 print(f"  {run.case}: {problem.diagnostics[0].summary}")
                 continue
-            if each:
+            if shown.each:
                 print(found[-1], flush=True)
-        if found:
+        if found and not shown.memory:
             report(source, found)
+        if stated := [row for row in found if row.run.memory_gib]:
+            report_memory(stated)
+        if found:
             print(f"{'':18} {time.process_time() - begun:.0f} s", flush=True)
 
 
@@ -279,8 +328,11 @@ def main() -> None:
     parser.add_argument("--rows", type=int, help="of every source at most so many; 0 for all")
     parser.add_argument("--each", action="store_true", help="a line for every run")
     parser.add_argument("--before", action="store_true", help="the profile without `training` as well")
+    parser.add_argument("--memory", action="store_true", help="memory alone, of all rows that state it")
     given = parser.parse_args()
-    show(given.data, given.only or tuple(SOURCES), given.rows, each=given.each, before=given.before)
+    most = 0 if given.memory and given.rows is None else given.rows
+    shown = Shown(given.each, given.before, given.memory)
+    show(given.data, given.only or tuple(SOURCES), most, shown)
 
 
 if __name__ == "__main__":

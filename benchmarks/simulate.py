@@ -30,6 +30,7 @@ from shardplan.planning.reduction import Allowed, restrict
 from shardplan.rules import model_rules
 from shardplan.schedule.objective import plain_sum
 from shardplan.solve import solve
+from shardplan.study.trainer_step import hidden_s
 
 _EXPOSED = 0.1
 """Share of what runs beside compute that counts when the rest of a layout is chosen."""
@@ -40,9 +41,9 @@ GIB = 2**30
 class Run:
     """One published run. `microbatch`: sequences per device group and microbatch; `batch`: sequences per step;
     `distributed_optimizer`: gradients are scattered once a step to where the optimizer's state is, and new weights
-    gathered in the next forward; `tp_hidden`: the share of tensor-parallel traffic that runs in pieces beside matrix
-    products; `fused_loss`: the loss keeps no logits in fp32; `overlapped`: whether gradients are reduced while the
-    backward pass still computes; `mesh`: where the usual one of machines and GPUs does not do."""
+    gathered in the next forward; `fused_loss`: the loss keeps no logits in fp32; `overlapped`: whether gradients are
+    reduced, and tensor-parallel traffic runs, while the device computes; `mesh`: where the usual one of machines and
+    GPUs does not do."""
 
     spec: TransformerSpec
     profile: str
@@ -56,7 +57,6 @@ class Run:
     remat: str = "none"
     sequence: bool = False
     sharded: bool = False
-    tp_hidden: float = 0.0
     distributed_optimizer: bool = False
     overlapped: bool = True
     fused_loss: bool = False
@@ -177,10 +177,13 @@ def stage(run: Run, layers: int) -> Prediction:
     memory = MemoryRows(built)
     choices = solved(built, memory, published_layout(built, run)).choices
     scheduled = price(built, memory, choices, UNLIMITED_BYTES).scheduled
-    if not run.overlapped:
+    hidden = 0.0
+    if run.overlapped:  # the share of tensor-parallel traffic that the profile says trainers hide
+        hidden = hidden_s(scheduled, built.cluster, recomputed=run.remat == "full", sharded=run.sharded)
+    else:
         scheduled = serial_schedule(scheduled.parts)
     seconds = {action: _seconds(scheduled, action) for action in ("compute", "blocking", "issue")}
-    step_s = scheduled.seconds - run.tp_hidden * seconds["blocking"]
+    step_s = scheduled.seconds - hidden
     exposed_s = step_s - seconds["compute"]
     sent_s = seconds["blocking"] + seconds["issue"]
     return Prediction(step_s, seconds["compute"], max(0.0, sent_s - exposed_s), exposed_s)

@@ -95,7 +95,7 @@ def _megatron(name: str, gpus: int, batch: int, micro: int, stages: int, measure
 def rows() -> dict[str, Row]:
     """All rows by name."""
     llama = Run(spec_of("llama3-8b", seq=8192), "h100-dgx", 8, 8, 1, sharded=True, remat="selective")
-    largest = Run(spec_of("llama3-405b", seq=8192), "h100-dgx", 8192, 2048, 1, 8, 16, sequence=True, tp_hidden=0.7)
+    largest = Run(spec_of("llama3-405b", seq=8192), "h100-dgx", 8192, 2048, 1, 8, 16, sequence=True)
     big = Run(spec_of("llama3-70b", seq=8192), "h100-dgx", 256, 512, 2, 8, remat="full")
     return {
         "gpt-1.3b": _alpa("alpa-1.3b", "1x4", 128, (2, 2)),

@@ -7,6 +7,7 @@ from shardplan.cluster.mesh import make_cluster
 from shardplan.cluster.profile import load_profile
 from shardplan.errors import ShardplanError
 from shardplan.graph.options import PlanOptions
+from shardplan.graph.precision import check_peak
 from shardplan.models import TransformerSpec, build
 from shardplan.planning import Planner
 from shardplan.study.run_memory import DecidedGraph
@@ -67,6 +68,17 @@ def test_what_only_narrow_products_read_again_waits_in_their_type(precision, sav
 def test_a_type_that_devices_do_not_have_is_refused(cluster, precision, missing):
     with pytest.raises(ShardplanError, match=f"{precision} takes products in {missing}, for which profile '{cluster}'"):
         shardplan.price("transformer:llama3-8b,layers=1", cluster=cluster, precision=precision)
+
+
+@pytest.mark.parametrize("cluster", ["a100-dgx", "h100-dgx", "h200-dgx", "gh200-4", "mi300x-8", "l40s-g6e-48xl"])
+def test_block_scales_come_with_fp4(cluster):
+    with pytest.raises(ShardplanError, match=f"mxfp8 takes products in fp8.*for which profile '{cluster}' has no peak"):
+        shardplan.price("transformer:llama3-8b,layers=1", cluster=cluster, precision="mxfp8")
+
+
+@pytest.mark.parametrize("cluster", ["b200-dgx", "b300-dgx", "gb200-nvl72", "gb300-nvl72", "mi355x-8"])
+def test_devices_with_fp4_multiply_with_block_scales(cluster):
+    check_peak("mxfp8", make_cluster(load_profile(cluster)))
 
 
 def test_a_sharded_optimizer_cuts_flat_buffers_whatever_sizes_divide():

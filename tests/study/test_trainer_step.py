@@ -21,9 +21,9 @@ from shardplan.study.trainer_step import _is_partial, _summed_over, as_run, as_t
 MODEL = "transformer:style=gpt,layers=2,hidden=256,heads=4,vocab=1024,seq=128"
 
 
-def cluster_with(**training):
+def cluster_with(base="generic", **training):
     lines = "".join(f"\n  {key}: {value}" for key, value in training.items())
-    text = "name: own\nextends: builtin:generic\n" + (f"training:{lines}\n" if training else "")
+    text = f"name: own\nextends: builtin:{base}\n" + (f"training:{lines}\n" if training else "")
     return make_cluster(profile_from_text(text, "own"))
 
 
@@ -157,10 +157,12 @@ def test_gradients_are_reduced_beside_backward_or_after_it():
 def test_narrow_products_are_faster_where_they_reach_more_than_casts_take(precision):
     model = "transformer:style=gpt,layers=2,hidden=4096,heads=32,vocab=1024,seq=1024"
     few, many = (
-        shardplan.price(model, cluster=cluster_with(narrow=share), dp=2, global_batch=16, precision=precision)
+        shardplan.price(
+            model, cluster=cluster_with("b200-dgx", narrow=share), dp=2, global_batch=16, precision=precision
+        )
         for share in (0.3, 1.0)
     )
-    plain = shardplan.price(model, cluster=cluster_with(narrow=1.0), dp=2, global_batch=16)
+    plain = shardplan.price(model, cluster=cluster_with("b200-dgx", narrow=1.0), dp=2, global_batch=16)
     assert many.spent.compute_ns < plain.spent.compute_ns < few.spent.compute_ns
     assert many.peak.total < plain.peak.total
 
@@ -184,7 +186,7 @@ def test_fsdp_gathers_weights_of_fp8_products_in_8_bits():
     model = "transformer:style=gpt,layers=4,hidden=1024,heads=8,vocab=1024,seq=128"
     exposed = {
         precision: shardplan.price(
-            model, cluster="h100-dgx", dp=16, zero=3, global_batch=16, precision=precision
+            model, cluster="b200-dgx", dp=16, zero=3, global_batch=16, precision=precision
         ).spent.exposed_ns
         for precision in ("fp8", "mxfp8")
     }
@@ -197,7 +199,7 @@ def test_tensor_parallelism_of_fsdp_gathers_fp8_operands_in_8_bits():
 
     def exposed(zero, precision):
         asked = {"dp": 2, "tp": 4, "zero": zero, "sequence_parallel": True, "global_batch": 16}
-        return shardplan.price(model, cluster="h100-dgx", precision=precision, **asked).spent.exposed_ns
+        return shardplan.price(model, cluster="b200-dgx", precision=precision, **asked).spent.exposed_ns
 
     fsdp, megatron = (exposed(zero, "fp8") / exposed(zero, "mxfp8") for zero in (3, 1))
     assert megatron == pytest.approx(1, rel=0.02)

@@ -30,6 +30,11 @@ SLOW: Mapping[str, tuple[str, ...]] = {
         "test_fully_sharded_training_on_a100_is_faster_the_larger_the_model",
         "test_the_plan_chosen_with_the_formula_is_hardly_slower_at_measured_prices",
     ),
+    "tests/extras/peers/test_runs.py": (
+        "test_a_published_run_is_as_far_off_as_the_docs_say[gpt-530b a100 x2240",
+        "test_a_published_run_is_as_far_off_as_the_docs_say[7b 8 h100-80",
+        "test_a_published_run_is_as_far_off_as_the_docs_say[gpt-oss-20b mi355x",
+    ),
     "tests/graph/test_choices.py": ("test_a_complete_graph_loses_nothing_at_any_multipliers[4x2]",),
     "tests/graph/test_options.py": (
         "test_a_tighter_limit_is_kept_and_costs_a_little_time",

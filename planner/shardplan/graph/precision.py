@@ -24,11 +24,13 @@ PrecisionName = Literal["", "fp8", "mxfp8", "nvfp4"]
 @dataclass(frozen=True, slots=True)
 class Precision:
     """`dtype`: ONNX type of the operands; `cast_bytes`: traffic of casting one 16-bit element for both of its uses, as
-    rows and as columns; `saved`: bytes of an element that is saved for backward as columns, block scales included."""
+    rows and as columns; `saved`: bytes of an element that is saved for backward as columns, block scales included;
+    `block_scales`: products take operands with a scale for every few elements."""
 
     dtype: str
     cast_bytes: float
     saved: float
+    block_scales: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,20 +45,29 @@ PRECISIONS: Final[dict[str, Precision]] = {
     # a pass for the maximum reads 2, another reads 2 and writes 1 + 1
     "fp8": Precision("float8e4m3fn", 6.0, 1.0),
     # a scale for every 32 elements: one pass, reads 2, writes 1 + 1
-    "mxfp8": Precision("float8e4m3fn", 4.0, 1 + 1 / 32),
+    "mxfp8": Precision("float8e4m3fn", 4.0, 1 + 1 / 32, block_scales=True),
     # rows and, turned by a Hadamard matrix, columns: of each a pass for the maximum and one that writes 1/2
-    "nvfp4": Precision("float4e2m1", 9.0, 0.5 + 1 / 16),
+    "nvfp4": Precision("float4e2m1", 9.0, 0.5 + 1 / 16, block_scales=True),
 }
+_BLOCK_SCALED = "fp4"
+"""The type whose peak says that devices multiply with block scales: they came together, with Blackwell and MI350."""
 _LEAST_COLUMNS = 512
 """Narrower products choose experts, or are gates, and keep their type."""
 
 
 def check_peak(precision: str, cluster: Cluster) -> None:
-    """Raise `ShardplanError` (`missing-peak`) for a type in which the cluster's devices multiply nothing."""
-    peaks = cluster.device.peak_flops
-    if precision and (wanted := profile_dtype(PRECISIONS[precision].dtype)) not in peaks:
-        summary = f"{precision} takes products in {wanted}, for which profile '{cluster.name}' has no peak"
-        hint = f"it has {', '.join(peaks)}; leave out --precision, or add {wanted} to device.peak_tflops of a profile"
+    """Raise `ShardplanError` (`missing-peak`) for a type in which the cluster's devices multiply nothing, or not with
+    its block scales."""
+    if not precision:
+        return
+    asked, peaks = PRECISIONS[precision], cluster.device.peak_flops
+    missing, said = profile_dtype(asked.dtype), ""
+    if missing in peaks and asked.block_scales:
+        missing, said = _BLOCK_SCALED, f" with block scales, which come with {_BLOCK_SCALED}"
+    if missing not in peaks:
+        takes = f"{precision} takes products in {profile_dtype(asked.dtype)}{said}"
+        summary = f"{takes}, for which profile '{cluster.name}' has no peak"
+        hint = f"it has {', '.join(peaks)}; leave out --precision, or add {missing} to device.peak_tflops of a profile"
         raise ShardplanError(error("missing-peak", summary, hint=hint))
 
 

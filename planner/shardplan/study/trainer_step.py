@@ -116,7 +116,7 @@ def as_run(
     beside = tuple(move for move, late in zip(plan.moves, waits, strict=True) if not late)
     scheduled = step_schedule(replace(plan, moves=beside))
     alone_ns = round(scheduled.seconds * NS_PER_S)
-    hidden_ns = round(_hidden(scheduled, cluster, recomputed=recomputed, sharded=sharded) * NS_PER_S)
+    hidden_ns = round(hidden_s(scheduled, cluster, recomputed=recomputed, sharded=sharded) * NS_PER_S)
     hidden_ns = max(0, min(hidden_ns, alone_ns - summary.compute_ns))
     moved = _by_logit(plan, training, sharded=sharded) * _logits(plan) if loss else 0.0
     loss_ns = round(moved / (cluster.device.hbm_bytes_per_s * cluster.device.memory_efficiency) * NS_PER_S)
@@ -266,7 +266,7 @@ def _started(phase: Phase, training: Training) -> float:
     return kernels * training.host_s + collectives * training.host_collective_s
 
 
-def _hidden(scheduled: StepSchedule, cluster: Cluster, *, recomputed: float, sharded: bool) -> float:
+def hidden_s(scheduled: StepSchedule, cluster: Cluster, *, recomputed: float, sharded: bool) -> float:
     """Seconds per step that blocking traffic spends beside compute. The traffic of a recomputed forward overlaps in
     backward as in forward. FSDP's tensor parallelism (DTensor, without `async_tp`) waits for all that it sends. Of a
     second of exchanges beside the compute of another microbatch, forward or backward, 1 / kappa is hidden."""

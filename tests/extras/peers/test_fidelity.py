@@ -1,12 +1,14 @@
 """Memory and time of published training runs, from the graph: the quick part of `benchmarks/fidelity.py`."""
 
 import itertools
+import re
 import sys
 from pathlib import Path
 
 import pytest
 
-sys.path.append(str(Path(__file__).parents[3] / "benchmarks"))
+ROOT = Path(__file__).parents[3]
+sys.path.append(str(ROOT / "benchmarks"))
 fidelity = pytest.importorskip("fidelity", reason="the benchmarks are not in the source distribution")
 
 
@@ -20,6 +22,27 @@ fidelity = pytest.importorskip("fidelity", reason="the benchmarks are not in the
 def test_every_row_is_within_the_demand(table):
     rows = list(fidelity.TABLES[table]())
     assert not [str(row) for row in rows if row.demanded and not row.passes and not row.note]
+
+
+def test_what_a_note_points_at_is_there():
+    heading = re.search(r"'(.*)' in docs/(.*)", fidelity._NOT_FIT)
+    page = (ROOT / "docs" / heading[2]).read_text(encoding="utf-8")
+    assert f"\n## {heading[1]}\n" in page
+
+
+@pytest.mark.parametrize("line", fidelity.SUMMARY, ids=lambda line: f"{line.table} {line.pattern}".strip())
+def test_the_page_says_what_the_tables_do(line):
+    if line.table in ("megatron-a100", "megatron-h100", "llm-foundry", "maxtext", "alpa-intra"):
+        pytest.skip("takes seconds: benchmarks/docs.py --tables")
+    assert f"\n{line}\n" in (ROOT / "docs" / "fidelity.md").read_text(encoding="utf-8")
+
+
+def test_a_source_without_its_file_is_told_of(tmp_path, capsys):
+    fidelity.runs.show(tmp_path, ["vtrain-one-node", "bridge-fp8"])
+    assert capsys.readouterr().out.splitlines() == [
+        f"{source:18} left out: no {name} in {tmp_path} (--data FOLDER says where it is)"
+        for source, name in (("vtrain-one-node", "vtrain_one_node_a100.csv"), ("bridge-fp8", "megatron_bridge.csv"))
+    ]
 
 
 def test_activations_of_a_layer_are_exact():
