@@ -22,7 +22,7 @@ _COUNT_UNITS = ((1e15, "P"), (1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))
 
 def whole_number(text: str) -> int | None:
     """The number that `text` spells with 1 to 18 decimal digits; None for any other text. Texts from outside may have
-    thousands of digits, or digits such as `²`, for which `int` fails."""
+    thousands of digits, or digits above the line, for which `int` fails."""
     return int(text) if 1 <= len(text) <= 18 and text.isdecimal() else None
 
 
