@@ -159,3 +159,11 @@ def test_what_a_symbolic_dim_and_fewer_devices_are_asked_for_with():
 def test_who_does_not_want_it_leaves_it_out(shardplan, folder):
     run = shardplan("solve", VOCABULARY, "--mesh", "1x8", "--no-advice", "--json")
     assert "advice" not in json.loads(run.out)["result"]
+
+
+def test_nothing_is_searched_that_the_bound_of_the_plan_excludes(monkeypatch):
+    """Usual multipliers alone excluded little: of Llama 3 8B on four devices, advice took six times its plan."""
+    model = "transformer:llama3-8b,layers=2"
+    instance, plan = planned(model, "2x2", cluster="generic")
+    monkeypatch.setattr(Planner, "plan", None)
+    assert advise(instance.model, instance.cluster, instance.options, plan) == []

@@ -206,13 +206,11 @@ class Asked:
 
     def _bound_s(self, model: Model, cluster: Cluster, *, usual: bool) -> float:
         """The bound at the multipliers of the plan, or at usual ones (`usual`), since the plan's may suit only their
-        own mesh. Axes over one link are merged, which takes much less work. Infinite if there is no plan, or no
-        time."""
+        own mesh. Infinite if there is no plan, or no time."""
         if time.monotonic() >= self.ends_s:
             return math.inf
         try:
-            rough = cluster if self.options.constraints else merged(cluster)[0]  # constraints may name its axes
-            planner = self._planner(model, rough)
+            planner = self._planner(model, self._rough(cluster))
             multipliers = planner.usual_multipliers if usual else self.plan.summary.multipliers
             solution = planner.solve_at(multipliers, work=BOUND_WORK, enough_s=self._promising_s).solution
         except ShardplanError:
@@ -220,6 +218,11 @@ class Asked:
         if solution.outcome == "interrupted":
             raise KeyboardInterrupt
         return math.inf if solution.choices is None else solution.bound / PS_PER_S
+
+    def _rough(self, cluster: Cluster) -> Cluster:
+        """The cluster with one axis for each link, whose plans are plans of the finer mesh and are found with much less
+        work; the same cluster where constraints may name its axes."""
+        return cluster if self.options.constraints else merged(cluster)[0]
 
     def _in_time(self) -> PlanOptions:
         """The options with what is left of the time limit, if there is one."""
@@ -262,6 +265,7 @@ class Asked:
 
     def _searched_step_ns(self, model: Model, cluster: Cluster, effort: Effort) -> int:
         """The step that a search finds. Raises `ShardplanError`."""
+        cluster = self._rough(cluster)
         if effort == "quick" and self.options.time_limit is None:
             planner = self._planner(model, cluster)
         else:

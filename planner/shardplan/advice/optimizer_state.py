@@ -25,20 +25,23 @@ def least_step_s(
     model: Model, cluster: Cluster, options: PlanOptions, plan: Plan, below_s: float, work: float, bound_work: float
 ) -> float:
     """The seconds of the best step that is found where the operators are split as in `plan` and only the places of
-    weights and of their state are free, or at usual multipliers where everything is; if none of these is shorter by
+    weights and of their state are free, or at single multipliers where everything is; if none of these is shorter by
     the share `LEAST`, but the lower bound is far below, by a search with everything free. Infinite if no step below a
     lower bound of `below_s` is possible. `work`, `bound_work`: of a search, and of the bound. Raises `ShardplanError`
     for a request that cannot be planned."""
     planner = Planner(model, cluster, replace(options, shard_optimizer=True), reasons=False, decided=plan)
-    free = planner.solve_at(planner.usual_multipliers, work=bound_work, enough_s=below_s).solution
-    if free.outcome == "interrupted":
-        raise KeyboardInterrupt
-    if free.choices is None or free.bound / PS_PER_S >= below_s:
-        return math.inf
+    least_s = 0.0
+    for multipliers in (plan.summary.multipliers, planner.usual_multipliers):
+        free = planner.solve_at(multipliers, work=bound_work, enough_s=below_s).solution
+        if free.outcome == "interrupted":
+            raise KeyboardInterrupt
+        least_s = max(least_s, free.bound / PS_PER_S)
+        if free.choices is None or least_s >= below_s:
+            return math.inf
     steps_s = [one.step_s for one in planner.known.values() if one.keeps(planner.limit_bytes)]
     found_s = planner.plan(Decided.of_plan(plan).as_split, work=work).summary.step_ns / NS_PER_S
     step_s = min([*steps_s, found_s])
     wanted_s = (1 - LEAST) * plan.summary.step_ns / NS_PER_S
-    if step_s >= wanted_s and free.bound / PS_PER_S < FAR_BELOW * wanted_s:
+    if step_s >= wanted_s and least_s < FAR_BELOW * wanted_s:
         step_s = min(step_s, planner.plan(work=work).summary.step_ns / NS_PER_S)
     return step_s
