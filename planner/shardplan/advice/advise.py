@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from shardplan.advice.optimizer_state import FAR_BELOW, LEAST, least_step_s
+from shardplan.advice.optimizer_state import FAR_BELOW, LEAST, least_step_s, promised_step_s
 from shardplan.advice.sizes import Rounding, computing, roundings
 from shardplan.cluster.build import profile_from_resolved
 from shardplan.cluster.mesh import make_cluster, merged
@@ -33,7 +33,7 @@ from shardplan.plan.types import Plan
 from shardplan.planning import Planner
 from shardplan.planning.instance import MOST_WHOLE, real_axes
 from shardplan.rules import model_rules
-from shardplan.units import NS_PER_S, PS_PER_S, counted
+from shardplan.units import NS_PER_S, counted
 
 MOST_TRIED: Final = 3
 """Number of sizes, and of meshes, that are solved at given multipliers: each takes about a twentieth of the plan's
@@ -197,27 +197,13 @@ class Asked:
     def _promised_step_s(self, model: Model, cluster: Cluster) -> float:
         """A lower bound on the step of a changed request, if it is below that of the plan by more than `LEAST`; else
         infinite."""
-        least_s = 0.0
-        for usual in (False, True):
-            least_s = max(least_s, self._bound_s(model, cluster, usual=usual))
-            if least_s >= self._promising_s:
-                return math.inf
-        return least_s
-
-    def _bound_s(self, model: Model, cluster: Cluster, *, usual: bool) -> float:
-        """The bound at the multipliers of the plan, or at usual ones (`usual`), since the plan's may suit only their
-        own mesh. Infinite if there is no plan, or no time."""
         if time.monotonic() >= self.ends_s:
             return math.inf
         try:
             planner = self._planner(model, self._rough(cluster))
-            multipliers = planner.usual_multipliers if usual else self.plan.summary.multipliers
-            solution = planner.solve_at(multipliers, work=BOUND_WORK, enough_s=self._promising_s).solution
+            return promised_step_s(planner, self.plan, self._promising_s, BOUND_WORK, self.ends_s)
         except ShardplanError:
             return math.inf
-        if solution.outcome == "interrupted":
-            raise KeyboardInterrupt
-        return math.inf if solution.choices is None else solution.bound / PS_PER_S
 
     def _rough(self, cluster: Cluster) -> Cluster:
         """The cluster with one axis for each link, whose plans are plans of the finer mesh and are found with much less

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import replace
 from typing import Final
 
@@ -21,6 +22,24 @@ FAR_BELOW: Final = 0.85
 wanted."""
 
 
+def promised_step_s(planner: Planner, plan: Plan, below_s: float, work: float, ends_s: float = math.inf) -> float:
+    """A lower bound on the step of another request than that of `plan`: at the multipliers of `plan`, and at usual
+    ones, since the plan's may suit only their own mesh. Infinite if it is `below_s` or more, if there is no plan, or no
+    time (`ends_s`, `time.monotonic`). `work`: of each of the two plain problems. Raises `ShardplanError` for a request
+    that cannot be planned."""
+    least_s = 0.0
+    for multipliers in (plan.summary.multipliers, planner.usual_multipliers):
+        if time.monotonic() >= ends_s:
+            return math.inf
+        solution = planner.solve_at(multipliers, work=work, enough_s=below_s).solution
+        if solution.outcome == "interrupted":
+            raise KeyboardInterrupt
+        least_s = max(least_s, solution.bound / PS_PER_S)
+        if solution.choices is None or least_s >= below_s:
+            return math.inf
+    return least_s
+
+
 def least_step_s(
     model: Model, cluster: Cluster, options: PlanOptions, plan: Plan, below_s: float, work: float, bound_work: float
 ) -> float:
@@ -30,14 +49,9 @@ def least_step_s(
     lower bound of `below_s` is possible. `work`, `bound_work`: of a search, and of the bound. Raises `ShardplanError`
     for a request that cannot be planned."""
     planner = Planner(model, cluster, replace(options, shard_optimizer=True), reasons=False, decided=plan)
-    least_s = 0.0
-    for multipliers in (plan.summary.multipliers, planner.usual_multipliers):
-        free = planner.solve_at(multipliers, work=bound_work, enough_s=below_s).solution
-        if free.outcome == "interrupted":
-            raise KeyboardInterrupt
-        least_s = max(least_s, free.bound / PS_PER_S)
-        if free.choices is None or least_s >= below_s:
-            return math.inf
+    least_s = promised_step_s(planner, plan, below_s, bound_work)
+    if math.isinf(least_s):
+        return math.inf
     steps_s = [one.step_s for one in planner.known.values() if one.keeps(planner.limit_bytes)]
     found_s = planner.plan(Decided.of_plan(plan).as_split, work=work).summary.step_ns / NS_PER_S
     step_s = min([*steps_s, found_s])

@@ -15,7 +15,7 @@ from shardplan.units import PS_PER_NS
 _SOME_SECONDS = 0.01
 """Time for the plan of a stage after the time limit, if there is no pipeline yet."""
 _FINISHING = 0.8
-"""Share of a time limit for the search; the rest is for lifting the best pipeline and for its file."""
+"""Share of a time limit for the search; the rest is for the best pipeline on the finer mesh and for its file."""
 
 
 @dataclass
@@ -50,7 +50,7 @@ class SearchState:
         known = math.isfinite(self.best_ns)
         if self.interruption.asked and not known:
             raise KeyboardInterrupt
-        return known and (self.interruption.asked or time.monotonic() >= self.ends_s or self.work >= self._most_work)
+        return self.is_late or (known and self.work >= self._most_work)
 
     @property
     def is_late(self) -> bool:
