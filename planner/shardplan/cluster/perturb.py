@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from decimal import Decimal
 from typing import Any
@@ -19,15 +19,16 @@ MEMORY = "memory bandwidth"
 def constants(cluster: Cluster) -> tuple[str, ...]:
     """Names of the constants that `perturbed` can change: of the device, and of every level that a mesh axis uses."""
     used = sorted({level for level, axis in zip(cluster.axis_levels, cluster.mesh.axes, strict=True) if axis.size > 1})
-    names = [COMPUTE, MEMORY]
-    for level in used:
-        names += [f"{cluster.levels[level].name} bandwidth", f"{cluster.levels[level].name} latency"]
-    return tuple(names)
+    return _constants([cluster.levels[level] for level in used])
 
 
 def all_constants(cluster: Cluster) -> tuple[str, ...]:
     """The same for every mesh: of the device and of all levels."""
-    of_levels = (f"{level.name} {what}" for level in cluster.levels for what in ("bandwidth", "latency"))
+    return _constants(cluster.levels)
+
+
+def _constants(levels: Iterable[Level]) -> tuple[str, ...]:
+    of_levels = (f"{level.name} {what}" for level in levels for what in ("bandwidth", "latency"))
     return (COMPUTE, MEMORY, *of_levels)
 
 

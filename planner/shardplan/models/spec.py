@@ -221,11 +221,9 @@ class TransformerSpec:
 
     def window_of(self, layer: int) -> int:
         """Tokens that attention of a layer sees; 0 for all."""
-        if self.window_pattern:
-            whole = self.window_pattern[layer % len(self.window_pattern)] == "F"
-        else:
-            whole = bool(self.window_every) and layer % self.window_every == self.window_every - 1
-        return 0 if whole or self.window >= self.seq else self.window
+        every = "W" * (self.window_every - 1) + "F" if self.window_every else "W"
+        letters = self.window_pattern or every
+        return 0 if letters[layer % len(letters)] == "F" or self.window >= self.seq else self.window
 
 
 SIZES: Final = frozenset(field.name for field in fields(TransformerSpec) if field.type == "int")

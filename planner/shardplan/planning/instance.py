@@ -122,11 +122,9 @@ class CostGraphs:
     def _decided(self) -> Neighbourhood | None:
         """The layouts of the plan that is fixed, on a mesh of so many axes that no other layouts are priced."""
         decided, mesh = self.instance.decided, self.instance.cluster.mesh
-        return (
-            None
-            if decided is None or len(real_axes(mesh)) <= MOST_WHOLE
-            else Neighbourhood(Decided.of_plan(decided).met())
-        )
+        if decided is None or len(real_axes(mesh)) <= MOST_WHOLE:
+            return None
+        return Neighbourhood(Decided.of_plan(decided).met())
 
     def recomputing(self, remat: Recompute) -> tuple[CostGraph, MemoryRows]:
         """The cost graph with a given rematerialisation. The latest one is kept, as several questions follow on the
