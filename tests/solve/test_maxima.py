@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from random_problems import optimum, problem_of_maxima
+from random_problems import optimum, problem_of_maxima, random_problem
 
 from shardplan.errors import ShardplanError
-from shardplan.solve import LinearSum, Maximum, Problem, Usage, evaluate, small_cores, solve
+from shardplan.solve import LinearSum, Maximum, Problem, Usage, evaluate, small_cores, solve, solver
 from shardplan.solve.bound.dual import Dual
 from shardplan.solve.bound.lagrange import DeadEnd, Relaxation
 from shardplan.solve.bound.multipliers import lagrangian
 from shardplan.solve.budget import Budget
 from shardplan.solve.highs.program import HighsError, Program
+from shardplan.solve.prove import exact
 from shardplan.solve.reduce.core import core_of
 from shardplan.solve.reduce.graph import Contradiction, build
 from shardplan.solve.reduce.memory import Profiles
@@ -122,3 +124,24 @@ def test_one_maximum_at_a_time_raises_the_lagrangian_bound_and_never_above_the_o
     lagrangian = [solve(problem).bound for problem in problems]
     assert all(less <= more <= optimum(one) for less, more, one in zip(lagrangian, bounds, problems, strict=True))
     assert sum(less < more for less, more in zip(lagrangian, bounds, strict=True)) >= 2
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_averages_that_begin_with_the_optimum_end_with_it(seed: int) -> None:
+    problem = problem_of_maxima(seed, memory=False)
+    every = itertools.product(*(range(len(costs)) for costs in problem.costs))
+    best = min((evaluate(problem, one).cost, one) for one in every if evaluate(problem, one).feasible)
+    found = solve(problem, averages=4, gap=0.1, assignments=[best[1]])
+    assert found.bound <= best[0] == found.cost
+
+
+def test_a_gap_that_may_stay_open_on_large_cores_leaves_valid_bounds(monkeypatch) -> None:
+    monkeypatch.setattr(exact, "EXACT_LARGE_PAIRS", 0)
+    monkeypatch.setattr(solver, "AVERAGES_LARGE_UNPROVEN", 0.2)
+    gaps = []
+    for seed in range(30):
+        problem = replace(random_problem(seed, 8), usages=(), limit=None)
+        found = solve(problem, unproven=0.5)
+        assert found.bound <= optimum(problem) <= found.cost <= found.bound / 0.8
+        gaps.append(found.cost - found.bound)
+    assert 0 < sum(map(bool, gaps)) < len(gaps)

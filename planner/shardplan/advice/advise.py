@@ -164,7 +164,13 @@ class Asked:
         self.on_try("optimizer state apart from weights")
         try:
             step_s = least_step_s(
-                self.model, self.cluster, self._in_time(), self.plan, self._promising_s, WORK, BOUND_WORK
+                self.model,
+                self._rough(self.cluster),
+                self._in_time(),
+                self.plan,
+                self._promising_s,
+                WORK,
+                BOUND_WORK,
             )
         except ShardplanError:
             return

@@ -45,17 +45,20 @@ def least_step_s(
 ) -> float:
     """The seconds of the best step that is found where the operators are split as in `plan` and only the places of
     weights and of their state are free, or at single multipliers where everything is; if none of these is shorter by
-    the share `LEAST`, but the lower bound is far below, by a search with everything free. Infinite if no step below a
+    the share `LEAST`, but the lower bound is far below, by a search with everything free. On another mesh than that of
+    `plan` everything is free at once. Infinite if no step below a
     lower bound of `below_s` is possible. `work`, `bound_work`: of a search, and of the bound. Raises `ShardplanError`
     for a request that cannot be planned."""
-    planner = Planner(model, cluster, replace(options, shard_optimizer=True), reasons=False, decided=plan)
+    decided = plan if plan.mesh == cluster.mesh else None
+    planner = Planner(model, cluster, replace(options, shard_optimizer=True), reasons=False, decided=decided)
     least_s = promised_step_s(planner, plan, below_s, bound_work)
     if math.isinf(least_s):
         return math.inf
     steps_s = [one.step_s for one in planner.known.values() if one.keeps(planner.limit_bytes)]
-    found_s = planner.plan(Decided.of_plan(plan).as_split, work=work).summary.step_ns / NS_PER_S
+    as_split = None if decided is None else Decided.of_plan(decided).as_split
+    found_s = planner.plan(as_split, work=work).summary.step_ns / NS_PER_S
     step_s = min([*steps_s, found_s])
     wanted_s = (1 - LEAST) * plan.summary.step_ns / NS_PER_S
-    if step_s >= wanted_s and least_s < FAR_BELOW * wanted_s:
+    if step_s >= wanted_s and least_s < FAR_BELOW * wanted_s and as_split is not None:
         step_s = min(step_s, planner.plan(work=work).summary.step_ns / NS_PER_S)
     return step_s

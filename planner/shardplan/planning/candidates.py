@@ -239,10 +239,11 @@ def of_phases(
     planes: Sequence[Plane] = (),
     averages: int | None = None,
     enough_s: float = math.inf,
+    known: Restrict | None = None,
 ) -> Questions[Found]:
     """The best plan for the maxima of the phases' sums (those of `objective`), searched from the multipliers `start` or
-    the cutting planes `planes`. Raises `NoPlanError` if there is no plan, and `NoBetterError` if every plan takes
-    `enough_s` or more."""
+    the cutting planes `planes`; `known`: a known plan. Raises `NoPlanError` if there is no plan, and `NoBetterError` if
+    every plan takes `enough_s` or more."""
     unproven = REMAT_UNPROVEN if chooses_remat and search.instance.options.gap else 0.0
     question = Question(
         limit_bytes,
@@ -250,6 +251,7 @@ def of_phases(
         remat=remat,
         chooses_remat=chooses_remat,
         unproven=unproven,
+        known=known,
         start=start,
         planes=planes,
         averages=averages,

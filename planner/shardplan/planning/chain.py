@@ -58,6 +58,7 @@ class Question:
     restriction: Restrict | None = None  # what is allowed
     without: Sequence[Constraint] = ()  # constraints that are dropped
 
+    known: Restrict | None = None  # a known plan, which excludes what costs more
     start: Weights = ()  # multipliers of the sums, by phase
     planes: Sequence[Plane] = ()  # cutting planes of questions that allow less
     memory_multipliers: Mapping[int, float] = field(default_factory=dict)  # picoseconds per byte, by moment
@@ -226,7 +227,19 @@ def _reduced(
     is_new = question.linear is None and not (_most_left(instance, question) or question.planes)
     if is_new and _averages(question, instance.options):
         start = _from_equal_layers(last, instance.options, question, usual) or start
-    return _Reduced(objective, restricted.sums[0], last.sums[0].problem, undo, start)
+    problem = last.sums[0].problem
+    if question.known is not None:
+        start = replace(start, assignments=_assignment(question.known, asked[0], problem))
+    return _Reduced(objective, restricted.sums[0], problem, undo, start)
+
+
+def _assignment(known: Restrict, built: CostGraph, problem: Problem) -> tuple[tuple[int, ...], ...]:
+    """The assignment of the first choices that `known` allows; none if reductions gave the problem other nodes."""
+    allowed = known(built)
+    choices = tuple(int(allowed[node].argmax()) if node in allowed else 0 for node, _ in built.node_data)
+    sizes = [len(costs) for costs in problem.costs]
+    is_same = len(sizes) == len(choices) and all(one < size for one, size in zip(choices, sizes, strict=True))
+    return (choices,) if is_same else ()
 
 
 def _graph(graphs: CostGraphs, question: Question) -> tuple[CostGraph, MemoryRows]:

@@ -166,6 +166,7 @@ def _proven(
             start=start,
             planes=planes,
             averages=WHOLE_AVERAGES,
+            known=Decided.of_priced(found.candidate.priced).fixed,
         )
         best = found.better([whole.candidate], search.instance.limit_bytes)
         found = replace(whole, candidate=best.candidate, reproducible=whole.reproducible and found.reproducible)

@@ -93,6 +93,8 @@ AVERAGES_SOLVES = 10
 """Maximum number of plain problems."""
 AVERAGES_UNPROVEN = 0.02
 """Relative gap left open in each plain problem if memory binds: a proof there closes little of the whole gap."""
+AVERAGES_LARGE_UNPROVEN = 2e-3
+"""The same without a memory limit, on cores with more than `EXACT_LARGE_PAIRS` pairs."""
 AVERAGES_EFFORT = 2e3
 """Work on each plain problem: a longer proof closes little of the whole gap."""
 AVERAGES_CROSSOVERS = 8
@@ -173,6 +175,11 @@ EXACT_SWEEPS = 30
 """Maximum number of sweeps of a round."""
 EXACT_DECODED = (1, 5, 15)
 """Numbers of sweeps after which assignments are decoded."""
+EXACT_LARGE_PAIRS = 1e7
+"""Number of pairs above which a core is large: then the gap that may stay open does, as a sweep takes a tenth of a
+second or more;"""
+EXACT_REFINED = 2
+"""and after this sweep the best completion of a cutset is looked for, which is near the optimum."""
 EXACT_PROOF_SWEEPS = 10
 """Sweeps before a program is given to HiGHS."""
 EXACT_IDLE = 1e-3

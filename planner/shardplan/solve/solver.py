@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from shardplan.solve.bound.averages import by_averages
 from shardplan.solve.budget import Budget, Phase, Progress
 from shardplan.solve.constants import (
     AVERAGES_EFFORT,
+    AVERAGES_LARGE_UNPROVEN,
     AVERAGES_SOLVES,
     AVERAGES_UNPROVEN,
     CANDIDATES,
@@ -118,7 +120,8 @@ def search(
             if not presolve:
                 _whole(graph, best, budget, problem.limit)
             elif problem.limit is None and not graph.groups:
-                close(graph, best, budget)
+                _offer_known(problem, start.assignments, best)
+                close(graph, best, budget, min(unproven, AVERAGES_LARGE_UNPROVEN))
             else:
                 fit(graph, problem.limit or 0, best, budget, gap, seed, roomy, unproven, start)
         except Contradiction:
@@ -151,13 +154,13 @@ def _averaged(
     with Budget(time_limit, work_limit, effort) as budget:
         report, failures, bounds = on_progress or (lambda _: None), [""], [-math.inf]
 
-        def plain(averaged: Problem, multipliers: Mapping[int, float]) -> Solution:
+        def plain(averaged: Problem, begin: Start) -> Solution:
             left = None if time_limit is None else max(0.0, budget.seconds_left) / 2
             work = None if work_limit is None else work_limit / most
             found = search(
                 averaged, left, work, gap=gap, seed=seed, presolve=True, on_progress=None,
                 unproven=max(unproven, AVERAGES_UNPROVEN) if gap else unproven,
-                start=Start(memory_multipliers=multipliers), effort=min(AVERAGES_EFFORT, budget.effort_left),
+                start=begin, effort=min(AVERAGES_EFFORT, budget.effort_left),
                 shortfall=shortfall,
             )  # fmt: skip
             budget.work += found.work
@@ -181,6 +184,14 @@ def _shortfall(problem: Problem, limit: int, budget: Budget) -> int:
     budget.time_limit = ends if budget.time_limit is None else min(budget.time_limit, ends)
     needed = least_limit(problem, budget)
     return 0 if needed is None else needed - limit
+
+
+def _offer_known(problem: Problem, assignments: Sequence[tuple[int, ...]], best: Incumbent) -> None:
+    """Assignments that are known before the search: what costs more than they do can be excluded from the start."""
+    for choices in assignments:
+        known = evaluate(problem, choices)
+        if known.feasible:
+            best.offer(known.cost * best.scale, partial(tuple[int, ...], choices))
 
 
 def _whole(graph: Graph, best: Incumbent, budget: Budget, limit: int | None) -> None:

@@ -33,7 +33,7 @@ from shardplan.solve.linear_functions import Choices, Functions
 from shardplan.solve.problem import Edge, Plane, Problem, Solution, Start, SumMultipliers
 from shardplan.solve.search.crossover_of_problems import crossovers
 
-Solve = Callable[[Problem, Mapping[int, float]], Solution]
+Solve = Callable[[Problem, Start], Solution]
 
 
 def by_averages(
@@ -45,8 +45,8 @@ def by_averages(
     below: float = np.inf,
 ) -> Solution:
     """The best assignment met and the best bound. `solve` solves a problem without maxima, starting from multipliers of
-    memory; `stop` says when to end (at once if assignments are known); it also ends after `most` problems, or with a
-    bound of `below`.
+    memory and a known assignment; `stop` says when to end (at once if assignments are known); it also ends after `most`
+    problems, or with a bound of `below`.
 
     Work, and the shortfall if nothing fits, are those of the plain problems.
     """
@@ -58,7 +58,8 @@ def by_averages(
     for _ in range(most):
         if search.planes and stop():
             break
-        plain = solve(averaged(problem, search.functions, weights, MULTIPLIER_DIGITS), memory)
+        begin = Start(memory_multipliers=memory, assignments=search.cheapest(weights))
+        plain = solve(averaged(problem, search.functions, weights, MULTIPLIER_DIGITS), begin)
         memory = plain.memory_multipliers or memory
         seconds, reproducible = seconds + plain.seconds, reproducible and plain.reproducible
         if plain.choices is None and not search.planes:
@@ -137,6 +138,16 @@ class _Search:
             self.bound, self.best = bound, weights
         if plain.choices is not None:
             self._meet([plain.choices])
+
+    def cheapest(self, weights: Sequence[int]) -> tuple[Choices, ...]:
+        """The cheapest assignment met at given multipliers, if any was met."""
+
+        def cost(choices: Choices) -> float:
+            plane = self.planes[choices]
+            own = plane.cost * 2.0**MULTIPLIER_DIGITS
+            return own + sum(weight * value for weight, value in zip(weights, plane.sums, strict=True))
+
+        return (min(self.planes, key=cost),) if self.planes else ()
 
     def _meet(self, assignments: Sequence[Choices]) -> None:
         """Adds the cutting planes of assignments."""

@@ -216,9 +216,12 @@ class Dual:
         """The message of an edge into its end: 0 the first, 1 the second."""
         return self.messages[self.places[2 * edge + end] : self.places[2 * edge + end + 1]]
 
-    def slack(self, edge: int) -> Costs:
-        """r_e: the cost of a pair of labels above the messages."""
-        return np.asarray(self.core.tables[edge] - self.message(edge, 0)[:, None] - self.message(edge, 1)[None, :])
+    def slack(self, edge: int, first: Indices | None = None, second: Indices | None = None) -> Costs:
+        """r_e: the cost of a pair of labels above the messages; of the labels `first` and `second` only, if given."""
+        table, rows, columns = self.core.tables[edge], self.message(edge, 0), self.message(edge, 1)
+        if first is not None and second is not None:
+            table, rows, columns = table[np.ix_(first, second)], rows[first], columns[second]
+        return np.asarray(table - rows[:, None] - columns[None, :])
 
 
 def _split_by(keys: Indices, count: int) -> list[Indices]:

@@ -68,7 +68,8 @@ def forbid(
             closed = [view.pair[u][v] > room for view, room in views if v in view.pair.get(u, {})]
             table = tables.arrays[graph.neighbours[u][v]]
             if closed and (np.any(closed, axis=0) & np.isfinite(table)).any():
-                graph.replace_edge(u, v, np.where(np.any(closed, axis=0), np.inf, table))
+                graph.unlink(u, v)
+                graph.set_edge(u, v, np.where(np.any(closed, axis=0), np.inf, table))
     for node in graph.alive:
         fits = np.all([view.node[node] <= room for view, room in views], axis=0) & kept.get(node, True)
         if not fits.all():

@@ -15,8 +15,10 @@ from shardplan.solve.constants import (
     CUTSET_NODES,
     EXACT_DECODED,
     EXACT_IDLE,
+    EXACT_LARGE_PAIRS,
     EXACT_PROOF_SWEEPS,
     EXACT_PROVABLE_PAIRS,
+    EXACT_REFINED,
     EXACT_RISE,
     EXACT_SHRINKS,
     EXACT_SWEEPS,
@@ -30,15 +32,17 @@ from shardplan.solve.reduce.graph import Contradiction, Graph
 from shardplan.solve.reduce.memory import Profiles
 
 
-def close(graph: Graph, best: Incumbent, budget: Budget) -> None:
-    """Solves a graph without memory to optimality unless the budget ends."""
+def close(graph: Graph, best: Incumbent, budget: Budget, unproven: float = 0.0) -> None:
+    """Solves a graph without memory to optimality unless the budget ends. `unproven`: a relative gap that may stay open
+    on large cores, of which each sweep takes long."""
     try:
         eliminate(graph)
         core = core_of(graph)
         while core.nodes and not budget.expired():
             before = best.bound
-            dual = raise_bound(graph, core, best, budget)
-            if best.closed:
+            enough = unproven if core.pairs > EXACT_LARGE_PAIRS else 0.0
+            dual = raise_bound(graph, core, best, budget, enough)
+            if best.within(enough):
                 return
             gap = best.cost - dual.bound()
             prune(graph, dual, best.target)
@@ -78,21 +82,23 @@ def enumerate_cutset(graph: Graph, best: Incumbent, budget: Budget) -> None:
     best.prove(min(least, best.cost))
 
 
-def raise_bound(graph: Graph, core: Core, best: Incumbent, budget: Budget) -> Dual:
-    """Sweeps while the bound rises, and decodes assignments from the messages."""
+def raise_bound(graph: Graph, core: Core, best: Incumbent, budget: Budget, enough: float = 0.0) -> Dual:
+    """Sweeps while the bound rises and the gap is above the share `enough`, and decodes assignments from the
+    messages."""
     dual = Dual(core)
     last = -np.inf
     for sweep in range(1, EXACT_SWEEPS + 1):
         bound = dual.sweep()
         budget.spend(2 * core.pairs)
         best.prove(bound)
-        if sweep in EXACT_DECODED:
-            decode(graph, core, dual, best, refine=sweep == EXACT_SWEEPS)
+        refine = enough > 0.0 and sweep == EXACT_REFINED
+        if sweep in EXACT_DECODED or refine:
+            decode(graph, core, dual, best, refine=refine)
         idle = bound - last < max(best.scale, EXACT_IDLE * (best.cost - bound))
         last = bound
-        if best.closed or idle or budget.expired():
+        if best.within(enough) or idle or budget.expired():
             break
-    if not best.closed:
+    if not best.within(enough):
         decode(graph, core, dual, best, refine=True)
     return dual
 

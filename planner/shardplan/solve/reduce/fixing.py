@@ -12,7 +12,6 @@ import numpy as np
 from shardplan.solve.bound.dual import Dual
 from shardplan.solve.problem import Costs
 from shardplan.solve.reduce.graph import Contradiction, Graph
-from shardplan.solve.reduce.tables import open_rows
 
 
 def prune(graph: Graph, dual: Dual, target: float, *, adopt: bool = True) -> None:
@@ -26,21 +25,24 @@ def prune(graph: Graph, dual: Dual, target: float, *, adopt: bool = True) -> Non
     if room < 0:
         raise Contradiction
     excess = dual.theta - np.repeat(dual.least(), core.sizes)
-    total = label_excess(dual)
-    for position, node in enumerate(core.nodes if adopt else ()):
-        graph.replace_costs(node, dual.theta[core.offsets[position] : core.offsets[position + 1]])
+    fits = label_excess(dual) <= room
+    kept = [np.flatnonzero(fits[core.offsets[p] : core.offsets[p + 1]]) for p in range(len(core.nodes))]
+    cut: dict[int, Costs] = {}
     for edge in range(len(core.tables)):
         a, b = int(core.first[edge]), int(core.second[edge])
-        rows, columns = (excess[core.offsets[p] : core.offsets[p + 1]] for p in (a, b))
-        slack = dual.slack(edge)
+        rows, columns = (excess[core.offsets[p] + kept[p]] for p in (a, b))
+        slack = dual.slack(edge, kept[a], kept[b])
         closed = slack + rows[:, None] + columns[None, :] > room
         if adopt or (closed & np.isfinite(slack)).any():
-            kept = slack if adopt else core.tables[edge]
-            graph.replace_edge(core.nodes[a], core.nodes[b], np.where(closed, np.inf, kept))
+            graph.unlink(core.nodes[a], core.nodes[b])
+            cut[edge] = np.where(closed, np.inf, slack if adopt else core.tables[edge][np.ix_(kept[a], kept[b])])
     for position, node in enumerate(core.nodes):
-        fits = total[core.offsets[position] : core.offsets[position + 1]] <= room
-        if not fits.all():
-            graph.keep(node, open_rows(fits))
+        if adopt:
+            graph.replace_costs(node, dual.theta[core.offsets[position] : core.offsets[position + 1]])
+        if len(kept[position]) < core.sizes[position]:
+            graph.keep(node, tuple(kept[position].tolist()))
+    for edge, table in cut.items():
+        graph.set_edge(core.nodes[core.first[edge]], core.nodes[core.second[edge]], table)
 
 
 def surviving(dual: Dual, target: float) -> int:

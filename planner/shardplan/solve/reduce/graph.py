@@ -163,9 +163,8 @@ class Graph:
         del self.neighbours[u][v]
         del self.neighbours[v][u]
 
-    def replace_edge(self, u: int, v: int, table: Costs) -> None:
-        """Replaces the matrix of an edge."""
-        self.unlink(u, v)
+    def set_edge(self, u: int, v: int, table: Costs) -> None:
+        """Adds an edge with a new matrix."""
         self.add_edge(u, v, self.tables.split(self.tables.add(table)))
 
     def replace_costs(self, node: int, costs: Costs) -> None:
