@@ -9,14 +9,14 @@ import pytest
 from shardplan.cluster.mesh import make_cluster, merged
 from shardplan.cluster.profile import load_profile
 from shardplan.constraints.parse import parse_pin
-from shardplan.errors import LimitError
+from shardplan.errors import InfeasibleError, LimitError
 from shardplan.graph.neighbourhood import NearbyLayouts
 from shardplan.graph.pricing import Pricing
 from shardplan.graph.tensors import TensorKind, TensorSpace
 from shardplan.layout.layout import Layout
 from shardplan.layout.placement import RP, P, R, S
 from shardplan.models import described
-from shardplan.planning import PlanOptions, plan_model
+from shardplan.planning import PlanOptions, candidates, plan_model, planner
 from shardplan.planning.finer import work_s
 from shardplan.study.derive import derived
 
@@ -88,6 +88,20 @@ def test_a_pin_to_an_axis_that_the_coarser_mesh_has_not_is_kept(model):
     plan = plan_model(model, make_cluster(PROFILE, "gpu0=2,gpu1=2"), options)
     [weight] = [tensor for tensor in plan.tensors if tensor.checkpoint == "model.layers.0.mlp.up_proj.weight"]
     assert [str(placed.kind) for placed in weight.layout.placements] == ["R", "S"]
+
+
+def test_that_nothing_fits_on_three_axes_is_proven_without_a_search_over_them(model, monkeypatch):
+    """The coarser mesh of two axes may be searched; one plain problem of all three then proves it."""
+    searched = []
+
+    def shortest(search, *given):
+        searched.append(len(search.instance.cluster.mesh))
+        return candidates.shortest(search, *given)
+
+    monkeypatch.setattr(planner, "shortest", shortest)
+    with pytest.raises(InfeasibleError, match=r"every device is at least .* short"):
+        plan_model(model, make_cluster(PROFILE, FINER[0]), PlanOptions(memory_limit_bytes=1000))
+    assert searched == [2]
 
 
 def test_where_the_coarser_mesh_has_no_plan_a_person_is_told_to_look_there(model):

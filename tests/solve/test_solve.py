@@ -186,6 +186,14 @@ def test_work_limits_are_reproducible_and_time_limits_are_kept() -> None:
     assert (first.choices, first.bound, first.reproducible) == (second.choices, second.bound, True)
 
 
+def test_an_answer_is_known_even_if_there_was_no_time() -> None:
+    problem = blocks(6, hubs=3)
+    best = solve(problem).cost
+    late = solve(problem, time_limit=0.0)
+    assert late.choices is not None
+    assert late.bound <= best <= late.cost
+
+
 def test_ctrl_c_keeps_the_best() -> None:
     problem = with_memory(blocks(40, hubs=3, choices=24), 0.3)
     timer = threading.Timer(0.7, signal.raise_signal, [signal.SIGINT])

@@ -86,6 +86,8 @@ def searched(
     free = yield from without_limit(roomy, remat, enough_s)
     if free is not None and free.candidate.step_s >= search.worth_s:
         raise NoBetterError(free.bound_s)
+    if free is not None and not (free.candidate.keeps(limit_bytes) or chooses_remat or remat or search.is_over):
+        yield from unless_nothing_fits(search, free.objective)
     if free is not None and free.bound_s < below_s and free.candidate.holds_bytes <= UNLIMITED_MEMORY * limit_bytes:
         free = yield from improved(roomy, free)
     if free is not None and (free.bound_s >= below_s or free.candidate.keeps(limit_bytes)):
@@ -181,6 +183,14 @@ def without_limit(
     with contextlib.suppress(NoPlanError):
         return (yield from of_phases(search, None, remat, parts=2, enough_s=enough_s))
     return None
+
+
+def unless_nothing_fits(search: Search, objective: Objective) -> Questions[None]:
+    """Raises `NoPlanError` if it is proven at once that no plan fits in memory, whatever the maxima of `objective`."""
+    question = Question(search.limit_bytes, objective.base, ends_s=search.ends_s)
+    answer = yield from asked(search, question, min(ROUGH_WORK, search.work_left))
+    if answer.solution.outcome == "infeasible":
+        raise NoPlanError(answer)
 
 
 def under_the_limit(

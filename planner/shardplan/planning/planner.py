@@ -22,7 +22,7 @@ from shardplan.model.types import Model
 from shardplan.plan.assemble import Outcome, PricedAssignment, Proof, assemble, in_best_buckets
 from shardplan.plan.types import Plan
 from shardplan.planning.answers import Answers
-from shardplan.planning.candidates import shortest
+from shardplan.planning.candidates import shortest, unless_nothing_fits
 from shardplan.planning.chain import Answer
 from shardplan.planning.constants import DEEPENING_S, IMPROVED_GAP
 from shardplan.planning.decided import Decided
@@ -275,10 +275,13 @@ class Planner:
             if fewer is not None:
                 with contextlib.suppress(NoPlanError):
                     return self._answered(same(search, fewer), search)
-        coarser = None if restriction is not None else self._coarser(search, with_fewer_axes(self.instance))
+        fewer_axes = None if restriction is not None else with_fewer_axes(self.instance)
+        coarser = self._coarser(search, fewer_axes)
         if coarser is not None:
             with contextlib.suppress(NoPlanError):
                 return self._answered(finer(search, coarser, least_s(self.instance)), search)
+        elif fewer_axes is not None and not self.instance.chooses_remat:  # a search of all axes takes minutes
+            self._answered(unless_nothing_fits(search, objective_of(self._graphs.asked()[0])), search)
         found = self._answered(shortest(search, enough_s if coarser is None else math.inf), search, restriction)
         found = search.with_first(found)
         return found if restriction is not None else self._from_state_as_kept(found, search)
@@ -331,7 +334,9 @@ class Planner:
         found, work = known
         if found is None:
             asked = self.instance
-            if len(real_axes(asked.cluster.mesh)) > MOST_WHOLE:
+            if search.interruption.asked:
+                raise KeyboardInterrupt
+            if len(real_axes(asked.cluster.mesh)) > MOST_WHOLE or search.is_over:
                 raise LimitError(no_coarser_plan(asked.model, asked.cluster, cluster))
             return None
         search.spent.work += work

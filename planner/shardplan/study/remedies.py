@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from shardplan.cluster.build import Profile, profile_from_resolved
-from shardplan.cluster.mesh import make_cluster
+from shardplan.cluster.mesh import make_cluster, merged
 from shardplan.cluster.types import Cluster
 from shardplan.errors import ITEM, InfeasibleError, LimitError, ShardplanError
 from shardplan.graph.options import PlanOptions
@@ -93,7 +93,8 @@ def _first(
         seconds = _SECONDS if options.time_limit is None else min(_SECONDS, left_s - _TRIED_S / 2)
         try:
             quick = replace(options, effort="quick", gap=max(options.gap, _NEAR_ENOUGH), time_limit=seconds)
-            summary = unless_interrupted(Planner(model, cluster, quick, reasons=False).plan()).summary
+            few = cluster if options.constraints else merged(cluster)[0]  # whose plans are plans of all axes
+            summary = unless_interrupted(Planner(model, few, quick, reasons=False).plan()).summary
         except (InfeasibleError, LimitError):
             continue
         except ShardplanError:  # the model cannot be cut so: other candidates of the kind cannot help either

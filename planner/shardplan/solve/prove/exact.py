@@ -33,16 +33,16 @@ from shardplan.solve.reduce.memory import Profiles
 
 
 def close(graph: Graph, best: Incumbent, budget: Budget, unproven: float = 0.0) -> None:
-    """Solves a graph without memory to optimality unless the budget ends. `unproven`: a relative gap that may stay open
-    on large cores, of which each sweep takes long."""
+    """Solves a graph without memory to optimality unless the budget ends; there is one sweep, and what it decodes, even
+    if that is over. `unproven`: a relative gap that may stay open on large cores, of which each sweep takes long."""
     try:
         eliminate(graph)
         core = core_of(graph)
-        while core.nodes and not budget.expired():
+        while core.nodes:
             before = best.bound
             enough = unproven if core.pairs > EXACT_LARGE_PAIRS else 0.0
             dual = raise_bound(graph, core, best, budget, enough)
-            if best.within(enough):
+            if best.within(enough) or budget.expired():
                 return
             gap = best.cost - dual.bound()
             prune(graph, dual, best.target)
