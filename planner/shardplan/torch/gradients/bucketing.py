@@ -25,7 +25,7 @@ from shardplan.plan.types import Move, Plan, TensorDecision
 from shardplan.runtime.names import Named
 from shardplan.torch.collectives.order import Label, digest_of
 from shardplan.torch.collectives.routes import Route
-from shardplan.torch.gradients.flights import Flights
+from shardplan.torch.gradients.flights import Flights, Receiver, placeholders, receiver_of, send_early
 from shardplan.torch.gradients.moves import Context
 from shardplan.torch.parameters.orientation import in_module_dims
 from shardplan.torch.propagation.engine import Engine
@@ -112,8 +112,6 @@ class BucketedWeights:
 
     def __init__(self, engine: Engine, buckets: Buckets, shards: Mapping[str, tuple[Named, Any]]) -> None:
         self.engine, self.buckets, self.shards = engine, buckets, dict(shards)
-        self._flights: dict[tuple[bool, Bucket], Any] = {}
-        """By whether it is for the optimizer, and by bucket: what waits for its gradients."""
         if buckets.beside:
             self._await_last()
         held = [name for name in self.shards if name in buckets.gathered]
@@ -135,19 +133,16 @@ class BucketedWeights:
 
     def _await_last(self) -> None:
         """Waits at the end of backward for the buckets that move gradients to the shards, and for single gradients."""
-        home = [(True, bucket) for bucket in self.buckets.to_optimizer.values()]
-        read = [(False, bucket) for bucket in self.buckets.from_reader.values() if self._reads_shards(bucket)]
-        known = {name for _, bucket in (*home, *read) for name in bucket}
-        alone = [(False, (name,)) for name in self.shards if name in self.buckets.alone and name not in known]
-        for is_update, bucket in dict.fromkeys([*home, *read, *(one for one in alone if self._reads_shards(one[1]))]):
-            names = self._trained(bucket)
+        home = self.buckets.to_optimizer
+        read = {name: bucket for name, bucket in self.buckets.from_reader.items() if name not in home}
+        alone = {name: (name,) for name in self.shards if name in self.buckets.alone}
+        known: set[str] = set()
+        for bucket in dict.fromkeys([*home.values(), *read.values(), *alone.values()]):
+            names = [name for name in self._trained(bucket) if name not in known]
+            known.update(names)
             if names:
-                flights, made = self.engine.backend.await_gradients([self.shards[name][1] for name in names])
-                self._flights[is_update, tuple(names)] = flights
+                made = self.engine.backend.await_gradients([self.shards[name][1] for name in names])
                 self.shards |= {name: (self.shards[name][0], own) for name, own in zip(names, made, strict=True)}
-
-    def _reads_shards(self, bucket: Bucket) -> bool:
-        return all(self.shards[name][0].decision.optimizer is None for name in bucket if name in self.shards)
 
     def _kept_local(self, name: str) -> Any:
         """In the layout that the plan keeps."""
@@ -186,8 +181,7 @@ class BucketedWeights:
 
     def _bucketed(self, bucket: Sequence[str], locals_: Sequence[Any], updated: Sequence[Any]) -> dict[str, Any]:
         routes = [self._update_route(each) if updated else self._read_route(each) for each in bucket]
-        flights = self._flights.get((bool(updated), tuple(bucket)))
-        made = self.engine.backend.bucket_gradients(locals_, routes, updated, _label(bucket), flights)
+        made = self.engine.backend.bucket_gradients(locals_, routes, updated, _label(bucket))
         return dict(zip(bucket, made, strict=True))
 
     def _trained(self, names: Sequence[str]) -> list[str]:
@@ -232,12 +226,15 @@ class _Bucketed(torch.autograd.Function):  # type: ignore[misc]
         routes: Sequence[Route],
         context: Context,
         label: Label,
-        flights: Flights | None,
+        receivers: Sequence[Receiver],
         updated: Sequence[Tensor],
         *locals_: Tensor,
     ) -> tuple[Tensor, ...]:
         ctx.routes, ctx.context, ctx.is_last, ctx.label = routes, context, context.accumulator.is_last, label
-        ctx.flights, ctx.shapes = flights, [local.shape for local in locals_]
+        ctx.receivers, ctx.shapes = receivers, [local.shape for local in locals_]
+        ctx.receives = Flights() if receivers and updated else None
+        if receivers:
+            send_early(ctx)
         ctx.set_materialize_grads(False)
         if updated:
             return tuple(tensor.detach() for tensor in updated)
@@ -247,18 +244,26 @@ class _Bucketed(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        arriving, moving_on = ctx.receives, None
+        if arriving is not None and not ctx.is_last:
+            gradients = arriving.arrive(gradients)
         totals = [
             ctx.context.accumulator.accumulate(route, gradient, is_last=ctx.is_last) if route.accumulates else gradient
             for route, gradient in zip(ctx.routes, gradients, strict=True)
         ]
+        if arriving is not None:
+            moving_on = arriving.moving_on(totals)
+            totals = totals if moving_on else arriving.arrive(totals)
         present = [number for number, total in enumerate(totals) if total is not None]
         moves = [ctx.routes[number].backward_steps for number in present]
         label, sent = ctx.label.of("the gradients of"), [totals[number] for number in present]
-        if ctx.flights is not None and sent:
-            flight = ctx.context.executor.start(sent, moves, label, way="reduce", is_backward=True)
-            made = ctx.flights.depart(flight, present, ctx.shapes, sent[0])
+        receivers = [ctx.receivers[number] for number in present] if ctx.receivers else []
+        if receivers and all(receiver.is_open for receiver in receivers):
+            flight = ctx.context.executor.start(moving_on or sent, moves, label, way="reduce", is_backward=True)
+            made = placeholders(flight, receivers, [ctx.shapes[number] for number in present], sent[0])
         else:
-            made = ctx.context.executor.run(sent, moves, label, is_backward=True)
+            given = moving_on.wait() if moving_on else sent
+            made = ctx.context.executor.run(given, moves, label, is_backward=True)
         by_number = dict(zip(present, made, strict=True))
         return (None, None, None, None, None, *(by_number.get(number) for number in range(len(totals))))
 
@@ -274,8 +279,11 @@ def bucket_gradients(
     updated: Sequence[Tensor],
     label: Label,
     context: Context,
-    flights: Flights | None = None,
 ) -> list[Tensor]:
     """The local parts of weights as they are read (or `updated` in their place), whose gradients go back by `routes` as
-    one bucket; awaited by `flights`, or at once."""
-    return list(_Bucketed.apply(routes, context, label, flights, updated, *locals_))
+    one bucket; awaited at once unless all may be in flight."""
+    found = [receiver_of(local) for local in locals_]
+    receivers = [receiver for receiver in found if receiver is not None]
+    return list(
+        _Bucketed.apply(routes, context, label, receivers if len(receivers) == len(found) else [], updated, *locals_)
+    )

@@ -56,15 +56,13 @@ class Backend(Protocol):
     def gather_updated(self, locals_: Sequence[Any], routes: Sequence[Route], label: Label) -> list[Any]:
         """Updated weights, gathered from the shards of the optimizer as one bucket."""
 
-    def await_gradients(self, locals_: Sequence[Any]) -> tuple[Any, list[Any]]:
-        """Weights whose gradients are waited for when nothing is left to compute, and what `bucket_gradients` is to be
-        given for that."""
+    def await_gradients(self, locals_: Sequence[Any]) -> list[Any]:
+        """Weights whose gradients are waited for when nothing is left to compute."""
 
     def bucket_gradients(
-        self, locals_: Sequence[Any], routes: Sequence[Route], updated: Sequence[Any], label: Label, flights: Any
+        self, locals_: Sequence[Any], routes: Sequence[Route], updated: Sequence[Any], label: Label
     ) -> list[Any]:
-        """Weights, or `updated` in their place; their gradients are sent as one bucket. `flights`: of
-        `await_gradients`; None: they are waited for at once."""
+        """Weights, or `updated` in their place; their gradients are sent as one bucket."""
 
     def describe(self, local: Any) -> tuple[torch.dtype, bool]:
         """Its dtype, and whether it takes a gradient."""
