@@ -1,0 +1,191 @@
+"""Records what a process does in a step under a plan: operators, collectives, what is given to lanes and waited for.
+
+Collectives are carried out by gloo, and recorded with the seconds that a cluster's prices say for the bytes that are
+really sent; operators with those of the plan. `virtual_time` tells how long the step takes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from virtual_time import Action, Barrier, Compute, Issue, Job, Recorded, Send, Wait
+
+from shardplan.cluster.types import Cluster
+from shardplan.cost.collectives import CollectiveModel
+from shardplan.plan.types import Plan
+from shardplan.torch import process_groups
+from shardplan.torch.collectives.executor import MoveExecutor
+from shardplan.torch.collectives.lanes import Lanes, _Done
+from shardplan.torch.exported.writer import Traced
+from shardplan.torch.propagation.engine import Engine
+
+_KINDS = {
+    "all_reduce": ("all_reduce", 0),
+    "all_gather_single": ("all_gather", 0),
+    "reduce_scatter_single": ("reduce_scatter", 1),
+    "all_to_all_single": ("all_to_all", 1),
+}
+"""Function of torch.distributed -> collective, and which argument is its payload."""
+_NUMBERS: ContextVar[tuple[int, ...]] = ContextVar("numbers", default=())
+
+
+class _Busy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, local: Tensor, record: Callable[[Action], None], name: str, times: Any) -> Tensor:
+        ctx.record, ctx.operator, ctx.times = record, name, times
+        record(Compute(name, times[0]))
+        return local.view_as(local)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        ctx.record(Compute(f"backward: {ctx.operator}", ctx.times[1]))
+        return gradient, None, None, None
+
+
+class BusyNode(nn.Module):
+    """A node of a graph that takes the time of an operator."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__()
+        self.given = given
+
+    def forward(self, local: Tensor) -> Tensor:
+        return _Busy.apply(local, *self.given)
+
+
+class StepRecorder:
+    """Records into `step`, while that is given."""
+
+    def __init__(self, plan: Plan, cluster: Cluster) -> None:
+        self.plan, self.prices, self.step = plan, CollectiveModel(cluster), None
+        micro = plan.model.get("microbatches", 1)
+        self.operators = {
+            operator.outputs[0]: (
+                operator.name,
+                ((operator.compute_ns - operator.backward_ns) / micro * 1e-9, operator.backward_ns / micro * 1e-9),
+            )
+            for operator in plan.operators
+        }
+        axes = range(len(plan.mesh))
+        sets = [tuple(axis for axis in axes if mask >> axis & 1) for mask in range(1, 1 << len(axes))]
+        self.axes = {
+            tuple(next(ranks for ranks in plan.mesh.groups(each) if dist.get_rank() in ranks)): each
+            for each in reversed(sets)
+            if plan.mesh.ways(each) > 1
+        }
+        self.thread = threading.local()
+        self.jobs: dict[_Done, int] = {}
+
+    @contextlib.contextmanager
+    def recording(self) -> Iterator[Recorded]:
+        """What this process does meanwhile."""
+        self.step = Recorded()
+        self.jobs.clear()
+        try:
+            yield self.step
+        finally:
+            self.step = None
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """What this process does meanwhile is not part of the step."""
+        step, self.step = self.step, None
+        try:
+            yield
+        finally:
+            self.step = step
+            self.record(Barrier())
+
+    @contextlib.contextmanager
+    def installed(self) -> Iterator[None]:
+        """While models are put under the plan and run."""
+        with contextlib.ExitStack() as stack:
+            for name, (kind, place) in _KINDS.items():
+                stack.enter_context(mock.patch.object(dist, name, self._sent(getattr(dist, name), kind, place)))
+            stack.enter_context(mock.patch.object(Engine, "result", self._computed(Engine.result)))
+            stack.enter_context(mock.patch.object(Lanes, "run", self._given(Lanes.run)))
+            stack.enter_context(mock.patch.object(_Done, "wait", self._waited(_Done.wait)))
+            for name in ("run", "start"):
+                stack.enter_context(mock.patch.object(MoveExecutor, name, _numbered(getattr(MoveExecutor, name))))
+            yield
+
+    def record(self, action: Action) -> None:
+        """An action of the current thread."""
+        job = getattr(self.thread, "job", None)
+        if job is not None:
+            job.actions.append(action)
+        elif self.step is not None:
+            self.step.actions.append(action)
+
+    def _sent(self, real: Callable[..., Any], kind: str, place: int) -> Callable[..., Any]:
+        def sent(*args: Any, **kwargs: Any) -> Any:
+            group = tuple(dist.get_process_group_ranks(kwargs.get("group", args[-1])))
+            if process_groups._PURPOSE.get() != "check" and group in self.axes:
+                payload = args[place].numel() * args[place].element_size()
+                seconds = self.prices.seconds(kind, self.axes[group], payload)
+                levels = frozenset(self.plan.axis_links[axis] for axis in self.axes[group])
+                self.record(Send(kind, seconds, group, levels, _NUMBERS.get()))
+            return real(*args, **kwargs)
+
+        return sent
+
+    def _given(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        def run(lanes: Lanes, lane: str, work: Callable[[], Any], uses: Any) -> Any:
+            if self.step is None:
+                return real(lanes, lane, work, uses)
+            job, number = Job(lane), len(self.step.jobs)
+            self.step.jobs[number] = job
+            self.record(Issue(number))
+
+            def recorded() -> Any:
+                self.thread.job = job
+                try:
+                    return work()
+                finally:
+                    self.thread.job = None
+
+            done = real(lanes, lane, recorded, uses)
+            self.jobs[done] = number
+            return done
+
+        return run
+
+    def _waited(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        def wait(done: _Done) -> Any:
+            if done in self.jobs:
+                self.record(Wait(self.jobs[done]))
+            return real(done)
+
+        return wait
+
+    def _computed(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        def result(engine: Engine, local: Any, layout: Any, shape: Any, key: Any) -> Any:
+            planned = engine.graph.values.get(key)
+            if planned is not None and planned.name in self.operators:
+                given = (self.record, *self.operators[planned.name])
+                if isinstance(local, Traced):
+                    local = engine.backend.module(f"busy_{planned.name}", BusyNode(*given), local, local.meta)
+                else:
+                    local = _Busy.apply(local, *given)
+            return real(engine, local, layout, shape, key)
+
+        return result
+
+
+def _numbered(real: Callable[..., Any]) -> Callable[..., Any]:
+    def numbered(executor: MoveExecutor, locals_: Any, moves: Any, *args: Any, **kwargs: Any) -> Any:
+        token = _NUMBERS.set(tuple(move.number for move in moves))
+        try:
+            return real(executor, locals_, moves, *args, **kwargs)
+        finally:
+            _NUMBERS.reset(token)
+
+    return numbered
