@@ -539,6 +539,27 @@ def penalised(tiny: Tiny, plan: Plan) -> float:
     return _gradient_error(*models)
 
 
+def hooked(tiny: Tiny, plan: Plan) -> float:
+    """One step of a model that halves the gradients of its weights while it runs: the error of gradients."""
+    models = torch_twins.twin(tiny), torch_twins.twin(tiny)
+    for model in models:
+        for module in model.modules():
+            if isinstance(module, nn.Linear):
+                module.register_forward_pre_hook(_halves_gradients)
+    ids = torch.tensor(tiny.inputs["input_ids"])
+    shardplan.torch.parallelize(models[0], plan, mesh_of(plan))
+    for model in models:
+        logits = model(ids)
+        _loss(logits.full_tensor() if isinstance(logits, DTensor) else logits, ids).backward()
+    return _gradient_error(*models)
+
+
+def _halves_gradients(module: nn.Linear, args: Any) -> None:
+    del args
+    for parameter in filter(lambda one: one is not None, (module.weight, module.bias)):
+        parameter.register_hook(lambda gradient: gradient / 2)
+
+
 def measured(tiny: Tiny, plan: Plan, mode: str, trace: str) -> Any:
     """Two measured steps beside the schedule."""
     model, ids = under(plan, tiny, mode), torch.tensor(tiny.inputs["input_ids"])

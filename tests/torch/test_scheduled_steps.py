@@ -84,3 +84,17 @@ def test_compute_and_collectives_are_those_of_the_plan(four, planned):
                 expected[item.name] = expected.get(item.name, 0.0) + item.seconds
     for step in four.run("slow_ranks", "recorded_step", TINY, plan, cluster):
         assert {name: seconds for name, seconds in computed(step).items() if seconds} == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("which", ["ZeRO-1", "ZeRO-3"])
+def test_a_hook_is_given_a_gradient_and_no_placeholder(four, planned, which):
+    """Gradients that a program looks at while they come back are not in flight."""
+    _, plan = planned(which)
+    assert max(four.run("torch_cases", "hooked", TINY, plan)) < 1e-5
+
+
+@pytest.mark.parametrize("which", ["ZeRO-1", "ZeRO-3", "mixed"])
+def test_gradients_are_those_of_moves_that_are_waited_for_at_once(four, planned, which):
+    _, plan = planned(which)
+    at_once = replace(plan, summary=replace(plan.summary, reduces_beside=False))
+    assert max(four.run("torch_cases", "gradients_apart", TINY, plan, at_once)) == 0.0

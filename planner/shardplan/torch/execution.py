@@ -14,7 +14,7 @@ from shardplan.torch.collectives.executor import MoveExecutor
 from shardplan.torch.collectives.order import Label, OrderCheck
 from shardplan.torch.collectives.routes import Route
 from shardplan.torch.gradients.accumulation import GradientAccumulator
-from shardplan.torch.gradients.bucketing import bucket_gradients, gather_updated
+from shardplan.torch.gradients.bucketing import bucket_gradients, gather_updated, valued
 from shardplan.torch.gradients.flights import await_gradients
 from shardplan.torch.gradients.moves import Context, move
 from shardplan.torch.gradients.prefetch import Prefetcher
@@ -104,14 +104,15 @@ class LocalExecution:
         """Weights whose gradients are awaited when no compute is left."""
         return await_gradients(locals_)
 
-    def bucket_gradients(
-        self, locals_: Sequence[Tensor], routes: Sequence[Route], updated: Sequence[Tensor], label: Label
-    ) -> list[Tensor]:
-        """Weights (`updated` in their place, if given) whose gradients are sent as one bucket."""
-        made = bucket_gradients(locals_, routes, updated, label, self.context)
-        if not updated:
-            for local, read, route in zip(locals_, made, routes, strict=True):
-                self._gather_again(local, read, route, label)
+    def bucket_gradients(self, locals_: Sequence[Tensor], routes: Sequence[Route], label: Label) -> list[Tensor]:
+        """Stand-ins of weights whose gradients are sent as one bucket."""
+        return bucket_gradients(locals_, routes, label, self.context)
+
+    def valued(self, stand_in: Tensor, local: Tensor, route: Route | None, label: Label) -> Tensor:
+        """A weight with its value; its gradient is that of the stand-in."""
+        made = valued(stand_in, local, route, label, self.context)
+        if route is not None:
+            self._gather_again(local, made, route, label)
         return made
 
     def describe(self, local: Tensor) -> tuple[torch.dtype, bool]:

@@ -143,17 +143,28 @@ class GradientWait(nn.Module):  # type: ignore[misc]
 
 
 class GradientBucket(nn.Module):  # type: ignore[misc]
-    """A node for weights whose gradients are sent as one bucket; its operands are the weights, then their
-    replacements."""
+    """A node for the stand-ins of weights, whose gradients are sent as one bucket."""
 
     def __init__(self, backend: Backend, routes: Sequence[Route], label: Label) -> None:
         super().__init__()
         self.backend, self.routes, self.label = backend, routes, label
 
-    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """The weights, or what replaces them."""
-        locals_, updates = tensors[: len(self.routes)], tensors[len(self.routes) :]
-        return tuple(self.backend.bucket_gradients(locals_, self.routes, updates, self.label))
+    def forward(self, *locals_: Tensor) -> tuple[Tensor, ...]:
+        """The stand-ins."""
+        return tuple(self.backend.bucket_gradients(locals_, self.routes, self.label))
+
+
+class ValuedWeight(nn.Module):  # type: ignore[misc]
+    """A node for a weight with its value, of which its reader may take a part; its gradient is its stand-in's."""
+
+    def __init__(self, backend: Backend, route: Route | None, label: Label) -> None:
+        super().__init__()
+        self.backend, self.route, self.label = backend, route, label
+
+    def forward(self, stand_in: Tensor, local: Tensor) -> Tensor:
+        """The weight."""
+        made: Tensor = self.backend.valued(stand_in, local, self.route, self.label)
+        return made
 
 
 class Writer:
@@ -217,12 +228,16 @@ class Writer:
         """Weights whose gradients are waited for at the end of backward, by a module of its own."""
         return self.results_of(GradientWait(self.backend), locals_, [traced.meta for traced in locals_])
 
-    def bucket_gradients(
-        self, locals_: Sequence[Traced], routes: Sequence[Route], updates: Sequence[Traced], label: Label
-    ) -> list[Traced]:
-        """Weights whose gradients are sent as one bucket, by a module of its own."""
-        bucket = GradientBucket(self.backend, routes, label)
-        return self._several(bucket, [*locals_, *updates], routes, trains=True)
+    def bucket_gradients(self, locals_: Sequence[Traced], routes: Sequence[Route], label: Label) -> list[Traced]:
+        """Stand-ins of weights whose gradients are sent as one bucket, by a module of its own."""
+        return self._several(GradientBucket(self.backend, routes, label), locals_, routes, trains=True)
+
+    def valued(self, stand_in: Traced, local: Traced, route: Route | None, label: Label) -> Traced:
+        """A weight with its value, by a module of its own."""
+        made: Traced = self._results(
+            self._call(ValuedWeight(self.backend, route, label), [stand_in, local]), stand_in.meta
+        )
+        return made
 
     def results_of(self, module: nn.Module, given: Sequence[Traced], metas: Sequence[Tensor]) -> list[Traced]:
         """The results, like `metas`, of a module of its own."""

@@ -5,8 +5,8 @@ computing functions, waits for what was sent: autograd runs ready backward funct
 creation, so this one comes last. If the gradient moves on before it reaches the weight, as to the shard of its
 optimizer, the function that moves it on takes it in flight and issues its own collectives behind it.
 
-A sender finds the function that receives its gradient in autograd's graph, through permutations of dims: a product
-reads its weight transposed.
+A sender finds the function that receives its gradient in autograd's graph, through permutations of dims (a product
+reads its weight transposed) and through functions that pass on the gradient of their first operand (`passes_on`).
 """
 
 from __future__ import annotations
@@ -125,10 +125,11 @@ def receiver_of(local: Tensor) -> Receiver | None:
         flights = getattr(node, "receives", None)
         if isinstance(flights, Flights):
             return Receiver(flights, number, tuple(orders))
-        if type(node).__name__ != "PermuteBackward0":
+        if type(node).__name__ == "PermuteBackward0":
+            orders.append(_inverse(node._saved_dims))  # noqa: SLF001 - as torch documents what a node has saved
+        elif not getattr(node, "passes_on", False):
             return None
-        orders.append(_inverse(node._saved_dims))  # noqa: SLF001 - as torch documents what a node has saved
-        ((node, number),) = node.next_functions
+        node, number = node.next_functions[0]
     return None
 
 

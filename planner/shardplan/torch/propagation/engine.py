@@ -59,10 +59,12 @@ class Backend(Protocol):
     def await_gradients(self, locals_: Sequence[Any]) -> list[Any]:
         """Weights whose gradients are waited for when nothing is left to compute."""
 
-    def bucket_gradients(
-        self, locals_: Sequence[Any], routes: Sequence[Route], updated: Sequence[Any], label: Label
-    ) -> list[Any]:
-        """Weights, or `updated` in their place; their gradients are sent as one bucket."""
+    def bucket_gradients(self, locals_: Sequence[Any], routes: Sequence[Route], label: Label) -> list[Any]:
+        """Stand-ins of weights where `routes` lead; their gradients are sent as one bucket."""
+
+    def valued(self, stand_in: Any, local: Any, route: Route | None, label: Label) -> Any:
+        """A weight with its value, `local`, or the part of it to which `route` leads; its gradient goes to the
+        stand-in."""
 
     def describe(self, local: Any) -> tuple[torch.dtype, bool]:
         """Its dtype, and whether it takes a gradient."""
