@@ -141,8 +141,9 @@ def _inverse(dims: Sequence[int]) -> Order:
 
 def send_early(node: Any) -> None:
     """Lets autograd run the backward of a node, which sends what others wait for later, as soon as its gradients are
-    there: before the nodes that the program has made behind it."""
-    node._set_sequence_nr(_FIRST)  # noqa: SLF001 - autograd has no public priorities
+    there: before the nodes that the program has made behind it. A torch without priorities runs it after those."""
+    if hasattr(node, "_set_sequence_nr"):
+        node._set_sequence_nr(_FIRST)  # noqa: SLF001 - there is no public way
 
 
 _FIRST = 2**62
