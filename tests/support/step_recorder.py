@@ -1,7 +1,8 @@
 """Records what a process does in a step under a plan: operators, collectives, what is given to lanes and waited for.
 
 Collectives are carried out by gloo, and recorded with the seconds that a cluster's prices say for the bytes that are
-really sent; operators with those of the plan. `virtual_time` tells how long the step takes.
+really sent; operators with those of the plan. `virtual_time` tells how long the step takes. What stands for the time of
+an operator's backward runs before that; weights that are gathered for it are recorded before its time all the same.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from shardplan.plan.types import Plan
 from shardplan.torch import process_groups
 from shardplan.torch.collectives.executor import MoveExecutor
 from shardplan.torch.collectives.lanes import Lanes, _Done
+from shardplan.torch.execution import LocalExecution
 from shardplan.torch.exported.writer import Traced
 from shardplan.torch.propagation.engine import Engine
 
@@ -39,14 +41,14 @@ _NUMBERS: ContextVar[tuple[int, ...]] = ContextVar("numbers", default=())
 
 class _Busy(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, local: Tensor, record: Callable[[Action], None], name: str, times: Any) -> Tensor:
-        ctx.record, ctx.operator, ctx.times = record, name, times
-        record(Compute(name, times[0]))
+    def forward(ctx: Any, local: Tensor, recorder: StepRecorder, name: str, times: Any) -> Tensor:
+        ctx.recorder, ctx.operator, ctx.times = recorder, name, times
+        recorder.record(Compute(name, times[0]))
         return local.view_as(local)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
-        ctx.record(Compute(f"backward: {ctx.operator}", ctx.times[1]))
+        ctx.recorder.record_backward(Compute(f"backward: {ctx.operator}", ctx.times[1]))
         return gradient, None, None, None
 
 
@@ -81,6 +83,9 @@ class StepRecorder:
             for each in reversed(sets)
             if plan.mesh.ways(each) > 1
         }
+        self.is_unpacking = False
+        self.begun: Compute | None = None
+        """The backward of an operator that may still wait for what it reads."""
         self.thread = threading.local()
         self.jobs: dict[_Done, int] = {}
 
@@ -92,11 +97,13 @@ class StepRecorder:
         try:
             yield self.step
         finally:
+            self._end_begun()
             self.step = None
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
         """What this process does meanwhile is not part of the step."""
+        self._end_begun()
         step, self.step = self.step, None
         try:
             yield
@@ -113,6 +120,8 @@ class StepRecorder:
             stack.enter_context(mock.patch.object(Engine, "result", self._computed(Engine.result)))
             stack.enter_context(mock.patch.object(Lanes, "run", self._given(Lanes.run)))
             stack.enter_context(mock.patch.object(_Done, "wait", self._waited(_Done.wait)))
+            unpack = staticmethod(self._unpacked(LocalExecution.unpack))
+            stack.enter_context(mock.patch.object(LocalExecution, "unpack", unpack))
             for name in ("run", "start"):
                 stack.enter_context(mock.patch.object(MoveExecutor, name, _numbered(getattr(MoveExecutor, name))))
             yield
@@ -123,7 +132,29 @@ class StepRecorder:
         if job is not None:
             job.actions.append(action)
         elif self.step is not None:
+            if not self.is_unpacking:
+                self._end_begun()
             self.step.actions.append(action)
+
+    def record_backward(self, action: Compute) -> None:
+        """The backward of an operator, which is about to read what autograd has saved for it."""
+        self._end_begun()
+        self.begun = action
+
+    def _end_begun(self) -> None:
+        if self.step is not None and self.begun is not None:
+            self.step.actions.append(self.begun)
+        self.begun = None
+
+    def _unpacked(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        def unpack(packed: Any) -> Any:
+            self.is_unpacking = True
+            try:
+                return real(packed)
+            finally:
+                self.is_unpacking = False
+
+        return unpack
 
     def _sent(self, real: Callable[..., Any], kind: str, place: int) -> Callable[..., Any]:
         def sent(*args: Any, **kwargs: Any) -> Any:
@@ -170,7 +201,7 @@ class StepRecorder:
         def result(engine: Engine, local: Any, layout: Any, shape: Any, key: Any) -> Any:
             planned = engine.graph.values.get(key)
             if planned is not None and planned.name in self.operators:
-                given = (self.record, *self.operators[planned.name])
+                given = (self, *self.operators[planned.name])
                 if isinstance(local, Traced):
                     local = engine.backend.module(f"busy_{planned.name}", BusyNode(*given), local, local.meta)
                 else:

@@ -54,6 +54,16 @@ def test_a_step_takes_as_long_as_scheduled(four, planned, which, mode):
     assert measured(four, cluster, plan, mode) == pytest.approx(scheduled, rel=0.05)
 
 
+def test_weights_that_are_gathered_again(four, planned, tmp_path):
+    """As they are where memory is short: ahead of the backward passes that read them."""
+    cluster, eager = planned("ZeRO-3")
+    limit = int(0.96 * eager.summary.memory.total)
+    plan = slow_plan(TINY.model(tmp_path), cluster, "ZeRO-3", memory_limit_bytes=limit)
+    assert sum(move.regather for move in plan.moves) > 3
+    assert plan.summary.prefetch_distance >= 0
+    assert measured(four, cluster, plan) == pytest.approx(scheduled_seconds(plan), rel=0.02)
+
+
 @pytest.mark.parametrize(
     ("which", "tiny", "mesh"),
     [("ZeRO-3", OTHER, "2x2"), ("ZeRO-3", DEEP, "4x1"), ("mixed", DEEP, "1x4"), ("ZeRO-1", DEEP, "2x2")],
