@@ -139,7 +139,7 @@ class StepRecorder:
     def record_backward(self, action: Compute) -> None:
         """The backward of an operator, which is about to read what autograd has saved for it."""
         self._end_begun()
-        self.begun = action
+        self.begun = action if self.step is not None else None
 
     def _end_begun(self) -> None:
         if self.step is not None and self.begun is not None:
