@@ -241,6 +241,11 @@ SLOW: Mapping[str, tuple[str, ...]] = {
         "test_stages_of_unequal_numbers_of_devices_train_as_one_process[gpt packed 2+1+1]",
         "test_stages_of_unequal_numbers_of_devices_train_as_one_process[llama 2+1+1]",
     ),
+    "tests/torch/test_scheduled_steps.py": (
+        "test_other_models_and_meshes[four machines]",
+        "test_other_models_and_meshes[one machine]",
+        "test_other_models_and_meshes[eight layers]",
+    ),
     "tests/torch/test_timeline_comparison.py": ("test_every_move_and_phase_is_measured[eager]",),
     "tests/torch/test_training.py": (
         "test_any_plan_at_all_trains_right[moe-4]",

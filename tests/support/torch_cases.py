@@ -25,7 +25,6 @@ from torch_steps import Descent, exported_once
 import shardplan.torch
 from shardplan.plan.types import Plan
 from shardplan.torch.collectives.executor import Flight, MoveExecutor
-from shardplan.torch.gradients.flights import Flights
 
 
 @dataclass(frozen=True)
@@ -130,17 +129,17 @@ def events_of_buckets(tiny: Tiny, plan: Plan, mode: str = "eager") -> list[str]:
     model, ids = under(plan, tiny, mode), torch.tensor(tiny.inputs["input_ids"])
     logits, events = model(ids), []
     (gradient,) = torch.autograd.grad(_loss(logits.full_tensor(), ids), logits)
-    depart, arrive = Flights.depart, Flights.arrive
+    start, wait = MoveExecutor.start, Flight.wait
 
-    def sent(*args: Any) -> Any:
-        events.append("sent")
-        return depart(*args)
+    def sent(*args: Any, **kwargs: Any) -> Any:
+        events.append("sent on" if isinstance(args[1], Flight) else "sent")
+        return start(*args, **kwargs)
 
-    def awaited(*args: Any) -> Any:
+    def awaited(flight: Flight) -> Any:
         events.append("awaited")
-        return arrive(*args)
+        return wait(flight)
 
-    with mock.patch.object(Flights, "depart", sent), mock.patch.object(Flights, "arrive", awaited), _Products(events):
+    with mock.patch.object(MoveExecutor, "start", sent), mock.patch.object(Flight, "wait", awaited), _Products(events):
         logits.backward(gradient)
     return events
 
@@ -538,6 +537,27 @@ def penalised(tiny: Tiny, plan: Plan) -> float:
     _loss(models[0](ids).full_tensor(), ids).backward()
     _loss(models[1](ids), ids).backward()
     return _gradient_error(*models)
+
+
+def hooked(tiny: Tiny, plan: Plan) -> float:
+    """One step of a model that halves the gradients of its weights while it runs: the error of gradients."""
+    models = torch_twins.twin(tiny), torch_twins.twin(tiny)
+    for model in models:
+        for module in model.modules():
+            if isinstance(module, nn.Linear):
+                module.register_forward_pre_hook(_halves_gradients)
+    ids = torch.tensor(tiny.inputs["input_ids"])
+    shardplan.torch.parallelize(models[0], plan, mesh_of(plan))
+    for model in models:
+        logits = model(ids)
+        _loss(logits.full_tensor() if isinstance(logits, DTensor) else logits, ids).backward()
+    return _gradient_error(*models)
+
+
+def _halves_gradients(module: nn.Linear, args: Any) -> None:
+    del args
+    for parameter in filter(lambda one: one is not None, (module.weight, module.bias)):
+        parameter.register_hook(lambda gradient: gradient / 2)
 
 
 def measured(tiny: Tiny, plan: Plan, mode: str, trace: str) -> Any:

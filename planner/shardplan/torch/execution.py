@@ -14,8 +14,8 @@ from shardplan.torch.collectives.executor import MoveExecutor
 from shardplan.torch.collectives.order import Label, OrderCheck
 from shardplan.torch.collectives.routes import Route
 from shardplan.torch.gradients.accumulation import GradientAccumulator
-from shardplan.torch.gradients.bucketing import bucket_gradients, gather_updated
-from shardplan.torch.gradients.flights import Flights, await_gradients
+from shardplan.torch.gradients.bucketing import bucket_gradients, gather_updated, valued
+from shardplan.torch.gradients.flights import await_gradients
 from shardplan.torch.gradients.moves import Context, move
 from shardplan.torch.gradients.prefetch import Prefetcher
 from shardplan.torch.gradients.regather import Regathered
@@ -34,13 +34,10 @@ class LocalExecution:
         self.context = Context(executor, GradientAccumulator(), Prefetcher(executor, self.issue_order))
         self._marks = Marks(self.issue_order)
         self._regathers: dict[int, tuple[StorageWeakRef, Regathered]] = {}
-        self._awaited: dict[int, tuple[Tensor, Flights]] = {}
-        """Weights of the forward pass under way by identity, and what waits for their gradients."""
 
     def begin(self, kind: Hashable) -> None:
         """A forward pass of `kind` begins: passes of one kind make the same moves."""
         self._marks.begin()
-        self._awaited.clear()
         self.context.prefetcher.begin(kind, is_first=self.accumulator.is_first)
 
     def hold(self, names: Sequence[str], locals_: Sequence[Tensor]) -> None:
@@ -80,8 +77,7 @@ class LocalExecution:
 
     def move(self, local: Tensor, route: Route, label: Label) -> Tensor:
         """The local tensor after a move; one that the plan gathers again in backward is not saved for it."""
-        weight, flights = self._awaited.get(id(local), (None, None))
-        made = move(local, route, self.context, label, flights if weight is local and route.defers else None)
+        made = move(local, route, self.context, label)
         self._gather_again(local, made, route, label)
         return made
 
@@ -103,22 +99,20 @@ class LocalExecution:
         """Updated weights, gathered from the shards of the optimizer as one bucket."""
         return gather_updated(locals_, routes, label, self.context)
 
-    def await_gradients(self, locals_: Sequence[Tensor]) -> tuple[Flights, list[Tensor]]:
+    @staticmethod
+    def await_gradients(locals_: Sequence[Tensor]) -> list[Tensor]:
         """Weights whose gradients are awaited when no compute is left."""
-        flights, made = await_gradients(locals_)
-        if len(made) == 1:
-            self._awaited[id(made[0])] = made[0], flights
-        return flights, made
+        return await_gradients(locals_)
 
-    def bucket_gradients(
-        self, locals_: Sequence[Tensor], routes: Sequence[Route], updated: Sequence[Tensor], label: Label,
-        flights: Flights | None,
-    ) -> list[Tensor]:  # fmt: skip
-        """Weights (`updated` in their place, if given) whose gradients are sent as one bucket."""
-        made = bucket_gradients(locals_, routes, updated, label, self.context, flights)
-        if not updated:
-            for local, read, route in zip(locals_, made, routes, strict=True):
-                self._gather_again(local, read, route, label)
+    def bucket_gradients(self, locals_: Sequence[Tensor], routes: Sequence[Route], label: Label) -> list[Tensor]:
+        """Stand-ins of weights whose gradients are sent as one bucket."""
+        return bucket_gradients(locals_, routes, label, self.context)
+
+    def valued(self, stand_in: Tensor, local: Tensor, route: Route | None, label: Label) -> Tensor:
+        """A weight with its value; its gradient is that of the stand-in."""
+        made = valued(stand_in, local, route, label, self.context)
+        if route is not None:
+            self._gather_again(local, made, route, label)
         return made
 
     def describe(self, local: Tensor) -> tuple[torch.dtype, bool]:
@@ -128,7 +122,6 @@ class LocalExecution:
     def end(self) -> None:
         """The forward pass has ended: nothing more is saved."""
         self._regathers.clear()
-        self._awaited.clear()
         self.context.prefetcher.end()
 
     def pack(self, saved: Tensor) -> Any:

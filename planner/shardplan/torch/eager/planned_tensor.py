@@ -33,6 +33,7 @@ from shardplan.torch.eager.autograd_functions import with_gradient
 from shardplan.torch.eager.composites import body_of, is_composite
 from shardplan.torch.eager.control_flow import CONTROL_FLOW
 from shardplan.torch.eager.refused_calls import INNER_BACKWARD, refuse_collective
+from shardplan.torch.gradients.flights import close
 from shardplan.torch.plain_forms import plain_form
 from shardplan.torch.propagation.engine import Engine
 from shardplan.torch.propagation.plan_graph import Key
@@ -301,6 +302,7 @@ def _hooked(planned: Planned, hook: Callable[[Planned], Tensor | None]) -> Any:
             found = value_of(made) if isinstance(made, Planned) else engine.constant(made, made.shape)
             return engine.convert(found, value.layout.gradient, inner=True).local
 
+    close(value.local)
     return value.local.register_hook(run)
 
 

@@ -131,31 +131,40 @@ class UpdateGather(nn.Module):  # type: ignore[misc]
 
 
 class GradientWait(nn.Module):  # type: ignore[misc]
-    """A node for weights whose gradients are awaited at the end of backward. `flights`: of the last run."""
+    """A node for weights whose gradients are awaited at the end of backward."""
 
     def __init__(self, backend: Backend) -> None:
         super().__init__()
-        self.backend, self.flights = backend, None
+        self.backend = backend
 
     def forward(self, *locals_: Tensor) -> tuple[Tensor, ...]:
         """The weights."""
-        self.flights, made = self.backend.await_gradients(locals_)
-        return tuple(made)
+        return tuple(self.backend.await_gradients(locals_))
 
 
 class GradientBucket(nn.Module):  # type: ignore[misc]
-    """A node for weights whose gradients are sent as one bucket; its operands are the weights, then their replacements.
-    `waits`: the node that waits for them, if any, in a tuple, since it is not a submodule of this one."""
+    """A node for the stand-ins of weights, whose gradients are sent as one bucket."""
 
-    def __init__(self, backend: Backend, routes: Sequence[Route], label: Label, *waits: GradientWait) -> None:
+    def __init__(self, backend: Backend, routes: Sequence[Route], label: Label) -> None:
         super().__init__()
-        self.backend, self.routes, self.label, self.waits = backend, routes, label, waits
+        self.backend, self.routes, self.label = backend, routes, label
 
-    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """The weights, or what replaces them."""
-        locals_, updates = tensors[: len(self.routes)], tensors[len(self.routes) :]
-        flights = next((wait.flights for wait in self.waits), None)
-        return tuple(self.backend.bucket_gradients(locals_, self.routes, updates, self.label, flights))
+    def forward(self, *locals_: Tensor) -> tuple[Tensor, ...]:
+        """The stand-ins."""
+        return tuple(self.backend.bucket_gradients(locals_, self.routes, self.label))
+
+
+class ValuedWeight(nn.Module):  # type: ignore[misc]
+    """A node for a weight with its value, of which its reader may take a part; its gradient is its stand-in's."""
+
+    def __init__(self, backend: Backend, route: Route | None, label: Label) -> None:
+        super().__init__()
+        self.backend, self.route, self.label = backend, route, label
+
+    def forward(self, stand_in: Tensor, local: Tensor) -> Tensor:
+        """The weight."""
+        made: Tensor = self.backend.valued(stand_in, local, self.route, self.label)
+        return made
 
 
 class Writer:
@@ -215,18 +224,20 @@ class Writer:
         """Updated weights, by a module of its own."""
         return self._several(UpdateGather(self.backend, routes, label), locals_, routes, trains=False)
 
-    def await_gradients(self, locals_: Sequence[Traced]) -> tuple[GradientWait, list[Traced]]:
+    def await_gradients(self, locals_: Sequence[Traced]) -> list[Traced]:
         """Weights whose gradients are waited for at the end of backward, by a module of its own."""
-        wait = GradientWait(self.backend)
-        return wait, self._results(self._call(wait, locals_), [traced.meta for traced in locals_])
+        return self.results_of(GradientWait(self.backend), locals_, [traced.meta for traced in locals_])
 
-    def bucket_gradients(
-        self, locals_: Sequence[Traced], routes: Sequence[Route], updates: Sequence[Traced], label: Label,
-        flights: GradientWait | None,
-    ) -> list[Traced]:  # fmt: skip
-        """Weights whose gradients are sent as one bucket, by a module of its own."""
-        bucket = GradientBucket(self.backend, routes, label, *([flights] if flights is not None else ()))
-        return self._several(bucket, [*locals_, *updates], routes, trains=True)
+    def bucket_gradients(self, locals_: Sequence[Traced], routes: Sequence[Route], label: Label) -> list[Traced]:
+        """Stand-ins of weights whose gradients are sent as one bucket, by a module of its own."""
+        return self._several(GradientBucket(self.backend, routes, label), locals_, routes, trains=True)
+
+    def valued(self, stand_in: Traced, local: Traced, route: Route | None, label: Label) -> Traced:
+        """A weight with its value, by a module of its own."""
+        made: Traced = self._results(
+            self._call(ValuedWeight(self.backend, route, label), [stand_in, local]), stand_in.meta
+        )
+        return made
 
     def results_of(self, module: nn.Module, given: Sequence[Traced], metas: Sequence[Tensor]) -> list[Traced]:
         """The results, like `metas`, of a module of its own."""

@@ -2,9 +2,10 @@
 
 A weight is read from the shard of its process: with ZeRO-1 it is first gathered from the optimizer's shard to the kept
 layout, then moved to the reader's layout. If the plan moves the gradients of several weights in one bucket, one
-autograd function handles all of them. Its forward returns the weights in their readers' layouts, as local parts (whole,
-a slice, or masked); its backward runs when the gradients of all weights are available, and sends them in one
-collective. Readers see weights with partial gradients.
+autograd function handles all of them. Its forward returns a stand-in for each weight; its backward runs when the
+gradients of all stand-ins are available, and sends them in one collective. Each weight gets its value when it is read
+(`_Valued`), in its reader's layout, as a local part (whole, a slice, or masked): new weights of one bucket of gradients
+may arrive at different times. Readers see weights with partial gradients.
 
 If the plan reduces gradients beside compute, they are awaited at the end of backward
 (`shardplan.torch.gradients.flights`); so are gradients that are sent alone.
@@ -20,12 +21,13 @@ import torch
 from torch import Tensor
 
 from shardplan.layout.layout import Layout
+from shardplan.layout.legal import local_shape
 from shardplan.plan.step.buckets import buckets_of
 from shardplan.plan.types import Move, Plan, TensorDecision
 from shardplan.runtime.names import Named
 from shardplan.torch.collectives.order import Label, digest_of
 from shardplan.torch.collectives.routes import Route
-from shardplan.torch.gradients.flights import Flights
+from shardplan.torch.gradients.flights import Flights, Receiver, placeholders, receiver_of, send_early
 from shardplan.torch.gradients.moves import Context
 from shardplan.torch.parameters.orientation import in_module_dims
 from shardplan.torch.propagation.engine import Engine
@@ -112,13 +114,14 @@ class BucketedWeights:
 
     def __init__(self, engine: Engine, buckets: Buckets, shards: Mapping[str, tuple[Named, Any]]) -> None:
         self.engine, self.buckets, self.shards = engine, buckets, dict(shards)
-        self._flights: dict[tuple[bool, Bucket], Any] = {}
-        """By whether it is for the optimizer, and by bucket: what waits for its gradients."""
         if buckets.beside:
             self._await_last()
         held = [name for name in self.shards if name in buckets.gathered]
         if held:
             engine.backend.hold(held, [self.shards[name][1] for name in held])
+        self._stand_ins: dict[str, Any] = {}
+        """Of weights in the kept layout; and, in `_readers`, in the layouts of their readers."""
+        self._readers: dict[str, Any] = {}
         self._kept: dict[str, Any] = {}
         self._updated: dict[str, Any] = {}
         self._read: dict[str, Any] = {}
@@ -135,32 +138,39 @@ class BucketedWeights:
 
     def _await_last(self) -> None:
         """Waits at the end of backward for the buckets that move gradients to the shards, and for single gradients."""
-        home = [(True, bucket) for bucket in self.buckets.to_optimizer.values()]
-        read = [(False, bucket) for bucket in self.buckets.from_reader.values() if self._reads_shards(bucket)]
-        known = {name for _, bucket in (*home, *read) for name in bucket}
-        alone = [(False, (name,)) for name in self.shards if name in self.buckets.alone and name not in known]
-        for is_update, bucket in dict.fromkeys([*home, *read, *(one for one in alone if self._reads_shards(one[1]))]):
-            names = self._trained(bucket)
+        home = self.buckets.to_optimizer
+        read = {name: bucket for name, bucket in self.buckets.from_reader.items() if name not in home}
+        alone = {name: (name,) for name in self.shards if name in self.buckets.alone}
+        known: set[str] = set()
+        for bucket in dict.fromkeys([*home.values(), *read.values(), *alone.values()]):
+            names = [name for name in self._trained(bucket) if name not in known]
+            known.update(names)
             if names:
-                flights, made = self.engine.backend.await_gradients([self.shards[name][1] for name in names])
-                self._flights[is_update, tuple(names)] = flights
+                made = self.engine.backend.await_gradients([self.shards[name][1] for name in names])
                 self.shards |= {name: (self.shards[name][0], own) for name, own in zip(names, made, strict=True)}
-
-    def _reads_shards(self, bucket: Bucket) -> bool:
-        return all(self.shards[name][0].decision.optimizer is None for name in bucket if name in self.shards)
 
     def _kept_local(self, name: str) -> Any:
         """In the layout that the plan keeps."""
         named, local = self.shards[name]
         if named.decision.optimizer is None:
             return local
+        if not self._trained([name]):
+            return self._updated_local(name)
         if name not in self._kept:
-            bucket = self._trained(self.buckets.to_optimizer.get(name, (name,)))
-            if name not in bucket:
-                return self._updated_local(name)
-            updated = [self._updated_local(each) for each in bucket]
-            self._kept |= self._bucketed(bucket, [self.shards[each][1] for each in bucket], updated)
+            made = self._updated_local(name)
+            self._kept[name] = self.engine.backend.valued(self._stand_in(name), made, None, Label(name))
         return self._kept[name]
+
+    def _stand_in(self, name: str) -> Any:
+        """What the gradient of the weight in the kept layout goes to: its stand-in, or its shard if it stays there."""
+        named, local = self.shards[name]
+        if named.decision.optimizer is None:
+            return local
+        if name not in self._stand_ins:
+            bucket = self._trained(self.buckets.to_optimizer.get(name, (name,)))
+            routes = [self._update_route(each) for each in bucket]
+            self._stand_ins |= self._bucketed(bucket, [self.shards[each][1] for each in bucket], routes)
+        return self._stand_ins[name]
 
     def _updated_local(self, name: str) -> Any:
         """The same without its gradient: gathered from the optimizer's shard."""
@@ -181,13 +191,17 @@ class BucketedWeights:
                 kept = self._kept_local(name)
                 self._read[name] = self.engine.backend.move(kept, route, Label(name)) if route.forward else kept
                 return self._read[name]
-            self._read |= self._bucketed(bucket, [self._kept_local(each) for each in bucket], [])
+            if name not in self._readers:
+                routes = [self._read_route(each) for each in bucket]
+                self._readers |= self._bucketed(bucket, [self._stand_in(each) for each in bucket], routes)
+            named, local = self.shards[name]
+            kept = local if named.decision.optimizer is None else self._updated_local(name)
+            route = self._read_route(name)
+            self._read[name] = self.engine.backend.valued(self._readers[name], kept, route, Label(name))
         return self._read[name]
 
-    def _bucketed(self, bucket: Sequence[str], locals_: Sequence[Any], updated: Sequence[Any]) -> dict[str, Any]:
-        routes = [self._update_route(each) if updated else self._read_route(each) for each in bucket]
-        flights = self._flights.get((bool(updated), tuple(bucket)))
-        made = self.engine.backend.bucket_gradients(locals_, routes, updated, _label(bucket), flights)
+    def _bucketed(self, bucket: Sequence[str], locals_: Sequence[Any], routes: Sequence[Route]) -> dict[str, Any]:
+        made = self.engine.backend.bucket_gradients(locals_, routes, _label(bucket))
         return dict(zip(bucket, made, strict=True))
 
     def _trained(self, names: Sequence[str]) -> list[str]:
@@ -224,7 +238,7 @@ def gather_updated(locals_: Sequence[Tensor], routes: Sequence[Route], label: La
 
 
 class _Bucketed(torch.autograd.Function):  # type: ignore[misc]
-    """Weights as they are read, or `updated` in their place; their gradients are sent as one bucket."""
+    """Stand-ins of weights, expanded zeros, whose gradients are sent as one bucket."""
 
     @staticmethod
     def forward(
@@ -232,50 +246,77 @@ class _Bucketed(torch.autograd.Function):  # type: ignore[misc]
         routes: Sequence[Route],
         context: Context,
         label: Label,
-        flights: Flights | None,
-        updated: Sequence[Tensor],
+        receivers: Sequence[Receiver],
         *locals_: Tensor,
     ) -> tuple[Tensor, ...]:
         ctx.routes, ctx.context, ctx.is_last, ctx.label = routes, context, context.accumulator.is_last, label
-        ctx.flights, ctx.shapes = flights, [local.shape for local in locals_]
+        ctx.receivers, ctx.shapes = receivers, [local.shape for local in locals_]
+        ctx.receives = Flights() if receivers and routes[0].is_update else None
+        if receivers:
+            send_early(ctx)
         ctx.set_materialize_grads(False)
-        if updated:
-            return tuple(tensor.detach() for tensor in updated)
-        return tuple(
-            _as_read(local, route, context, label).detach() for local, route in zip(locals_, routes, strict=True)
-        )
+        mesh = context.executor.groups.mesh
+        shapes = [local_shape(route.target.forward, mesh, route.shape) for route in routes]
+        return tuple(local.new_zeros(()).expand(shape) for local, shape in zip(locals_, shapes, strict=True))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        arriving, moving_on = ctx.receives, None
+        if arriving is not None and not ctx.is_last:
+            gradients = arriving.arrive(gradients)
         totals = [
             ctx.context.accumulator.accumulate(route, gradient, is_last=ctx.is_last) if route.accumulates else gradient
             for route, gradient in zip(ctx.routes, gradients, strict=True)
         ]
+        if arriving is not None:
+            moving_on = arriving.moving_on(totals)
+            totals = totals if moving_on else arriving.arrive(totals)
         present = [number for number, total in enumerate(totals) if total is not None]
         moves = [ctx.routes[number].backward_steps for number in present]
         label, sent = ctx.label.of("the gradients of"), [totals[number] for number in present]
-        if ctx.flights is not None and sent:
-            flight = ctx.context.executor.start(sent, moves, label, way="reduce", is_backward=True)
-            made = ctx.flights.depart(flight, present, ctx.shapes, sent[0])
+        receivers = [ctx.receivers[number] for number in present] if ctx.receivers else []
+        if receivers and all(receiver.is_open for receiver in receivers):
+            flight = ctx.context.executor.start(moving_on or sent, moves, label, way="reduce", is_backward=True)
+            made = placeholders(flight, receivers, [ctx.shapes[number] for number in present], sent[0])
         else:
-            made = ctx.context.executor.run(sent, moves, label, is_backward=True)
+            given = moving_on.wait() if moving_on else sent
+            made = ctx.context.executor.run(given, moves, label, is_backward=True)
         by_number = dict(zip(present, made, strict=True))
-        return (None, None, None, None, None, *(by_number.get(number) for number in range(len(totals))))
-
-
-def _as_read(local: Tensor, route: Route, context: Context, label: Label) -> Tensor:
-    """The reader's part of a weight: without communication or prefetching, with separate memory for each weight."""
-    return context.executor.run([local], [route.forward_steps], label)[0] if route.forward else local
+        return (None, None, None, None, *(by_number.get(number) for number in range(len(totals))))
 
 
 def bucket_gradients(
-    locals_: Sequence[Tensor],
-    routes: Sequence[Route],
-    updated: Sequence[Tensor],
-    label: Label,
-    context: Context,
-    flights: Flights | None = None,
+    locals_: Sequence[Tensor], routes: Sequence[Route], label: Label, context: Context
 ) -> list[Tensor]:
-    """The local parts of weights as they are read (or `updated` in their place), whose gradients go back by `routes` as
-    one bucket; awaited by `flights`, or at once."""
-    return list(_Bucketed.apply(routes, context, label, flights, updated, *locals_))
+    """Stand-ins for the local parts of weights where `routes` lead, whose gradients go back as one bucket; awaited at
+    once unless all may be in flight."""
+    found = [receiver_of(local) for local in locals_]
+    receivers = [receiver for receiver in found if receiver is not None]
+    return list(_Bucketed.apply(routes, context, label, receivers if len(receivers) == len(found) else [], *locals_))
+
+
+class _Valued(torch.autograd.Function):  # type: ignore[misc]
+    """The value of a weight, whose gradient goes to its stand-in."""
+
+    @staticmethod
+    def forward(ctx: Any, stand_in: Tensor, local: Tensor) -> Tensor:
+        del stand_in
+        ctx.passes_on = True
+        send_early(ctx)
+        return local.detach()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        del ctx
+        return gradient, None
+
+
+def valued(stand_in: Tensor, local: Tensor, route: Route | None, label: Label, context: Context) -> Tensor:
+    """A weight with its value, `local`, or the part of it to which `route` leads: without communication or prefetching,
+    with separate memory for each weight. Its gradient goes to `stand_in`."""
+    made = local.detach()
+    if route is not None and route.forward:
+        with torch.no_grad():
+            (made,) = context.executor.run([made], [route.forward_steps], label)
+    found: Tensor = _Valued.apply(stand_in, made)
+    return found

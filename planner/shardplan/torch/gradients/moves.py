@@ -15,7 +15,7 @@ from shardplan.torch.collectives.executor import MoveExecutor
 from shardplan.torch.collectives.order import Label
 from shardplan.torch.collectives.routes import Route
 from shardplan.torch.gradients.accumulation import GradientAccumulator
-from shardplan.torch.gradients.flights import Flights
+from shardplan.torch.gradients.flights import Receiver, placeholders, receiver_of, send_early
 from shardplan.torch.gradients.prefetch import Prefetcher
 
 
@@ -31,10 +31,12 @@ class Context(NamedTuple):
 class _Move(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def forward(
-        ctx: Any, local: Tensor, route: Route, context: Context, label: Label, flights: Flights | None
+        ctx: Any, local: Tensor, route: Route, context: Context, label: Label, receiver: Receiver | None
     ) -> Tensor:
         ctx.route, ctx.context, ctx.is_last, ctx.label = route, context, context.accumulator.is_last, label
-        ctx.flights, ctx.shape = flights, local.shape
+        ctx.receiver, ctx.shape = receiver, local.shape
+        if receiver is not None:
+            send_early(ctx)
         if not route.forward:
             return local.view_as(local)
         if route.is_update:
@@ -54,9 +56,9 @@ class _Move(torch.autograd.Function):  # type: ignore[misc]
         if total is None:
             return None, None, None, None, None
         label, executor, moves = ctx.label.of("the gradient of"), ctx.context.executor, [route.backward_steps]
-        if ctx.flights is not None:
+        if ctx.receiver is not None and ctx.receiver.is_open:
             flight = executor.start([total], moves, label, way="reduce", is_backward=True)
-            (made,) = ctx.flights.depart(flight, [0], [ctx.shape], total)
+            (made,) = placeholders(flight, [ctx.receiver], [ctx.shape], total)
         else:
             (made,) = executor.run([total], moves, label, is_backward=True)
         return made, None, None, None, None
@@ -101,12 +103,11 @@ def _twice(label: Label) -> Label:
     return label.of("the gradient of the gradient of")
 
 
-def move(local: Tensor, route: Route, context: Context, label: Label, flights: Flights | None = None) -> Tensor:
-    """The local tensor after a move; `local` itself if the move does nothing. `flights`: waits for its gradient; None:
-    the gradient is awaited at once."""
+def move(local: Tensor, route: Route, context: Context, label: Label) -> Tensor:
+    """The local tensor after a move; `local` itself if the move does nothing."""
     if route.is_identity:
         return local
-    return _Move.apply(local, route, context, label, flights)
+    return _Move.apply(local, route, context, label, receiver_of(local) if route.defers else None)
 
 
 def with_own_memory(local: Tensor) -> Tensor:

@@ -56,15 +56,15 @@ class Backend(Protocol):
     def gather_updated(self, locals_: Sequence[Any], routes: Sequence[Route], label: Label) -> list[Any]:
         """Updated weights, gathered from the shards of the optimizer as one bucket."""
 
-    def await_gradients(self, locals_: Sequence[Any]) -> tuple[Any, list[Any]]:
-        """Weights whose gradients are waited for when nothing is left to compute, and what `bucket_gradients` is to be
-        given for that."""
+    def await_gradients(self, locals_: Sequence[Any]) -> list[Any]:
+        """Weights whose gradients are waited for when nothing is left to compute."""
 
-    def bucket_gradients(
-        self, locals_: Sequence[Any], routes: Sequence[Route], updated: Sequence[Any], label: Label, flights: Any
-    ) -> list[Any]:
-        """Weights, or `updated` in their place; their gradients are sent as one bucket. `flights`: of
-        `await_gradients`; None: they are waited for at once."""
+    def bucket_gradients(self, locals_: Sequence[Any], routes: Sequence[Route], label: Label) -> list[Any]:
+        """Stand-ins of weights where `routes` lead; their gradients are sent as one bucket."""
+
+    def valued(self, stand_in: Any, local: Any, route: Route | None, label: Label) -> Any:
+        """A weight with its value, `local`, or the part of it to which `route` leads; its gradient goes to the
+        stand-in."""
 
     def describe(self, local: Any) -> tuple[torch.dtype, bool]:
         """Its dtype, and whether it takes a gradient."""
