@@ -25,6 +25,9 @@ class _Backward:
         self.missing = {name: len(readers) for name, readers in step.readers.items()}
         self.fetch = Prefetch(step, self.writer, step.regather)
         self.filled: dict[int, int] = defaultdict(int)
+        self.full: list[int] = []
+        self.unsent: dict[str, list[int]] = defaultdict(list)
+        """By tensor, the buckets that its gradient moves in and that have not been sent, in order."""
         self.reduced: dict[str, Numbers] = defaultdict(tuple)
         self.blocked: set[tuple[str, str]] = set()
         self.available = frozenset(step.readers)
@@ -43,6 +46,8 @@ class _Backward:
             else:
                 self._run_backward(index)
         self._run_postponed(-1)
+        for bucket in [*self.full]:  # in files of older releases, buckets may have to wait for one another
+            self._send(bucket, -1)
         self.writer.wait(sorted({number for numbers in self.reduced.values() for number in numbers}), "gradients", -1)
         return self.writer
 
@@ -142,14 +147,34 @@ class _Backward:
                     self.step.units(number, times), index, self.reduced[move.tensor], deferred=True
                 )
             else:
-                self._in_bucket(move.bucket, index)
+                self._in_bucket(move.tensor, move.bucket, index)
 
-    def _in_bucket(self, bucket: int, index: int) -> None:
-        """Sends a bucket when the last of its gradients is complete."""
+    def _in_bucket(self, tensor: str, bucket: int, index: int) -> None:
+        """Sends a bucket when the last of its gradients is complete, and none moves in another bucket before."""
         self.filled[bucket] += 1
-        members = self.step.buckets[bucket]
-        if self.filled[bucket] == len(members):
-            tensors = [self.parts.moves[member].tensor for member in members]
-            after = tuple(sorted({number for tensor in tensors for number in self.reduced[tensor]}))
-            issued = self.writer.issue(self.step.bucket(bucket), index, after, deferred=True)
-            self.reduced |= dict.fromkeys(tensors, issued)
+        self.unsent[tensor].append(bucket)
+        if self.filled[bucket] == len(self.step.buckets[bucket]):
+            self.full.append(bucket)
+            self._send_full(index)
+
+    def _send_full(self, index: int) -> None:
+        """Sends full buckets as long as there is one none of whose gradients has to move in another one before."""
+        while True:
+            first = {tensor: buckets[0] for tensor, buckets in self.unsent.items() if buckets}
+            ready = (full for full in self.full if all(first[tensor] == full for tensor in self._tensors(full)))
+            bucket = next(ready, None)
+            if bucket is None:
+                return
+            self._send(bucket, index)
+
+    def _send(self, bucket: int, index: int) -> None:
+        tensors = self._tensors(bucket)
+        after = tuple(sorted({number for tensor in tensors for number in self.reduced[tensor]}))
+        issued = self.writer.issue(self.step.bucket(bucket), index, after, deferred=True)
+        self.reduced |= dict.fromkeys(tensors, issued)
+        self.full.remove(bucket)
+        for tensor in tensors:
+            self.unsent[tensor].remove(bucket)
+
+    def _tensors(self, bucket: int) -> list[str]:
+        return [self.parts.moves[member].tensor for member in self.step.buckets[bucket]]
