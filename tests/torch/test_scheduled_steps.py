@@ -51,7 +51,7 @@ def test_a_step_takes_as_long_as_scheduled(four, planned, which, mode):
     cluster, plan = planned(which)
     scheduled, serial = scheduled_seconds(plan), serial_seconds(plan)
     assert serial > 1.3 * scheduled
-    assert measured(four, cluster, plan, mode) == pytest.approx(scheduled, rel=0.01)
+    assert measured(four, cluster, plan, mode) == pytest.approx(scheduled, rel=0.02)
 
 
 def test_weights_that_are_gathered_again(four, planned, tmp_path):
