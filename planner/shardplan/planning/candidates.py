@@ -370,10 +370,10 @@ def under_less_memory(search: Search, found: Found) -> Questions[Found]:
 
 def crossed(search: Search, found: Found) -> Questions[Found]:
     """Crossovers of the best plans with all assignments met: one plan in the first layers, the other plan in
-    the rest."""
+    the rest. Layers that have to be equal have none."""
     yield from ()
     candidate, whole = found.candidate, found.whole
-    if whole is None or candidate.layouts.built is not whole.built:
+    if whole is None or search.instance.options.equal_layers or candidate.layouts.built is not whole.built:
         return found
     plans = [one for one in search.known.values() if one.layouts.built is whole.built and one is not candidate]
     ranked = [candidate, *sorted(plans, key=lambda one: one.step_s)]

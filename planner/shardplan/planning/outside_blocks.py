@@ -1,4 +1,5 @@
-"""Plans that differ from the best one only outside of the repeated blocks, and in the first and last copy of each.
+"""Plans that differ from the best one only outside of the repeated blocks, and in the first and last copy of each
+(unless layers have to be equal).
 
 Blocks decide what the best multipliers are. A few large choices outside of them, such as those of an embedding and of
 the head, cannot be mixed as the choices of many equal blocks can: at any multipliers all of them go to one side. Their
@@ -26,7 +27,8 @@ def outside_blocks(search: Search, found: Found) -> Questions[Found]:
     whole = found.whole
     if whole is None or found.candidate.layouts.built is not whole.built:
         return found
-    for free in _parts(whole) * OUTSIDE_ROUNDS:
+    parts = _parts(whole)[: 1 if search.instance.options.equal_layers else None]
+    for free in parts * OUTSIDE_ROUNDS:
         before_s = found.candidate.step_s
         if len(free) > WORTH_FOLDING * len(whole.problem.costs) or search.is_over:
             break
