@@ -269,7 +269,7 @@ SLOW = """
 import sys, time
 sys.path.insert(0, {planner!r})
 from pathlib import Path
-import shardplan.study.{module} as module
+import shardplan.{module} as module
 function = module.{function}
 
 def slow(*given, **named):
@@ -305,7 +305,7 @@ def interrupted(arguments, number, **slow):
 
 @pytest.mark.parametrize(("number", "form"), [(signal.SIGTERM, ()), (signal.SIGINT, ("--json",))])
 def test_an_interrupted_comparison_has_the_plans_that_are_known(folder, number, form):
-    slow = {"module": "compare", "function": "_contend", "after": 2}
+    slow = {"module": "study.compare", "function": "_contend", "after": 2}
     code, out, err = interrupted((*COMPARED, *form), number, **slow)
     assert code == 130
     assert err.lstrip("\n") == "warning[interrupted]: interrupted: 2 of 5 plans were computed\n"
@@ -319,7 +319,7 @@ def test_an_interrupted_comparison_has_the_plans_that_are_known(folder, number, 
 
 
 def test_a_comparison_that_is_interrupted_at_once_has_nothing(folder):
-    code, out, err = interrupted(COMPARED, signal.SIGTERM, module="compare", function="_contend", after=0)
+    code, out, err = interrupted(COMPARED, signal.SIGTERM, module="study.compare", function="_contend", after=0)
     assert code == 130
     assert "not computed" not in out
     assert err.lstrip("\n") == "error[interrupted]: interrupted before there was a result\n"
@@ -329,9 +329,22 @@ def test_a_comparison_that_is_interrupted_at_once_has_nothing(folder):
 def test_an_interrupted_sweep_has_the_points_that_are_planned(mlp, kept):
     asked = ("sweep", "mlp.onnx", "--dim", "batch=32", "-c", "generic", "--mesh", "1x2,2x2,2x4")
     output = ("-o", "s.json") if kept else ()
-    slow = {"module": "sweep", "function": "plan_point", "after": 2}
+    slow = {"module": "study.sweep", "function": "plan_point", "after": 2}
     code, out, err = interrupted((*asked, *output), signal.SIGTERM, **slow)
     assert code == 130
     assert "2 plans are Pareto-optimal" in out or "of 2 plans" in out
     said = "s.json holds 2 of 3 points; the same command goes on" if kept else "2 of 3 points were planned"
     assert err.lstrip("\n") == f"warning[interrupted]: interrupted: {said}\n"
+
+
+@pytest.mark.parametrize(
+    ("module", "function", "option"),
+    [("study.sensitivity", "robustness", ("--robust", "2")), ("advice.advise", "advise", ("--advice",))],
+)
+def test_a_plan_that_is_written_is_said_to_be_when_what_follows_is_interrupted(mlp, module, function, option):
+    slow = {"module": module, "function": function, "after": 0}
+    code, out, err = interrupted((*SOLVE, *option, "--json"), signal.SIGTERM, **slow)
+    assert code == 130
+    said = "mlp.plan.json is written; what else was asked about it is not computed"
+    assert f"warning[interrupted]: interrupted: {said}\n" in err
+    assert json.loads(out)["result"]["plan"] == "mlp.plan.json"

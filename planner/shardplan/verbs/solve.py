@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -236,17 +236,39 @@ def _deliver(session: Session, order: _Order, answer: Solved, *, require_optimal
     from shardplan.plan.format.encode import summary_record
     from shardplan.render.meshes import meshes_record
 
-    plan = answer.plan
-    limits = _limits(session, order, answer)
+    plan, studies = answer.plan, _Studies(session, order)
+    limits = studies(lambda: _limits(session, order, answer))
     write_report(session, order.html, lambda: _report(order, answer))
     code = _judge(session, plan, order.instance.options.gap, require_optimal=require_optimal)
-    study = _study(session, order, answer) if order.draws else {}
-    study = {**_advice(session, order, answer), **study}
+    study = studies(lambda: _study(session, order, answer)) if order.draws else {}
+    study = {**studies(lambda: _advice(session, order, answer)), **study}
+    code = EXIT_INTERRUPTED if studies.stopped else code
     if session.as_json:
         meshes = {"meshes": meshes_record(answer.trials)} if answer.trials else {}
         document = {"plan": order.output, "summary": summary_record(plan.summary), **meshes, **limits, **study}
         session.write_document(document)
     return code
+
+
+@dataclass
+class _Studies:
+    """Studies of a plan that is written: Ctrl-C ends the current one and those that would follow."""
+
+    session: Session
+    order: _Order
+    stopped: bool = False
+
+    def __call__(self, study: Callable[[], Mapping[str, Any]]) -> Mapping[str, Any]:
+        if self.stopped:
+            return {}
+        try:
+            return study()
+        except KeyboardInterrupt:
+            self.stopped = True
+            written = "the plan" if self.order.is_piped else self.order.output
+            summary = f"interrupted: {written} is written; what else was asked about it is not computed"
+            self.session.say(warning("interrupted", summary))
+            return {}
 
 
 def _limits(session: Session, order: _Order, answer: Solved) -> Mapping[str, Any]:
