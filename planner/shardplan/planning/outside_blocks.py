@@ -15,7 +15,7 @@ from shardplan.planning.constants import OUTSIDE_GAIN, OUTSIDE_ROUNDS, OUTSIDE_T
 from shardplan.planning.equal_layers import first_copies
 from shardplan.planning.reduction import Layouts
 from shardplan.planning.search import Found, Questions, Search
-from shardplan.schedule.objective import Weights
+from shardplan.schedule.objective import Weights, fitting
 from shardplan.solve.problem import SumMultipliers
 from shardplan.solve.subproblem import Subproblem
 
@@ -58,7 +58,8 @@ def _resolved(search: Search, found: Found, whole: Layouts, free: Sequence[int])
     ones."""
     best = found.candidate
     part = Subproblem.of(whole.problem, tuple(best.priced.choice.values()), free)
-    near = dict.fromkeys(filter(None, map(part.best_at, _around(found.multipliers))))
+    multipliers = fitting(found.multipliers, found.objective)  # the bound may be that of another question
+    near = dict.fromkeys(filter(None, map(part.best_at, _around(multipliers))))
     return search.best_of(found, [(best.layouts, choices) for choices in near])
 
 
