@@ -1,10 +1,10 @@
 """The laws of anytime planning on random models: what is freer, roomier or finer is never slower.
 
-    python benchmarks/laws.py [--models 30] [--seed 0]
+    python benchmarks/laws.py [--models 30] [--seed 0] [--equal-layers]
 
 Each model is a description of random sizes (dense, mixtures of experts, grouped or latent attention, windows), planned
-on a random profile and mesh, for training or inference. Printed: how often each law was asked, how often it was broken,
-by how much at most, and every break with what makes it again.
+on a random profile and mesh, for training or inference; `--equal-layers`: as that option of `solve` asks. Printed: how
+often each law was asked, how often it was broken, by how much at most, and every break with what makes it again.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import random
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from shardplan.cluster.mesh import make_cluster
 from shardplan.cluster.profile import load_profile
@@ -67,19 +67,21 @@ def random_model(draw: random.Random) -> str:
     return "transformer:" + ",".join(f"{name}={value}" for name, value in sizes.items())
 
 
-def check(laws: Laws, draw: random.Random) -> None:
+def check(laws: Laws, draw: random.Random, *, equal_layers: bool = False) -> None:
     """Ask every law about one random case."""
     text, profile_name, mesh = random_model(draw), draw.choice(PROFILES), draw.choice(MESHES)
     mode = draw.choice(("training", "training", "inference"))
-    shown = f"{text} --mesh {mesh} --cluster {profile_name} --mode {mode}"
+    shown = f"{text} --mesh {mesh} --cluster {profile_name} --mode {mode}{' --equal-layers' * equal_layers}"
     model, profile = described(text), load_profile(profile_name)
     cluster = make_cluster(profile, mesh)
 
+    options = PlanOptions(mode=mode, equal_layers=equal_layers)
+
     def step_ns(on: str = mesh, **asked: object) -> int:
         there = cluster if on == mesh else make_cluster(profile, on)
-        return Planner(model, there, PlanOptions(mode=mode, **asked), reasons=False).plan().summary.step_ns
+        return Planner(model, there, replace(options, **asked), reasons=False).plan().summary.step_ns
 
-    planner = Planner(model, cluster, PlanOptions(mode=mode), reasons=False)
+    planner = Planner(model, cluster, options, reasons=False)
     best = planner.plan()
     best_ns, held = best.summary.step_ns, best.summary.memory.total
     for name, recipe in RECIPES.items():
@@ -125,10 +127,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", type=int, default=30)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--equal-layers", action="store_true")
     given = parser.parse_args()
     laws, started_s = Laws(), time.process_time()
     for number in range(given.models):
-        check(laws, random.Random(f"{given.seed}:{number}"))
+        check(laws, random.Random(f"{given.seed}:{number}"), equal_layers=given.equal_layers)
     print(f"{'law':34} {'asked':>6} {'broken':>7} {'worst':>8}")
     for law, count in laws.asked.items():
         broken = sum(text.startswith(f"{law}:") for text in laws.breaks)

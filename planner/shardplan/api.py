@@ -47,7 +47,8 @@ def _asking(_request: Callable[P, Request]) -> Callable[[Callable[[Request, OnWa
                 return function(request, heard.append)
             finally:
                 for diagnostic in heard:
-                    warn(str(diagnostic))
+                    if diagnostic.code != "start":  # good news
+                        warn(str(diagnostic))
 
         with_fields.__signature__ = signature.replace(return_annotation="Plan")  # type: ignore[attr-defined]
         return with_fields
@@ -67,7 +68,8 @@ def make_plan(request: Request, on_warning: OnWarning) -> Plan:
     `devices`; the profile's own where it is None. `cluster`: name of a shipped profile, or a YAML file. `dims`: sizes
     of symbolic dims; `trips`: trip counts of loops. `memory_limit`: what a device may use, in bytes or as `"40 GiB"`.
     `stages`: a pipeline of so many stages, `"auto"`, or cut as another plan; `schedule` is its schedule. `constraints`:
-    YAML files, the same as mappings, or plans whose inputs and weights stay where they are; `pins`: single ones. All
+    YAML files, the same as mappings, or plans whose inputs and weights stay where they are; `pins`: single ones.
+    `start`: a plan, or its file, from which the search starts: no result is slower than its decisions are here. All
     arguments are fields of `shardplan.request.Request`. Warnings are given as Python's `UserWarning`.
 
     Raises `shardplan.errors.ShardplanError`, whose `diagnostics` say all that is wrong with what was given;

@@ -116,6 +116,18 @@ class Text:
 
 
 @dataclass(frozen=True, slots=True)
+class PlanFile:
+    """A plan, the name of its file, or None."""
+
+    def __call__(self, name: str, value: Any) -> Any:
+        if value is None or isinstance(value, str) or type(value).__name__ == "Plan":
+            return value
+        if isinstance(value, Path):
+            return str(value)
+        raise _refused(name, value, "a plan or its file")
+
+
+@dataclass(frozen=True, slots=True)
 class Size:
     """Bytes as a number, or as text such as `40 GiB`; None."""
 

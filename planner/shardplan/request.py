@@ -17,6 +17,7 @@ from shardplan.checks import (
     Flag,
     Number,
     OneOf,
+    PlanFile,
     Several,
     Size,
     Sizes,
@@ -87,8 +88,9 @@ class Request:
     bytes per device, or text such as `"40 GiB"`. `stages`: a pipeline of so many stages, `auto`, or cut as in a plan
     (or its file); `schedule` goes with it. `constraints`: YAML files, the same as mappings, or plans whose inputs and
     weights keep their layouts; `pins`: single constraints. `gap`: where memory binds, the relative gap at which a plan
-    is good enough. `time_limit`: seconds. `target`: the format of `shardplan export` that has to express the plan.
-    `effort`: how much work a search may take: seconds, up to half a minute, or without limit.
+    is good enough. `time_limit`: seconds. `start`: a plan, or its file, from which the search starts. `target`: the
+    format of `shardplan export` that has to express the plan. `effort`: how much work a search may take: seconds, up to
+    half a minute, or without limit.
     """
 
     model: str | Path | Model = field(metadata=_term(Text("model")))
@@ -286,6 +288,15 @@ class Request:
             say="Where memory binds, the optimality gap at which the search ends.",
         ),
     )
+    start: str | Path | Plan | None = field(
+        default=None,
+        metadata=_term(
+            PlanFile(),
+            "--start",
+            metavar="PLAN",
+            say="A plan that the search starts from: the result is no slower than its decisions are here.",
+        ),
+    )
     seed: int = field(
         default=0,
         metadata=_term(Whole(0), "--seed", metavar="N", say="Seed of the search, for models too large to prove."),
@@ -351,6 +362,9 @@ def _combinations(values: Mapping[str, Any], called: Callable[[str], str]) -> li
     if auto and values.get("stages") is not None:
         summary = f"{mesh} auto and {stages}: stages choose their meshes among the parts of one {mesh}"
         found.append(("stages", summary, ""))
+    if values.get("start") is not None and values.get("stages") is not None:
+        summary = f"{called('start')} goes with one mesh, and not with {stages}"
+        found.append(("start", summary, f"{stages} PLAN.json cuts the model as that plan is cut"))
     if values.get("uneven"):
         others = {
             "mesh": (auto, f"choose the mesh without {uneven}, then plan for it with {uneven}"),

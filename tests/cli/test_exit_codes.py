@@ -88,7 +88,7 @@ def test_codes(code, arguments, shardplan, made, folder):
 def test_a_limit_is_4_and_a_defect_is_70(code, raised, shardplan, mlp, monkeypatch):
     """The planner fails as told: real models are solved before any limit can strike, and we know of no defect."""
 
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise raised
 
     monkeypatch.setattr(solve, "plan_model", fail)

@@ -40,7 +40,7 @@ def planned(monkeypatch):
         monkeypatch.setattr("shardplan.study.remedies.find_remedies", lambda *_: ())
         monkeypatch.setattr("shardplan.advice.advise.advise", lambda *_, **__: [])  # the plan is of another model
 
-        def plan_model(model, cluster, options, *hooks):
+        def plan_model(model, cluster, options, *hooks, **others):
             asked.append(options)
             if isinstance(outcome, BaseException):
                 raise outcome

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import json
 import operator
 import os
 import signal
@@ -261,3 +262,89 @@ def _within(seconds, holds):
     while not holds() and time.monotonic() < ends:
         time.sleep(0.05)
     return holds()
+
+
+COMPARED = ("compare", "transformer:hidden=256,layers=2,heads=8,vocab=1024,batch=8,seq=128", "--mesh", "2x4")
+SLOW = """
+import sys, time
+sys.path.insert(0, {planner!r})
+from pathlib import Path
+import shardplan.{module} as module
+function = module.{function}
+
+def slow(*given, **named):
+    done = Path("done")
+    count = int(done.read_text()) if done.exists() else 0
+    if count == {after}:
+        Path("begun").touch()
+        time.sleep(60)
+    found = function(*given, **named)
+    done.write_text(str(count + 1))
+    return found
+
+module.{function} = slow
+import shardplan.study.engines
+shardplan.study.engines.processors = lambda: 1
+shardplan.study.engines.plan_point = getattr(module, "plan_point", None)
+from shardplan.cli import main
+sys.exit(main())
+"""
+
+
+def interrupted(arguments, number, **slow):
+    """A command whose function `slow` sleeps after so many calls, where it gets a signal."""
+    Path("slow.py").write_text(SLOW.format(planner=str(ROOT / "planner"), **slow))
+    with subprocess.Popen(
+        [sys.executable, "slow.py", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert _within(100, Path("begun").exists)
+        process.send_signal(number)
+        out, err = process.communicate(timeout=60)
+    return process.returncode, out, err
+
+
+@pytest.mark.parametrize(("number", "form"), [(signal.SIGTERM, ()), (signal.SIGINT, ("--json",))])
+def test_an_interrupted_comparison_has_the_plans_that_are_known(folder, number, form):
+    slow = {"module": "study.compare", "function": "_contend", "after": 2}
+    code, out, err = interrupted((*COMPARED, *form), number, **slow)
+    assert code == 130
+    assert err.lstrip("\n") == "warning[interrupted]: interrupted: 2 of 5 plans were computed\n"
+    if form:
+        plans = json.loads(out)["result"]["plans"]
+        assert [one.get("computed", True) for one in plans] == [True, True, False, False, False]
+        assert all(one["step_us"] for one in plans[:2])
+    else:
+        rows = out.splitlines()[-6:-1]
+        assert [row.endswith("not computed: interrupted") for row in rows] == [False, False, True, True, True]
+
+
+def test_a_comparison_that_is_interrupted_at_once_has_nothing(folder):
+    code, out, err = interrupted(COMPARED, signal.SIGTERM, module="study.compare", function="_contend", after=0)
+    assert code == 130
+    assert "not computed" not in out
+    assert err.lstrip("\n") == "error[interrupted]: interrupted before there was a result\n"
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_an_interrupted_sweep_has_the_points_that_are_planned(mlp, kept):
+    asked = ("sweep", "mlp.onnx", "--dim", "batch=32", "-c", "generic", "--mesh", "1x2,2x2,2x4")
+    output = ("-o", "s.json") if kept else ()
+    slow = {"module": "study.sweep", "function": "plan_point", "after": 2}
+    code, out, err = interrupted((*asked, *output), signal.SIGTERM, **slow)
+    assert code == 130
+    assert "2 plans are Pareto-optimal" in out or "of 2 plans" in out
+    said = "s.json holds 2 of 3 points; the same command goes on" if kept else "2 of 3 points were planned"
+    assert err.lstrip("\n") == f"warning[interrupted]: interrupted: {said}\n"
+
+
+@pytest.mark.parametrize(
+    ("module", "function", "option"),
+    [("study.sensitivity", "robustness", ("--robust", "2")), ("advice.advise", "advise", ("--advice",))],
+)
+def test_a_plan_that_is_written_is_said_to_be_when_what_follows_is_interrupted(mlp, module, function, option):
+    slow = {"module": module, "function": function, "after": 0}
+    code, out, err = interrupted((*SOLVE, *option, "--json"), signal.SIGTERM, **slow)
+    assert code == 130
+    said = "mlp.plan.json is written; what else was asked about it is not computed"
+    assert f"warning[interrupted]: interrupted: {said}\n" in err
+    assert json.loads(out)["result"]["plan"] == "mlp.plan.json"

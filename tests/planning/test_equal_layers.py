@@ -19,7 +19,7 @@ from shardplan.plan.format.encode import dumps
 from shardplan.plan.recorded_request import options_of
 from shardplan.planning import PlanOptions, plan_model
 from shardplan.planning.chain import Question, answer
-from shardplan.planning.equal_layers import first_copies, folded
+from shardplan.planning.equal_layers import MergedCopies, first_copies, folded
 from shardplan.planning.instance import CostGraphs, instance_of
 from shardplan.solve import evaluate, solve
 from shardplan.study.derive import NotDerivableError, derived
@@ -155,3 +155,18 @@ def test_a_plan_that_only_says_so_is_refused(model, plan, unlike):
     forged = replace(unlike, model={**unlike.model, "equal_layers": True})
     with pytest.raises(NotDerivableError, match="are of equal layers and are not laid out alike, as equal_layers says"):
         derived(forged, "p", model)
+
+
+def test_an_assignment_of_all_copies_is_one_of_one_copy_and_back():
+    model = described("transformer:hidden=64,layers=3,heads=4,ffn=128,vocab=128,batch=4,seq=32")
+    cluster = make_cluster(load_profile("h100-dgx"), "2x2")
+    graphs = CostGraphs(instance_of(model, cluster, PlanOptions(equal_layers=True), lambda _: None))
+    found = answer(graphs, Question(None))
+    assert found.whole is not None
+    copies, choices = MergedCopies.of(found.whole, merges=True), found.solution.choices
+    assert copies.unmerged(copies.merged(choices)) == choices
+    assert len(copies.merged(choices)) < len(choices)
+    costs = copies.functions.costs(np.array([copies.merged(choices)]))
+    assert costs == pytest.approx(found.whole.functions.costs(np.array([choices])), rel=1e-12)
+    same = MergedCopies.of(found.whole, merges=False)
+    assert same.merged(choices) == same.unmerged(choices) == choices

@@ -89,3 +89,25 @@ def test_the_solver_finds_no_more_with_less_room_nor_with_less_effort(seed):
         assert costs == sorted(costs, reverse=True)
         bounds = [one.bound for one in found]
         assert bounds == sorted(bounds, reverse=True)
+
+
+def test_near_a_limit_that_binds_equal_layers_are_no_faster_with_a_pin_or_less_room():
+    """The embedding of the plan under 90 MB was found neither under 141 MB nor without the pin."""
+    model = described("transformer:bert-base,layers=2,batch=8,seq=128")
+    cluster = make_cluster(load_profile("v100-p3-16xl"), "4x4")
+
+    def step(limit, *pins):
+        options = PlanOptions(mode="inference", equal_layers=True, memory_limit_bytes=limit, constraints=pins)
+        return plan_model(model, cluster, options).summary.step_ns
+
+    pin = parse_pin("bert.embeddings.word_embeddings.weight=replicate")
+    assert step(140_815_718) <= min(step(90_000_000), step(140_815_718, pin))
+
+
+def test_a_bound_of_another_question_has_multipliers_of_other_sums():
+    """It ended the search: `ValueError: zip() argument 2 is shorter than argument 1`."""
+    model = described("transformer:bert-base,layers=2,batch=16,seq=128")
+    cluster = make_cluster(load_profile("v100-p3-16xl"), "4x4")
+    pins = (parse_pin("bert.embeddings.word_embeddings.weight=[null, gpu]"),)
+    options = PlanOptions(mode="inference", memory_limit_bytes=140_815_718, constraints=pins)
+    assert plan_model(model, cluster, options).summary.memory.total <= 140_815_718

@@ -18,7 +18,8 @@ from shardplan.plan.diff import diff_plans
 from shardplan.plan.format.decode import loads
 from shardplan.plan.format.encode import dumps
 from shardplan.plan.recorded_request import options_of
-from shardplan.planning import plan_model
+from shardplan.planning import Planner, plan_model
+from shardplan.planning.start_plan import StartPlan
 from shardplan.program.machine.verify import verify_plan
 from shardplan.program.shrink.shrink import shrink
 from shardplan.render.show import show_document, show_plan
@@ -81,6 +82,13 @@ def test_the_scores_of_attention_are_among_what_runs_again(model, tight):
     again = {operator.name for operator in tight.operators if operator.recomputed_before}
     softmaxes = {operator.name for operator in tight.operators if operator.op_type == "Softmax"}
     assert softmaxes & again
+
+
+def test_a_search_that_starts_from_it_recomputes_the_same(model, cluster, free, tight):
+    start = StartPlan(tight, "a.plan.json")
+    found = Planner(model, cluster, options(TIGHT, free), start=start).started()
+    assert found.summary.step_ns == tight.summary.step_ns
+    assert found.operators == tight.operators
 
 
 def test_it_is_written_and_read_back(tight):

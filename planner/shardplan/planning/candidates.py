@@ -37,6 +37,7 @@ from shardplan.planning.constants import (
     UNLIMITED_GAP,
     UNLIMITED_MEMORY,
 )
+from shardplan.planning.equal_layers import MergedCopies
 from shardplan.planning.judge import Candidate
 from shardplan.planning.outside_blocks import outside_blocks
 from shardplan.planning.questions import about, asked, best_among, better_of
@@ -382,7 +383,7 @@ def under_less_memory(search: Search, found: Found) -> Questions[Found]:
 
 def crossed(search: Search, found: Found) -> Questions[Found]:
     """Crossovers of the best plans with all assignments met: one plan in the first layers, the other plan in
-    the rest."""
+    the rest. Layers that have to be equal are one layer."""
     yield from ()
     candidate, whole = found.candidate, found.whole
     if whole is None or candidate.layouts.built is not whole.built:
@@ -391,6 +392,9 @@ def crossed(search: Search, found: Found) -> Questions[Found]:
     ranked = [candidate, *sorted(plans, key=lambda one: one.step_s)]
     below = candidate.step_s * PS_PER_S  # what its sums say is a lower bound on the schedule of each
     others = (choices for choices, layouts in search.hopeless.items() if layouts.built is whole.built)
-    choices = list(dict.fromkeys((*(tuple(one.priced.choice.values()) for one in ranked), *others)))
-    assignments = crossovers_with(whole.functions, CROSSOVER_PARENTS, choices, CROSSOVERS_JUDGED, below)
-    return found.better(search.judged([(candidate.layouts, one) for one in assignments]), search.limit_bytes)
+    met = (*(tuple(one.priced.choice.values()) for one in ranked), *others)
+    copies = MergedCopies.of(whole, merges=search.instance.options.equal_layers)
+    choices = list(dict.fromkeys(map(copies.merged, met)))
+    crossovers = crossovers_with(copies.functions, CROSSOVER_PARENTS, choices, CROSSOVERS_JUDGED, below)
+    assignments = [(candidate.layouts, copies.unmerged(one)) for one in crossovers]
+    return found.better(search.judged(assignments), search.limit_bytes)

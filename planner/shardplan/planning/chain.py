@@ -147,18 +147,20 @@ def answer(
             restricted, _ = _applied(chain(instance, question, objective)[0], Problems((alone,)))
             chosen = restricted.sums[0]
         candidates.append((chosen, assignment.choices))
-    whole = None if question.chooses_remat or _most_left(instance, question) else layouts.having(reduced.problem)
+    is_part = _most_left(instance, question) and not instance.options.equal_layers
+    whole = None if question.chooses_remat or is_part else layouts.having(reduced.whole)
     best, choices = candidates[0]
     return Answer(question, objective, best, replace(solution, choices=choices), whole, tuple(candidates))
 
 
 @dataclass(frozen=True)
 class _Reduced:
-    """A question after all reductions: the problem of layouts and that of the solver, the data that take assignments
-    back, and where the search starts."""
+    """A question after all reductions: the problem of layouts, that before equal layers are merged (`whole`) and that
+    of the solver, the data that take assignments back, and where the search starts."""
 
     objective: Objective
     layouts: Layouts
+    whole: Problem
     problem: Problem
     undo: Sequence[tuple[Reduction[Any], Any]]
     start: Start
@@ -218,7 +220,9 @@ def _reduced(
     instance = graphs.instance
     restricting, transforming = chain(instance, question, objective)
     restricted, _ = _applied(restricting, _problems(graphs, question, asked, _linears(question, objective)))
-    last, undo = _applied(transforming, restricted)
+    *others, alike = transforming
+    unmerged, undo = _applied(others, restricted)
+    last, merged = _applied((alike,), unmerged)
     usual, given = (
         Start(tuple(each for each in multipliers if each), question.planes, question.memory_multipliers)
         for multipliers in (objective.usual_multipliers, question.start and fitting(question.start, objective))
@@ -227,10 +231,10 @@ def _reduced(
     is_new = question.linear is None and not (_most_left(instance, question) or question.planes)
     if is_new and _averages(question, instance.options):
         start = _from_equal_layers(last, instance.options, question, usual) or start
-    problem = last.sums[0].problem
+    problems = unmerged.sums[0].problem, last.sums[0].problem
     if question.known is not None:
-        start = replace(start, assignments=_assignment(question.known, asked[0], problem))
-    return _Reduced(objective, restricted.sums[0], problem, undo, start)
+        start = replace(start, assignments=_assignment(question.known, asked[0], problems[-1]))
+    return _Reduced(objective, restricted.sums[0], *problems, [*undo, *merged], start)
 
 
 def _assignment(known: Restrict, built: CostGraph, problem: Problem) -> tuple[tuple[int, ...], ...]:

@@ -100,12 +100,14 @@ class Decided:
         return {name: frozenset(layouts) for name, layouts in found.items()}
 
     def masks(self, built: CostGraph) -> dict[Node, Mask]:
-        """For every operator and tensor, the mask of the choices of `built` that agree with the decisions; an all-false
-        mask if the cost graph does not offer them."""
+        """For every operator and tensor with a decision, the mask of the choices of `built` that agree with it; an
+        all-false mask if the cost graph does not offer it."""
         masks: dict[tuple[object, ...], Mask] = {}
         found: dict[Node, Mask] = {}
         for operator, space in zip(built.model.operators, built.operators, strict=True):
-            wanted = self.operators[operator.name]
+            wanted = self.operators.get(operator.name)
+            if wanted is None:
+                continue
             key = (id(space), wanted.split, wanted.reads, wanted.makes)
             if key not in masks:
                 masks[key] = _as_split(space, wanted)

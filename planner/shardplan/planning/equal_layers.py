@@ -15,7 +15,8 @@ import numpy as np
 
 from shardplan.graph.build import CostGraph, Node
 from shardplan.graph.problem import node_order
-from shardplan.planning.reduction import Assignment, Problems, Reduction
+from shardplan.planning.reduction import Assignment, Layouts, Problems, Reduction
+from shardplan.solve.linear_functions import Choices, Functions
 from shardplan.solve.problem import Costs, Edge, LinearSum, Maximum, Problem
 
 Places = tuple[int, ...]
@@ -43,6 +44,30 @@ class EqualLayers(Reduction[Places]):
         if not data:
             return assignment
         return replace(assignment, choices=tuple([assignment.choices[place] for place in data]))
+
+
+@dataclass(frozen=True)
+class MergedCopies:
+    """A problem in which the copies of a block may be merged: its costs as `functions` of assignments of one copy.
+    `places`: as above, empty if no copies are merged."""
+
+    places: Places
+    functions: Functions
+
+    @classmethod
+    def of(cls, whole: Layouts, *, merges: bool) -> MergedCopies:
+        """The problem with its copies merged, if it `merges` any."""
+        places = first_copies(whole.built, [cost.size for cost in whole.problem.costs]) if merges else ()
+        return cls(places, Functions.of(folded(whole.problem, places)) if places else whole.functions)
+
+    def merged(self, choices: Choices) -> Choices:
+        """An assignment that treats all copies alike, as one of one copy."""
+        of_place = dict(zip(self.places, choices, strict=True)) if self.places else {}
+        return tuple([of_place[place] for place in range(len(of_place))]) if self.places else choices
+
+    def unmerged(self, choices: Choices) -> Choices:
+        """An assignment of one copy, as one of all copies."""
+        return tuple([choices[place] for place in self.places]) if self.places else choices
 
 
 def first_copies(built: CostGraph, sizes: Sequence[int]) -> Places:

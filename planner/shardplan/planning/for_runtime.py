@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from shardplan.cluster.mesh import merged
@@ -72,6 +73,20 @@ def best_for_runtime(
     if found is None:  # asked here, so that a refusal speaks of this mesh
         return replace(plans, on_progress=on_progress).among_all(every[-1], search)
     return found if len(some) == len(every) else replace(found, bound_s=min(found.bound_s, least_s(instance)))
+
+
+def start_for_runtime(answers: Answers, runtime: Runtime, search: Search, ask: Callable[[], Questions[Found]]) -> Found:
+    """The result of the questions that `ask` begins, for the first roles of the axes with which `runtime` can express
+    it. Raises `NoPlanError` if there are none."""
+
+    def limited(limits: Restrict) -> Found:
+        return answers.to(ask(), search, limits)
+
+    *others, last = _roles(answers.instance, runtime)
+    for roles in others:
+        with contextlib.suppress(NoPlanError):
+            return expressible_with(runtime, roles, limited)
+    return expressible_with(runtime, last, limited)
 
 
 def _roles(instance: Instance, runtime: Runtime) -> list[Roles]:

@@ -1,4 +1,5 @@
-"""Plans that differ from the best one only outside of the repeated blocks, and in the first and last copy of each.
+"""Plans that differ from the best one only outside of the repeated blocks, and in the first and last copy of each
+(unless layers have to be equal).
 
 Blocks decide what the best multipliers are. A few large choices outside of them, such as those of an embedding and of
 the head, cannot be mixed as the choices of many equal blocks can: at any multipliers all of them go to one side. Their
@@ -14,7 +15,7 @@ from shardplan.planning.constants import OUTSIDE_GAIN, OUTSIDE_ROUNDS, OUTSIDE_T
 from shardplan.planning.equal_layers import first_copies
 from shardplan.planning.reduction import Layouts
 from shardplan.planning.search import Found, Questions, Search
-from shardplan.schedule.objective import Weights
+from shardplan.schedule.objective import Weights, fitting
 from shardplan.solve.problem import SumMultipliers
 from shardplan.solve.subproblem import Subproblem
 
@@ -26,7 +27,8 @@ def outside_blocks(search: Search, found: Found) -> Questions[Found]:
     whole = found.whole
     if whole is None or found.candidate.layouts.built is not whole.built:
         return found
-    for free in _parts(whole) * OUTSIDE_ROUNDS:
+    parts = _parts(whole)[: 1 if search.instance.options.equal_layers else None]
+    for free in parts * OUTSIDE_ROUNDS:
         before_s = found.candidate.step_s
         if len(free) > WORTH_FOLDING * len(whole.problem.costs) or search.is_over:
             break
@@ -56,7 +58,8 @@ def _resolved(search: Search, found: Found, whole: Layouts, free: Sequence[int])
     ones."""
     best = found.candidate
     part = Subproblem.of(whole.problem, tuple(best.priced.choice.values()), free)
-    near = dict.fromkeys(filter(None, map(part.best_at, _around(found.multipliers))))
+    multipliers = fitting(found.multipliers, found.objective)  # the bound may be that of another question
+    near = dict.fromkeys(filter(None, map(part.best_at, _around(multipliers))))
     return search.best_of(found, [(best.layouts, choices) for choices in near])
 
 

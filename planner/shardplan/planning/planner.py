@@ -38,16 +38,17 @@ from shardplan.planning.finer import (
     with_fewer_axes,
     without_idle_axes,
 )
-from shardplan.planning.for_runtime import best_for_runtime
+from shardplan.planning.for_runtime import best_for_runtime, start_for_runtime
 from shardplan.planning.infeasible import no_coarser_plan, refusal
 from shardplan.planning.instance import MOST_WHOLE, CostGraphs, instance_of, real_axes
 from shardplan.planning.judge import Known
 from shardplan.planning.linear_questions import of_linear
 from shardplan.planning.reduction import Restrict
 from shardplan.planning.runtimes import RUNTIMES
-from shardplan.planning.search import Found, NoPlanError, Questions, Search, T
+from shardplan.planning.search import Found, NoPlanError, Questions, Search, Spent, T
 from shardplan.planning.shallower import deepened, shallower
 from shardplan.planning.standing import OnProgress, of_shallow, without_effort
+from shardplan.planning.start_plan import Ask, StartPlan, finished_s, started
 from shardplan.schedule.objective import Weights, at_multipliers, serial_objective
 
 
@@ -58,15 +59,16 @@ def plan_model(
     on_progress: OnProgress | None = None,
     on_warning: Callable[[Diagnostic], None] | None = None,
     coarse: CoarsePlans | None = None,
+    start: StartPlan | None = None,
 ) -> Plan:
     """The best plan for `model` on `cluster`, with its proof. `on_warning` is called with warnings about the request
-    and the search. `coarse`: as in `Planner`.
+    and the search, and with a note on `start`. `coarse`, `start`: as in `Planner`.
 
     Raises `ShardplanError` for a model that cannot be planned as asked, `InfeasibleError` when it is proven that no
     plan fits in memory, `LimitError` when the time limit ends the search before any plan is found, and
     `KeyboardInterrupt` on Ctrl-C before any plan is found.
     """
-    return Planner(model, cluster, options, on_progress, on_warning, coarse=coarse).plan()
+    return Planner(model, cluster, options, on_progress, on_warning, coarse=coarse, start=start).plan()
 
 
 @dataclass(frozen=True)
@@ -104,10 +106,11 @@ class Planner:
         decided: Plan | None = None,
         coarse: CoarsePlans | None = None,
         offer: Offer | None = None,
+        start: StartPlan | None = None,
     ) -> None:
         """`reasons`: if nothing fits, find out what fills the memory and which constraints conflict. `complete`,
         `decided`, `offer`: as in `Instance`. `coarse`: plans of coarser meshes, shared with other meshes over the same
-        links.
+        links. `start`: a known plan; without a restriction, no plan is slower than its decisions are here.
 
         Raises `ShardplanError` for a model that cannot be planned as asked.
         """
@@ -118,6 +121,7 @@ class Planner:
             model, cluster, options, self._warn, complete=complete, decided=decided, offer=offer
         )
         self._answers = Answers(self.instance, self._warn)
+        self._start = start
         self.known: Known = {}
         """Plans that `solve_at` has scheduled."""
 
@@ -165,6 +169,13 @@ class Planner:
             if restriction is None and math.isinf(work):
                 self._coarse.plans.setdefault((self.instance.cluster.mesh, ()), (Coarser.of(found), search.spent.work))
             return self._assembled(found, scheduled_bytes, interrupted=interruption.asked)
+
+    def started(self) -> Plan | None:
+        """The start alone, as a plan of this mesh; `None` if nothing can be taken from it."""
+        with Interruption() as interruption:
+            search = Search.of(self.instance, interruption)
+            found = self._from_start(search)
+            return None if found is None else self._assembled(found, interrupted=interruption.asked).plan
 
     def refined(
         self,
@@ -255,8 +266,59 @@ class Planner:
         return found
 
     def _found(self, search: Search, restriction: Restrict | None, enough_s: float = math.inf) -> Found:
-        """The best candidate, before its plan is assembled. Raises `NoPlanError`, `LimitError` on a mesh of too many
-        axes, and `NoBetterError` as `plan`."""
+        """The best candidate, before its plan is assembled, and no worse than the start. Raises `NoPlanError`,
+        `LimitError` on a mesh of too many axes, and `NoBetterError` as `plan`."""
+        start = self._from_start(search) if restriction is None else None
+        if start is None:
+            return self._searched(search, restriction, enough_s)
+        try:
+            found = self._searched(search, restriction, enough_s)
+        except (NoPlanError, LimitError):
+            least = 0.0 if search.interruption.asked else least_s(self.instance)
+            return replace(start, bound_s=min(least, finished_s(start, self.instance)), reproducible=False)
+        return self._no_worse(found, start, search)
+
+    def _from_start(self, search: Search) -> Found | None:
+        """The candidate with the decisions of the start, if it is valid here and fits in memory. It has its own record
+        of work and plans, so that the search that follows finds what it would find without it, and maybe more."""
+        start, instance = self._start, self.instance
+        if start is None:
+            return None
+        own = replace(search, restricted=True, known={}, hopeless={}, spent=Spent())
+
+        def answered(ask: Ask) -> Found:
+            target = instance.options.target
+            return (
+                start_for_runtime(self._answers, RUNTIMES[target], own, ask) if target else self._answered(ask(), own)
+            )
+
+        found, said = started(own, start, self._graphs, answered)
+        self._warn(said)
+        if found is not None:
+            search.interruption.arm()
+            search.spent.first, search.spent.best_s = found.candidate, found.candidate.step_s
+        return found
+
+    def _no_worse(self, found: Found, start: Found, search: Search) -> Found:
+        """The better of what a search found and of its start, which is preferred among equals. If that is the start,
+        plans with the same splits of operators are searched too."""
+        instance = self.instance
+        step_s, start_s = finished_s(found, instance), finished_s(start, instance)
+        if found.candidate.keeps(instance.limit_bytes) and step_s < start_s:
+            return found
+        best = replace(found, candidate=start.candidate, bound_s=min(found.bound_s, start_s))
+        is_equal = step_s == start_s or best.gap <= IMPROVED_GAP
+        if is_equal or instance.options.target or instance.is_quick or search.is_over:
+            return best
+        own = replace(search, restricted=True)
+        with contextlib.suppress(NoPlanError):
+            split = self._answered(shortest(own), own, Decided.of_priced(start.candidate.priced).as_split)
+            other = best.better([split.candidate], instance.limit_bytes)
+            best = other if finished_s(other, instance) < start_s else best
+        return best
+
+    def _searched(self, search: Search, restriction: Restrict | None, enough_s: float = math.inf) -> Found:
+        """The best candidate of a search that knows no plan. Raises as `_found`."""
         if self.instance.options.target:
             return best_for_runtime(
                 self._answers,

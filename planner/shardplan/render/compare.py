@@ -54,4 +54,5 @@ def _record(contender: Contender) -> dict[str, object]:
         "compute_us": summary and summary.compute_ns / 1000,
         "communication_us": summary and summary.communication_ns / 1000,
         "memory_bytes": summary and summary.memory.total,
+        **({} if contender.is_computed else {"computed": False}),
     }

@@ -19,6 +19,7 @@ from shardplan.units import TIME, Measure, count, counted, percent, rate, size, 
 if TYPE_CHECKING:
     from shardplan.cluster.types import Cluster
     from shardplan.cost.named import CostModel
+    from shardplan.errors import Diagnostic
     from shardplan.graph.options import PlanOptions
     from shardplan.model.types import Model
     from shardplan.study.target_limits import TargetLimits
@@ -56,6 +57,11 @@ def describe_request(
             *(("pin" * (not number), line) for number, line in enumerate(pin_lines(model, options.constraints))),
         ),
     )
+
+
+def describe_start(console: Console, said: Diagnostic) -> None:
+    """The plan that the search starts from, and what it takes here."""
+    emit(console, facts(("start", f"{said.file}: {said.summary}")))
 
 
 def prices_line(cost_model: CostModel) -> str:

@@ -17,23 +17,31 @@ from shardplan.planning.standing import OnProgress, Turn
 from shardplan.units import PS_PER_NS
 
 BEST = "best"
+NOT_COMPUTED = "not computed: interrupted"
 
 
 @dataclass(frozen=True, slots=True)
 class Contender:
     """`plan`: the fastest of its kind that fits, or if none fits, the fastest without a memory limit; `None` if the
-    kind is impossible for this model on this mesh, with the reason in `why_not`."""
+    kind is impossible for this model on this mesh, or was not searched (`NOT_COMPUTED`), with the reason in
+    `why_not`."""
 
     name: str
     plan: Plan | None
     fits: bool
     why_not: str = ""
 
+    @property
+    def is_computed(self) -> bool:
+        """Whether its search came to an end."""
+        return self.why_not != NOT_COMPUTED
+
 
 def compare_recipes(
     model: Model, cluster: Cluster, options: PlanOptions, on_progress: OnProgress | None = None
 ) -> tuple[Contender, ...]:
-    """Every hand-written recipe, then the best plan; `on_progress` is called with the progress of each search.
+    """Every hand-written recipe, then the best plan; `on_progress` is called with the progress of each search. If
+    Ctrl-C stops it once there is a result, the remaining ones are `NOT_COMPUTED`.
 
     Raises `ShardplanError` as `plan_model` for a model that cannot be planned as asked, but not for lack of memory.
     """
@@ -41,13 +49,18 @@ def compare_recipes(
     turn = Turn(on_progress, len(contest))
     planner = Planner(model, cluster, options, turn.tell, reasons=False)
     roomy = Planner(model, cluster, replace(options, memory_limit_bytes=UNLIMITED_BYTES), turn.tell, reasons=False)
-    found = []
-    for name, recipe in contest:
-        turn.next(name, restricted=recipe is not None)
-        found.append(contender := _contend(name, recipe, planner, roomy))
-        if contender.plan is not None and contender.fits:
-            turn.known = min(turn.known, contender.plan.summary.step_ns * PS_PER_NS)
-    return tuple(found)
+    found: list[Contender] = []
+    try:
+        for name, recipe in contest:
+            turn.next(name, restricted=recipe is not None)
+            found.append(contender := _contend(name, recipe, planner, roomy))
+            if contender.plan is not None and contender.fits:
+                turn.known = min(turn.known, contender.plan.summary.step_ns * PS_PER_NS)
+    except KeyboardInterrupt:
+        if not found:
+            raise
+    left = [Contender(name, None, fits=False, why_not=NOT_COMPUTED) for name, _ in contest[len(found) :]]
+    return (*found, *left)
 
 
 def _contend(name: str, recipe: Restrict | None, planner: Planner, roomy: Planner) -> Contender:

@@ -27,9 +27,11 @@ from shardplan.models import NAMED, configured, described, factory_of, is_config
 from shardplan.pipeline.manual.stages import ManualStages, read_stages, stages_asked_for, stages_in, stages_of
 from shardplan.pipeline.schedule import Schedule, parse_schedule
 from shardplan.plan.file import read_plan
+from shardplan.plan.legality import faults as illegal
 from shardplan.plan.recorded_request import cluster_of, dims_of, options_of
 from shardplan.plan.types import Plan
-from shardplan.request import AUTO, FIELDS, Request
+from shardplan.planning.start_plan import StartPlan
+from shardplan.request import AUTO, FIELDS, Request, option_of
 from shardplan.study.reuse import SECTIONS, Kept, constraints_of
 from shardplan.study.sources import sources_of
 from shardplan.text_files import is_file, is_there
@@ -37,6 +39,7 @@ from shardplan.text_files import is_file, is_there
 DESCRIBED = "transformer:"
 _ADAPTER = "shardplan.torch.planning.factory"
 _HEAD = 4096
+_SHOWN = 8
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,8 @@ class Staging:
 @dataclass(frozen=True)
 class Instance:
     """The inputs of planning: `cluster` has the mesh, or, if that is to be chosen (`is_auto`), the devices. `staging`:
-    None for one mesh; `sources`: the files of the inputs; `is_uneven`: sizes may be padded."""
+    None for one mesh; `sources`: the files of the inputs; `is_uneven`: sizes may be padded; `start`: a plan that the
+    search starts from."""
 
     model: Model
     cluster: Cluster
@@ -59,6 +63,7 @@ class Instance:
     is_auto: bool = False
     is_uneven: bool = False
     sources: Mapping[str, object] = field(default_factory=dict)
+    start: StartPlan | None = None
 
     @property
     def limit_bytes(self) -> int:
@@ -79,6 +84,7 @@ def read(request: Request, faulty: Mapping[str, Collection[Diagnostic]] | None =
     model = attempt(lambda: _model(request)) if not {"dims", "trips", "pads"} & known.keys() else None
     constraints = attempt(lambda: read_all_constraints(request.constraints, request.pins))
     staging = attempt(lambda: _staging(request)) if "stages" not in known else None
+    start = attempt(lambda: _start(request, staging)) if "start" not in known else None
     cost_model = attempt(lambda: parse_cost_model(request.cost_model))
     attempt.finish()
     assert model is not None
@@ -104,7 +110,7 @@ def read(request: Request, faulty: Mapping[str, Collection[Diagnostic]] | None =
         effort=request.effort,
         target=request.target,
     )
-    return Instance(model, cluster, options, staging, request.is_auto, request.uneven, sources_of(request))
+    return Instance(model, cluster, options, staging, request.is_auto, request.uneven, sources_of(request), start)
 
 
 def as_read(request: Request) -> Request:
@@ -112,9 +118,10 @@ def as_read(request: Request) -> Request:
     instance = read(request)
     staging = instance.staging
     stages = None if staging is None else "auto" if staging.stages is None else staging.stages
-    constraints = instance.options.constraints
+    constraints, start = instance.options.constraints, None if instance.start is None else instance.start.plan
     return replace(
-        request, model=instance.model, dims={}, trips={}, pads={}, constraints=constraints, pins=(), stages=stages
+        request, model=instance.model, dims={}, trips={}, pads={}, constraints=constraints, pins=(), stages=stages,
+        start=start,
     )  # fmt: skip
 
 
@@ -249,6 +256,23 @@ _NO_STAGES: Final = (
     "leave out one of --for and --stages; stages of a free plan are exported one by one (export --stage N), and "
     "price --pp N has the pipelines of Megatron and MaxText"
 )
+
+
+def _start(request: Request, staging: Staging | None) -> StartPlan | None:
+    """The plan that the search starts from. Its numbers do not count, its decisions have to be legal. Raises
+    `ShardplanError` (`invalid-plan`, `bad-argument`, or as `read_plan`)."""
+    if request.start is None:
+        return None
+    is_file = isinstance(request.start, str | Path)
+    file = str(request.start) if is_file else "start"
+    plan = read_plan(file) if is_file else request.start
+    assert isinstance(plan, Plan)
+    if faults := list(illegal(plan)):
+        raise ShardplanError(error("invalid-plan", faults[0], detail="\n".join(faults[1:_SHOWN]), file=file))
+    if staging is not None:
+        summary = f"{option_of('start')} goes with one mesh, and stages are fixed here"
+        raise ShardplanError(error("bad-argument", summary, file=file))
+    return StartPlan(plan, file)
 
 
 def _stages_asked(asked: int | str | Path | Plan | ManualStages) -> int | ManualStages | None:

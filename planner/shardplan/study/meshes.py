@@ -22,13 +22,14 @@ from shardplan.graph.options import PlanOptions
 from shardplan.layout.mesh import Axis, Mesh
 from shardplan.model.types import Model
 from shardplan.plan.types import Plan
-from shardplan.planning import CoarsePlans, plan_model
+from shardplan.planning import CoarsePlans, Planner, plan_model
 from shardplan.planning.finer import work_s
 from shardplan.planning.instance import MOST_AXES
 from shardplan.planning.runtimes import RUNTIMES
 from shardplan.planning.runtimes.table import FREE_ROLES
 from shardplan.planning.search import NoBetterError
 from shardplan.planning.standing import OnProgress, Standing, without_effort
+from shardplan.planning.start_plan import StartPlan
 from shardplan.processes import run_all
 from shardplan.units import NS_PER_S, PS_PER_NS, counted
 
@@ -102,8 +103,11 @@ def try_meshes(
     processes: int = 1,
     on_done: Callable[[MeshTrial], None] | None = None,
     on_progress: OnProgress | None = None,
+    start: StartPlan | None = None,
+    on_warning: Callable[[Diagnostic], None] | None = None,
 ) -> tuple[MeshTrial, ...]:
     """The best plan on every mesh of at most `MOST_AXES` axes, and a bound for the others; in the order of `meshes`.
+    `start`: a known plan of one of the meshes, which `on_warning` is told about.
 
     Everything that does not depend on the mesh is computed once; `processes` work in parallel. If Ctrl-C stops it once
     there is a plan, the remaining trials are `INTERRUPTED`. Raises `ShardplanError` if no mesh can be planned, for
@@ -121,7 +125,10 @@ def try_meshes(
             on_progress(_standing(found, len(meshes)))
 
     work_ns = int(work_s(model, clusters[meshes[0]], options) * NS_PER_S)
-    stopped = _until_stopped(_solved(model, clusters, options, shallow, processes, on_progress), done, found)
+    if start is not None:
+        found.update(_started(model, clusters, options, shallow, start, on_warning))
+    trials = _solved(model, clusters, options, shallow, processes, on_progress, start)
+    stopped = _until_stopped(trials, done, found)
     for text in meshes:
         if text not in found:
             mesh = clusters[text].mesh
@@ -131,6 +138,28 @@ def try_meshes(
     if len(refused) == len(shallow) and all(trial.reason != _NO_ROOM for trial in refused):
         raise ShardplanError(*refused[0].diagnostics)
     return tuple(found[text] for text in meshes)
+
+
+def _started(
+    model: Model,
+    clusters: Mapping[str, Cluster],
+    options: PlanOptions,
+    meshes: Sequence[str],
+    start: StartPlan,
+    on_warning: Callable[[Diagnostic], None] | None,
+) -> dict[str, MeshTrial]:
+    """The start alone, as the trial of its mesh until that is searched."""
+    mesh, heard = start.plan.mesh, list[Diagnostic]()
+    same = [text for text in meshes if clusters[text].mesh.shape == mesh.shape]
+    text = next((text for text in same if clusters[text].mesh == mesh), (same or list(meshes))[0])
+    try:
+        plan = Planner(model, clusters[text], options, None, heard.append, reasons=False, start=start).started()
+    except ShardplanError as problem:
+        heard, plan = [start.not_taken(f"cannot be planned here: {problem.diagnostics[0].summary}")], None
+    for diagnostic in heard:
+        if on_warning is not None and diagnostic.severity == "note":
+            on_warning(diagnostic)
+    return {} if plan is None else {text: MeshTrial(text, clusters[text].mesh, plan, 0, INTERRUPTED)}
 
 
 def _until_stopped(
@@ -157,11 +186,9 @@ def best_of(trials: Sequence[MeshTrial]) -> MeshTrial | None:
 
 def _standing(found: Mapping[str, MeshTrial], count: int) -> Standing:
     """The standing of the search over meshes; no bound holds for unfinished meshes."""
-    best = best_of(tuple(found.values()))
+    best, done = best_of(tuple(found.values())), sum(trial.reason != INTERRUPTED for trial in found.values())
     best_ps = math.inf if best is None or best.step_ns is None else best.step_ns * PS_PER_NS
-    return Standing(
-        best_ps, -math.inf, 0.0, f"{len(found)} of {counted(count, 'mesh')} done", len(found), count - len(found)
-    )
+    return Standing(best_ps, -math.inf, 0.0, f"{done} of {counted(count, 'mesh')} done", done, count - done)
 
 
 def _solved(
@@ -171,6 +198,7 @@ def _solved(
     meshes: Sequence[str],
     processes: int,
     on_progress: OnProgress | None,
+    start: StartPlan | None,
 ) -> Iterator[MeshTrial]:
     """Trials in the order in which they finish: first the coarsest mesh, from whose plan all others start, then the
     slowest first; in one process those with the fewest axes first."""
@@ -181,27 +209,32 @@ def _solved(
     coarse = CoarsePlans()
     if options.target and FREE_ROLES.isdisjoint(RUNTIMES[options.target].roles):
         processes = 1  # most of what one mesh says the next ones say too: it is searched once
-    yield _try((model, coarse), (first, clusters[first], options, ends_s, 1 + len(rest)), without_effort(on_progress))
+    shared = model, coarse, start
+    yield _try(shared, (first, clusters[first], options, ends_s, 1 + len(rest)), without_effort(on_progress))
     if processes > 1:
         rest.reverse()
     waiting = [math.ceil((len(rest) - number) / processes) for number in range(len(rest))]
     asked = [(text, clusters[text], options, ends_s, left) for text, left in zip(rest, waiting, strict=True)]
-    yield from run_all(_try, (model, coarse), asked, processes)
+    yield from run_all(_try, shared, asked, processes)
 
 
 def _try(
-    shared: tuple[Model, CoarsePlans],
+    shared: tuple[Model, CoarsePlans, StartPlan | None],
     asked: tuple[str, Cluster, PlanOptions, float, int],
     on_progress: OnProgress | None = None,
 ) -> MeshTrial:
     """The result for a mesh within its share of the remaining time: until `ends_s` (`time.monotonic`, the same clock in
     all processes), this process searches so many meshes."""
-    (model, coarse), (text, cluster, options, ends_s, waiting) = shared, asked
+    (model, coarse, start), (text, cluster, options, ends_s, waiting) = shared, asked
+    if start is not None and start.plan.mesh.shape != cluster.mesh.shape:
+        start = None
     if options.time_limit is not None:
         options = replace(options, time_limit=max(_SOME_SECONDS, (ends_s - time.monotonic()) / waiting))
     heard: list[Diagnostic] = []
     try:
-        plan = plan_model(model, cluster, options, on_progress=on_progress, on_warning=heard.append, coarse=coarse)
+        plan = plan_model(
+            model, cluster, options, on_progress=on_progress, on_warning=heard.append, coarse=coarse, start=start
+        )
     except InfeasibleError as problem:
         return MeshTrial(text, cluster.mesh, None, 0, _NO_ROOM, problem.diagnostics)
     except NoBetterError as none:
@@ -212,4 +245,5 @@ def _try(
         return MeshTrial(text, cluster.mesh, None, 0, problem.diagnostics[0].summary, problem.diagnostics)
     if options.target:
         coarse.enough_s = min(coarse.enough_s, plan.summary.step_ns / NS_PER_S)
-    return MeshTrial(text, cluster.mesh, plan, plan.summary.step_bound_ns, "", tuple(heard))
+    warnings = tuple(one for one in heard if one.severity != "note")
+    return MeshTrial(text, cluster.mesh, plan, plan.summary.step_bound_ns, "", warnings)

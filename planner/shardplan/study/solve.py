@@ -96,11 +96,15 @@ def _solved(
         schedule, stages = instance.staging.schedule, instance.staging.stages
         return Solved(plan_stages(model, cluster, options, schedule, stages, on_warning, on_progress), model, cluster)
     if not instance.is_auto:
-        return Solved(plan_model(model, cluster, options, on_progress, on_warning), model, cluster)
+        plan = plan_model(model, cluster, options, on_progress, on_warning, start=instance.start)
+        return Solved(plan, model, cluster)
     profile = profile_from_resolved(cluster.resolved)
     meshes = [text for text in logical_meshes(profile) if most_axes is None or len(text.split(",")) <= most_axes]
     deep = max(len(text.split(",")) for text in meshes) > 2  # small ones are solved before a process has begun
-    trials = try_meshes(model, profile, options, meshes, processes=processes if deep else 1, on_progress=on_progress)
+    trials = try_meshes(
+        model, profile, options, meshes, processes=processes if deep else 1, on_progress=on_progress,
+        start=instance.start, on_warning=on_warning,
+    )  # fmt: skip
     best = best_of(trials)
     if best is None or best.plan is None:
         late = [trial for trial in trials if trial.reason == OUT_OF_TIME]

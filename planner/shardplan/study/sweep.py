@@ -83,6 +83,14 @@ class Sweep:
     items: str = "tokens"
 
 
+class SweepInterrupt(KeyboardInterrupt):
+    """Ctrl-C stopped a sweep; `found` has the points planned until then."""
+
+    def __init__(self, found: Sweep) -> None:
+        self.found = found
+        super().__init__()
+
+
 class Engine(Protocol):
     """Plans points; yields each as it finishes, in any order, and loses none."""
 
@@ -112,7 +120,7 @@ def sweep(
     is added to it at once.
 
     Raises `ShardplanError` with everything that is wrong with the inputs of `request`, and (`other-sweep`,
-    `not-a-sweep`) for a file of something else.
+    `not-a-sweep`) for a file of something else, and `SweepInterrupt` on Ctrl-C.
     """
     request = as_read(request)
     assert not isinstance(request.model, str | Path)
@@ -131,12 +139,16 @@ def sweep(
 
     if path and missing:
         _write(path, so_far())  # a file that cannot be written is known before anything is planned
-    for point in engine.points(request, missing) if missing else ():
-        known[point.request] = point
-        if path:
-            _write(path, so_far())
-        if on_point is not None:
-            on_point(point)
+    try:
+        for point in engine.points(request, missing) if missing else ():
+            known[point.request] = point
+            if path:
+                _write(path, so_far())
+            if on_point is not None:
+                on_point(point)
+    except KeyboardInterrupt:
+        points = tuple(known[combination] for combination in combinations if combination in known)
+        raise SweepInterrupt(replace(empty, points=points)) from None
     return replace(empty, points=tuple(known[combination] for combination in combinations))
 
 

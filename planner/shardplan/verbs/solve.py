@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,10 +28,12 @@ from shardplan.verbs.report import check_report, html_option, write_report
 from shardplan.verbs.session import EXIT_DONE, EXIT_INTERRUPTED, EXIT_LIMIT, Session, option, verb
 
 if TYPE_CHECKING:
+    from shardplan.errors import Diagnostic
     from shardplan.layout.mesh import Mesh
     from shardplan.plan.types import Plan
     from shardplan.study.instance import Instance
     from shardplan.study.solve import Solved
+    from shardplan.units import Measure
 
 STANDARD_OUTPUT = "-"
 _MOST_PROCESSES = 4
@@ -49,7 +51,7 @@ _SOME_SECONDS = 0.01
     metavar="FILE",
     help="Where the plan goes; - is standard output.  [default: plans/<model>.<mesh>.plan.json]",
 )
-@request_options(*SEARCH, *FIXED, "cost_model")
+@request_options(*SEARCH, "start", *FIXED, "cost_model")
 @option(
     "--robust",
     type=click.IntRange(min=0),
@@ -86,7 +88,7 @@ def solve(session: Session, /, **given: Any) -> int:
         asked = (instance.model, instance.cluster, instance.options)
         session.tell(lambda console: describe_request(console, *asked, session.defaults))
     with Interruption() as interruption:
-        answer = _answer(session, instance)
+        answer = _answer(session, order)
         interruption.arm()  # the plan is written, whoever is in a hurry
         _write(session, order, answer)
     return _deliver(session, order, answer, require_optimal=given["require_optimal"])
@@ -142,7 +144,7 @@ def default_output(model_path: str, mesh: Mesh, *, kind: str = "") -> str:
     return str(Path("plans", f"{title_of_model(model_path)}.{sizes}{kind}.plan.json"))
 
 
-def _answer(session: Session, instance: Instance) -> Solved:
+def _answer(session: Session, order: _Order) -> Solved:
     """The plan. Where it is proven that there is none, a document says what was asked and what would help."""
     from shardplan.plan.format.encode import infeasible_summary
     from shardplan.processes import processors
@@ -151,13 +153,14 @@ def _answer(session: Session, instance: Instance) -> Solved:
     from shardplan.study.solve import solve as find
     from shardplan.units import Measure
 
+    instance = order.instance
     measure = Measure(instance.options.cost_model.unit)
     workers = min(processors(), _MOST_PROCESSES)
     alone = instance.staging is None and not instance.is_auto
     asked, instance = instance, _by_now(instance, session)
     try:
         on_progress = session.begin("solving", measure.of_picoseconds, keeps=True)
-        return find(instance, on_progress, session.say, processes=workers)
+        return find(instance, on_progress, lambda said: _hear(session, order, said), processes=workers)
     except NoMeshError as problem:
         session.failure = {"plan": None, "meshes": meshes_record(problem.trials)}
         raise
@@ -166,6 +169,17 @@ def _answer(session: Session, instance: Instance) -> Solved:
         if alone:
             raise _with_remedies(session, problem, asked) from None
         raise
+
+
+def _hear(session: Session, order: _Order, said: Diagnostic) -> None:
+    """Say what the search says: what it starts from is part of the request, as its model is."""
+    from shardplan.render.solve import describe_start
+
+    if said.code != "start" or order.is_piped:
+        session.say(said)
+        return
+    session.diagnostics.append(said)
+    session.tell(lambda console: describe_start(console, said))
 
 
 def _by_now(instance: Instance, session: Session) -> Instance:
@@ -205,8 +219,9 @@ def _write(session: Session, order: _Order, answer: Solved) -> None:
     if order.is_piped:
         session.write_text(text)
     else:
-        replaced = _replaced(order.output, plan)
-        written, measure = write_text(text, order.output), Measure(order.instance.options.cost_model.unit)
+        measure = Measure(order.instance.options.cost_model.unit)
+        replaced = _replaced(order.output, plan, measure)
+        written = write_text(text, order.output)
         if answer.trials:
             session.tell(lambda console: show_meshes(console, answer.trials))
         session.tell(
@@ -221,17 +236,39 @@ def _deliver(session: Session, order: _Order, answer: Solved, *, require_optimal
     from shardplan.plan.format.encode import summary_record
     from shardplan.render.meshes import meshes_record
 
-    plan = answer.plan
-    limits = _limits(session, order, answer)
+    plan, studies = answer.plan, _Studies(session, order)
+    limits = studies(lambda: _limits(session, order, answer))
     write_report(session, order.html, lambda: _report(order, answer))
     code = _judge(session, plan, order.instance.options.gap, require_optimal=require_optimal)
-    study = _study(session, order, answer) if order.draws else {}
-    study = {**_advice(session, order, answer), **study}
+    study = studies(lambda: _study(session, order, answer)) if order.draws else {}
+    study = {**studies(lambda: _advice(session, order, answer)), **study}
+    code = EXIT_INTERRUPTED if studies.stopped else code
     if session.as_json:
         meshes = {"meshes": meshes_record(answer.trials)} if answer.trials else {}
         document = {"plan": order.output, "summary": summary_record(plan.summary), **meshes, **limits, **study}
         session.write_document(document)
     return code
+
+
+@dataclass
+class _Studies:
+    """Studies of a plan that is written: Ctrl-C ends the current one and those that would follow."""
+
+    session: Session
+    order: _Order
+    stopped: bool = False
+
+    def __call__(self, study: Callable[[], Mapping[str, Any]]) -> Mapping[str, Any]:
+        if self.stopped:
+            return {}
+        try:
+            return study()
+        except KeyboardInterrupt:
+            self.stopped = True
+            written = "the plan" if self.order.is_piped else self.order.output
+            summary = f"interrupted: {written} is written; what else was asked about it is not computed"
+            self.session.say(warning("interrupted", summary))
+            return {}
 
 
 def _limits(session: Session, order: _Order, answer: Solved) -> Mapping[str, Any]:
@@ -252,17 +289,24 @@ def _limits(session: Session, order: _Order, answer: Solved) -> Mapping[str, Any
     return {"limits": found.record()}
 
 
-def _replaced(path: str, plan: Plan) -> str:
-    """What the plan in a file was for, where that is another model, cluster or mesh; empty where nothing is lost."""
-    from shardplan.plan.file import read_subject
+def _replaced(path: str, plan: Plan, measure: Measure) -> str:
+    """What the plan in a file was for, where that is another model, cluster or mesh, or that it was faster; empty where
+    nothing is lost."""
+    from shardplan.plan.file import read_plan, read_subject
 
     try:
         model, cluster, mesh = read_subject(path)
+        if (model, cluster, mesh) != (plan.model.get("name"), plan.cluster.get("name"), plan.mesh):
+            return f"it replaces the plan for {model} on {cluster} ({mesh})"
+        old = read_plan(path)
     except ShardplanError:
         return ""
-    if (model, cluster, mesh) == (plan.model.get("name"), plan.cluster.get("name"), plan.mesh):
+    is_same = (old.model, old.cluster.get("digest")) == (plan.model, plan.cluster.get("digest"))
+    limits = old.summary.memory_limit_bytes, plan.summary.memory_limit_bytes
+    if not is_same or limits[0] > limits[1] or old.summary.step_ns >= plan.summary.step_ns:
         return ""
-    return f"it replaces the plan for {model} on {cluster} ({mesh})"
+    step = measure.apart(old.summary.step_ns, plan.summary.step_ns)[0]
+    return f"it replaces a plan for the same with a step of {step}: --start FILE makes none slower than that in FILE"
 
 
 def _report(order: _Order, answer: Solved) -> Mapping[str, Any]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shardplan.errors import Attempts, Diagnostic, ShardplanError, did_you_mean, error
+from shardplan.errors import Attempts, Diagnostic, ShardplanError, did_you_mean, error, warning
 from shardplan.request import AUTO, option_of, term
 from shardplan.units import PS_PER_NS, counted
 from shardplan.verbs.asking import (
@@ -27,6 +27,7 @@ from shardplan.verbs.report import check_report, html_option, write_report
 from shardplan.verbs.session import (
     EXIT_DONE,
     EXIT_INFEASIBLE,
+    EXIT_INTERRUPTED,
     EXIT_LIMIT,
     EXIT_USAGE,
     Session,
@@ -94,12 +95,12 @@ def sweep(session: Session, /, **given: Any) -> int:
     """Plan MODEL for every combination of clusters, meshes, microbatches and rematerialisation.
 
     Exits with 3 when no plan fits, 4 when limits ended every search without one, 2 when every combination is
-    refused.
+    refused. Ctrl-C ends it with the points that are planned (exit code 130).
     """
     from shardplan.render.sweep import draw_sweep, show_sweep
     from shardplan.report.studies import sweep_report
     from shardplan.study.engines import engine_of
-    from shardplan.study.sweep import pareto, sweep_record
+    from shardplan.study.sweep import SweepInterrupt, pareto, sweep_record
     from shardplan.study.sweep import sweep as run
 
     attempt = Attempts()
@@ -114,18 +115,28 @@ def sweep(session: Session, /, **given: Any) -> int:
     assert engine is not None
     told = _Told(session.begin("planning"), len(combinations))
     told.say()
+    is_whole = True
     try:
         found = run(request, combinations, engine, given["output"], told.advance)
-    except KeyboardInterrupt:
-        kept = f"{given['output']} holds {told.done} of {counted(len(combinations), 'point')}; the same command goes on"
-        raise KeyboardInterrupt(kept if given["output"] else "") from None
+    except SweepInterrupt as stop:
+        found, is_whole = stop.found, False
+        _say_interrupted(session, len(found.points), len(combinations), given["output"])
     write_report(session, given["html"], lambda: sweep_report(found))
     best = [point.request for point in pareto(found.points)]
     document = {**sweep_record(found), "pareto": [str(request) for request in best]}
     session.finish(document, lambda console: show_sweep(console, found, everything=given["show_all"]))
     if given["plot"]:
         draw_sweep(found, given["plot"])
-    return _exit_code(found.points)
+    return _exit_code(found.points) if is_whole else EXIT_INTERRUPTED
+
+
+def _say_interrupted(session: Session, done: int, count: int, output: str | None) -> None:
+    """Say how many of the points are known. Raises `KeyboardInterrupt` where there are none."""
+    every = counted(count, "point")
+    kept = f"{output} holds {done} of {every}; the same command goes on" if output else ""
+    if not done:
+        raise KeyboardInterrupt(kept) from None
+    session.say(warning("interrupted", f"interrupted: {kept or f'{done} of {every} were planned'}"))
 
 
 def _exit_code(points: Iterable[Point]) -> int:
