@@ -15,7 +15,7 @@ from shardplan.cluster.mesh import make_cluster
 from shardplan.cluster.profile import profile_from_text
 from shardplan.graph.build import build_cost_graph
 from shardplan.graph.memory import MemoryRows
-from shardplan.graph.objective_cuts import binding_cuts, sums_around, work_of
+from shardplan.graph.objective_cuts import binding_cuts, plane_of, sums_around, work_of
 from shardplan.graph.options import UNLIMITED_BYTES, PlanOptions
 from shardplan.graph.problem import objective_of, to_problem
 from shardplan.model.types import Model, Operator, Parameter, Tensor
@@ -163,6 +163,10 @@ def test_sums_around_any_operator_bound_the_schedule_and_are_what_the_objective_
     plain = to_problem(built, memory, None, at_multipliers(objective, objective.usual_multipliers))
     factor = data.draw(st.sampled_from([1, 8]))
     choices = solve(replace(plain, costs=tuple(factor * one for one in plain.costs))).choices
+    plane = plane_of(built, choices, objective)
+    base, *others = (evaluate(to_problem(built, memory, None, one), choices).cost for one in single_sums(objective))
+    assert abs(plane.cost - base) <= 100, "picoseconds: each table is rounded"
+    assert all(abs(one + base - other) <= 200 for one, other in zip(plane.sums, others, strict=True))
     cuts = binding_cuts(built, choices, objective, -1.0)
     around = {phase.name for phase in objective.phases if any(one.cut >= 0 for one in phase.sums)}
     assert set(cuts) == around

@@ -1,4 +1,5 @@
-"""Further sums for an objective, found from an assignment: the operators around which its schedule waits.
+"""The sums of an objective for one assignment, and further sums, found from an assignment: the operators around which
+its schedule waits.
 
 The sums around an operator p (`shardplan.schedule.objective`) are lower bounds on the time of a phase for every p. A
 problem with all of them would be far too large, and few of them bind: so an assignment is searched without most of
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 from shardplan.graph.build import ANYWHERE, CostGraph
 from shardplan.schedule.objective import Objective, PhaseSums, Side, Sum, share_of
 from shardplan.schedule.terms import Term
+from shardplan.solve import Plane
 
 Amounts = NDArray[np.float64]
 Work = Mapping[Term, Amounts]
@@ -43,6 +45,20 @@ def binding_cuts(
             if phase.count * (sums[side_and_level][cut] - value) > least_ps:
                 found[phase.name] = (Sum(*side_and_level, cut),)
     return found
+
+
+def plane_of(built: CostGraph, choices: Sequence[int], objective: Objective) -> Plane:
+    """The cutting plane of an assignment: the picoseconds of its base sums in a step, and by how much each other sum of
+    a phase is above the base sum. `choices`: of all nodes, in graph order."""
+    work = work_of(built, choices)
+    cost = sum(float(each.sum()) for term, each in work.items() if term.segment == "update")
+    above: list[float] = []
+    for phase in objective.phases:
+        around = _around(phase, objective, work)
+        base, *others = (phase.count * _value(one, phase, objective, work, around) for one in phase.sums)
+        cost += base
+        above += (other - base for other in others)
+    return Plane(cost, tuple(above))
 
 
 def _around(phase: PhaseSums, objective: Objective, work: Work) -> Mapping[tuple[Side, str], Amounts]:

@@ -18,20 +18,31 @@ from dataclasses import dataclass, field, replace
 from shardplan.cluster.mesh import merged
 from shardplan.cluster.types import Cluster
 from shardplan.graph.neighbourhood import Neighbourhood
+from shardplan.graph.objective_cuts import plane_of
 from shardplan.graph.options import PlanOptions
 from shardplan.graph.remat import Recompute
 from shardplan.layout.mesh import Axis, Mesh
 from shardplan.model.types import Model
 from shardplan.planning.candidates import of_phases
 from shardplan.planning.chain import Question
-from shardplan.planning.constants import AVERAGES, PAIR_JUDGED, PAIR_WORK, ROUGH_GAP, WHOLE_AVERAGES
+from shardplan.planning.constants import (
+    ALL_SUMS_AXES,
+    AVERAGES,
+    PAIR_JUDGED,
+    PAIR_WORK,
+    ROUGH_GAP,
+    WHOLE_AVERAGES,
+    WHOLE_GAP,
+    WHOLE_PULL,
+)
 from shardplan.planning.decided import Decided
 from shardplan.planning.instance import MOST_WHOLE, CostGraphs, Instance, instance_of, real_axes
 from shardplan.planning.questions import asked
 from shardplan.planning.runtimes.table import Roles
 from shardplan.planning.search import Found, NoPlanError, Questions, Search
-from shardplan.schedule.objective import Weights, fitting
-from shardplan.solve import Plane
+from shardplan.schedule.objective import Weights, at_multipliers, fitting
+from shardplan.solve import Plane, best_multipliers
+from shardplan.units import PS_PER_S
 
 
 @dataclass(frozen=True)
@@ -157,6 +168,8 @@ def _proven(
     axes = len(real_axes(search.instance.cluster.mesh))
     if axes > MOST_WHOLE or search.is_over or found.outcome == "interrupted":
         return found
+    if axes > ALL_SUMS_AXES and (planes or start):
+        return (yield from _proven_by_single_problems(search, found, remat, start, planes))
     with contextlib.suppress(NoPlanError):
         whole = yield from of_phases(
             search,
@@ -171,6 +184,49 @@ def _proven(
         best = found.better([whole.candidate], search.instance.limit_bytes)
         found = replace(whole, candidate=best.candidate, reproducible=whole.reproducible and found.reproducible)
     return found
+
+
+def _proven_by_single_problems(
+    search: Search, found: Found, remat: Recompute | None, start: Weights, planes: Sequence[Plane]
+) -> Questions[Found]:
+    """The same without the tables of all sums, which take gigabytes on many axes: the multipliers come from the planes
+    of the plans met, and each plain problem has the tables of one linear function."""
+    objective, limit_bytes = found.objective, search.instance.limit_bytes
+    sizes, met = objective.sizes, [plane for plane in planes if len(plane.sums) == sum(objective.sizes)]
+    known: Weights = fitting(start, objective) if start else ()
+    question = Question(found.limit_bytes, objective, remat=remat, unproven=ROUGH_GAP, shortfall=False)
+    for left in range(WHOLE_AVERAGES, 0, -1):
+        if search.is_over or found.outcome == "interrupted" or found.gap <= WHOLE_GAP:
+            break
+        weights = known if start and not met else _towards(best_multipliers(met, sizes)[0], known, sizes)
+        answer = yield from asked(
+            search,
+            replace(
+                question,
+                linear=at_multipliers(objective, weights),
+                known=Decided.of_priced(found.candidate.priced).fixed,
+                ends_s=search.share(left),
+            ),
+            search.work_left / left,
+        )
+        solution = answer.solution
+        if solution.bound / PS_PER_S > found.bound_s:
+            found = replace(found, bound_s=solution.bound / PS_PER_S, multipliers=weights)
+        outcome = "interrupted" if solution.outcome == "interrupted" else found.outcome
+        found = replace(found, outcome=outcome, reproducible=found.reproducible and solution.reproducible)
+        if solution.choices is None or start:
+            break
+        found = found.better(replace(search, known={}).judged(answer.candidates), limit_bytes)
+        met.append(plane_of(answer.layouts.built, solution.choices, objective))
+        known = weights
+    return found
+
+
+def _towards(point: Sequence[float], known: Weights, sizes: Sequence[int]) -> Weights:
+    """Multipliers most of the way from the known ones, if there are any, to a point."""
+    share, left = (WHOLE_PULL if known else 1.0), iter(point)
+    before = known or tuple((0.0,) * size for size in sizes)
+    return tuple(tuple(share * next(left) + (1.0 - share) * one for one in phase) for phase in before)
 
 
 def by_pairs(search: Search, found: Found) -> Questions[Found]:

@@ -96,6 +96,27 @@ def averaged(problem: Problem, functions: Functions, weights: Sequence[int], dig
     return replace(problem, costs=costs, edges=tuple(edges), maxima=())
 
 
+def best_multipliers(planes: Sequence[Plane], sizes: Sequence[int]) -> tuple[tuple[float, ...], float]:
+    """Multipliers, sum by sum, at which the least plane is highest, and its value there: max z subject to
+    z <= cost_k + sum_i w_i s_ki over the simplices of w. `sizes`: the numbers of sums of the maxima."""
+    unit = max(1.0, *(abs(plane.cost) for plane in planes), *(abs(s) for plane in planes for s in plane.sums))
+    highs, none = quiet_highs(), (np.zeros(0, np.int32), np.zeros(0))
+    highs.addCol(-1.0, -highspy.kHighsInf, highspy.kHighsInf, 0, *none)
+    first = 1
+    for size in sizes:
+        columns = np.arange(first, first + size, dtype=np.int32)
+        for _ in columns:
+            highs.addCol(0.0, 0.0, 1.0, 0, *none)
+        highs.addRow(-highspy.kHighsInf, 1.0, len(columns), columns, np.ones(len(columns)))
+        first += size
+    for plane in planes:
+        row = np.concatenate([[1.0], -np.array(plane.sums) / unit])
+        highs.addRow(-highspy.kHighsInf, plane.cost / unit, first, np.arange(first, dtype=np.int32), row)
+    highs.run()
+    value, *point = highs.getSolution().col_value
+    return tuple(map(float, point)), float(value) * unit
+
+
 class _Search:
     """Planes and bounds so far. Multipliers are integers in units of 2 ** -DIGITS."""
 
@@ -205,25 +226,9 @@ class _Search:
         return tuple(whole)
 
     def _master(self) -> tuple[float, ...]:
-        """Max z subject to z <= cost_k + sum_i w_i s_ki over the simplices of w; z becomes the ceiling on L."""
-        planes = [*self.known, *self.planes.values()]
-        unit = max(1.0, *(abs(plane.cost) for plane in planes), *(abs(s) for plane in planes for s in plane.sums))
-        highs, none = quiet_highs(), (np.zeros(0, np.int32), np.zeros(0))
-        highs.addCol(-1.0, -highspy.kHighsInf, highspy.kHighsInf, 0, *none)
-        first = 1
-        for maximum in self.problem.maxima:
-            columns = np.arange(first, first + len(maximum.sums), dtype=np.int32)
-            for _ in columns:
-                highs.addCol(0.0, 0.0, 1.0, 0, *none)
-            highs.addRow(-highspy.kHighsInf, 1.0, len(columns), columns, np.ones(len(columns)))
-            first += len(columns)
-        for plane in planes:
-            row = np.concatenate([[1.0], -np.array(plane.sums) / unit])
-            highs.addRow(-highspy.kHighsInf, plane.cost / unit, first, np.arange(first, dtype=np.int32), row)
-        highs.run()
-        found = highs.getSolution().col_value
-        self.ceiling = float(found[0]) * unit
-        return tuple(map(float, found[1:]))
+        """The best multipliers of the planes so far; their value becomes the ceiling on L."""
+        point, self.ceiling = best_multipliers([*self.known, *self.planes.values()], self.sizes)
+        return point
 
     def answer(self, interrupted: bool, seconds: float, reproducible: bool) -> Solution:
         """The solution: the cheapest assignment met, the best bound, and all other assignments."""
