@@ -121,8 +121,6 @@ PAIR_JUDGED = 4
 """Candidates of a pair of axes that are scheduled."""
 ALL_SUMS_AXES = 2
 """Number of mesh axes up to which one problem may have the tables of all sums: on more, they take gigabytes."""
-WHOLE_PULL = 0.7
-"""Step from known multipliers towards the best ones of the planes, as a share of the way, in place of that."""
 WHOLE_GAP = 0.02
 """Gap from which on one plain problem of all axes is enough: another one closes a part of it, and takes as long."""
 WHOLE_AVERAGES = 2

@@ -33,7 +33,6 @@ from shardplan.planning.constants import (
     ROUGH_GAP,
     WHOLE_AVERAGES,
     WHOLE_GAP,
-    WHOLE_PULL,
 )
 from shardplan.planning.decided import Decided
 from shardplan.planning.instance import MOST_WHOLE, CostGraphs, Instance, instance_of, real_axes
@@ -41,7 +40,7 @@ from shardplan.planning.questions import asked
 from shardplan.planning.runtimes.table import Roles
 from shardplan.planning.search import Found, NoPlanError, Questions, Search
 from shardplan.schedule.objective import Weights, at_multipliers, fitting
-from shardplan.solve import Plane, best_multipliers
+from shardplan.solve import Plane, best_multipliers, pulled
 from shardplan.units import PS_PER_S
 
 
@@ -193,40 +192,37 @@ def _proven_by_single_problems(
     of the plans met, and each plain problem has the tables of one linear function."""
     objective, limit_bytes = found.objective, search.instance.limit_bytes
     sizes, met = objective.sizes, [plane for plane in planes if len(plane.sums) == sum(objective.sizes)]
-    known: Weights = fitting(start, objective) if start else ()
+    multipliers: Weights = fitting(start, objective) if start else ()
     question = Question(found.limit_bytes, objective, remat=remat, unproven=ROUGH_GAP, shortfall=False)
     for left in range(WHOLE_AVERAGES, 0, -1):
         if search.is_over or found.outcome == "interrupted" or found.gap <= WHOLE_GAP:
             break
-        weights = known if start and not met else _towards(best_multipliers(met, sizes)[0], known, sizes)
+        if met:
+            point, _ = best_multipliers(met, sizes)
+            multipliers = _by_phase(pulled(list(itertools.chain(*multipliers)), point) if multipliers else point, sizes)
+        linear, known = at_multipliers(objective, multipliers), Decided.of_priced(found.candidate.priced).fixed
         answer = yield from asked(
-            search,
-            replace(
-                question,
-                linear=at_multipliers(objective, weights),
-                known=Decided.of_priced(found.candidate.priced).fixed,
-                ends_s=search.share(left),
-            ),
-            search.work_left / left,
+            search, replace(question, linear=linear, known=known, ends_s=search.share(left)), search.work_left / left
         )
         solution = answer.solution
-        if solution.bound / PS_PER_S > found.bound_s:
-            found = replace(found, bound_s=solution.bound / PS_PER_S, multipliers=weights)
         outcome = "interrupted" if solution.outcome == "interrupted" else found.outcome
         found = replace(found, outcome=outcome, reproducible=found.reproducible and solution.reproducible)
+        if solution.outcome == "infeasible":  # which the known plan contradicts
+            break
+        if solution.choices is not None:
+            found = found.better(replace(search, known={}).judged(answer.candidates), limit_bytes)
+            met.append(plane_of(answer.layouts.built, solution.choices, objective))
+        bound_s = min(solution.bound / PS_PER_S, found.candidate.step_s)
+        if bound_s > found.bound_s:
+            found = replace(found, bound_s=bound_s, multipliers=multipliers)
         if solution.choices is None or start:
             break
-        found = found.better(replace(search, known={}).judged(answer.candidates), limit_bytes)
-        met.append(plane_of(answer.layouts.built, solution.choices, objective))
-        known = weights
     return found
 
 
-def _towards(point: Sequence[float], known: Weights, sizes: Sequence[int]) -> Weights:
-    """Multipliers most of the way from the known ones, if there are any, to a point."""
-    share, left = (WHOLE_PULL if known else 1.0), iter(point)
-    before = known or tuple((0.0,) * size for size in sizes)
-    return tuple(tuple(share * next(left) + (1.0 - share) * one for one in phase) for phase in before)
+def _by_phase(multipliers: Sequence[float], sizes: Sequence[int]) -> Weights:
+    left = iter(multipliers)
+    return tuple(tuple(next(left) for _ in range(size)) for size in sizes)
 
 
 def by_pairs(search: Search, found: Found) -> Questions[Found]:

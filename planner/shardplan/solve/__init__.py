@@ -1,6 +1,6 @@
 """The solver: from a `Problem` to a `Solution` with a proven lower bound. It knows no tensors and no devices."""
 
-from shardplan.solve.bound.averages import best_multipliers
+from shardplan.solve.bound.averages import best_multipliers, pulled
 from shardplan.solve.budget import Progress
 from shardplan.solve.evaluate import Evaluation, evaluate
 from shardplan.solve.problem import Edge, LinearSum, Maximum, Plane, Problem, Solution, Start, Usage
@@ -19,5 +19,6 @@ __all__ = [
     "Usage",
     "best_multipliers",
     "evaluate",
+    "pulled",
     "solve",
 ]

@@ -117,6 +117,11 @@ def best_multipliers(planes: Sequence[Plane], sizes: Sequence[int]) -> tuple[tup
     return tuple(map(float, point)), float(value) * unit
 
 
+def pulled(known: Sequence[float], point: Sequence[float]) -> tuple[float, ...]:
+    """Most of the way from known multipliers to a point: a full step often goes too far."""
+    return tuple(MASTER_PULL * a + (1.0 - MASTER_PULL) * b for a, b in zip(point, known, strict=True))
+
+
 class _Search:
     """Planes and bounds so far. Multipliers are integers in units of 2 ** -DIGITS."""
 
@@ -145,7 +150,7 @@ class _Search:
         to find."""
         equal = [1.0 / (2 * size) for size in self.sizes for _ in range(size)]
         given = [weight / 2**MULTIPLIER_DIGITS for weight in weights]
-        return self._whole([MASTER_PULL * a + (1.0 - MASTER_PULL) * b for a, b in zip(given, equal, strict=True)])
+        return self._whole(pulled(equal, given))
 
     def grouped(self, weights: Sequence[int]) -> SumMultipliers:
         """Integers as multipliers, by maximum."""
@@ -212,7 +217,7 @@ class _Search:
         if calm:
             return self._whole(point)
         known = [weight / 2**MULTIPLIER_DIGITS for weight in self.best] or point
-        return self._whole([MASTER_PULL * a + (1.0 - MASTER_PULL) * b for a, b in zip(point, known, strict=True)])
+        return self._whole(pulled(known, point))
 
     def _whole(self, weights: Sequence[float]) -> tuple[int, ...]:
         """Multipliers as integers; those of one maximum sum to at most one."""
