@@ -10,7 +10,8 @@ from shardplan.cluster.mesh import make_cluster
 from shardplan.cluster.profile import load_profile
 from shardplan.errors import LimitError
 from shardplan.models import described
-from shardplan.planning import PlanOptions, plan_model
+from shardplan.planning import Planner, PlanOptions, plan_model
+from shardplan.planning.infeasible import out_of_time
 from shardplan.solve import evaluate, solve
 from shardplan.units import PS_PER_NS
 
@@ -47,6 +48,19 @@ def test_a_search_of_no_time_has_a_plan_and_no_bound_above_the_best_step(model, 
     assert plan.summary.step_ns >= plan.summary.bound_ns
     assert plan.summary.bound_ns <= best.summary.step_ns
     assert not plan.summary.reproducible
+
+
+def test_a_proof_that_fails_leaves_the_plan_and_the_bound_of_a_search_with_a_gap(model, cluster, best, monkeypatch):
+    def searched(self, search, *given):
+        if not self.instance.options.gap:
+            raise LimitError(out_of_time(self.instance.model, self.instance.cluster))
+        return Planner._searched(self, search, *given)
+
+    class Unproven(Planner):
+        _searched = searched
+
+    plan = Unproven(model, cluster, PlanOptions(gap=0.0)).plan()
+    assert (plan.summary.step_ns, plan.summary.bound_ns) == (best.summary.step_ns, best.summary.bound_ns)
 
 
 def test_no_bound_that_is_told_meanwhile_is_above_the_proven_one(model):

@@ -21,6 +21,11 @@ CLOSING_RESERVE = 3.5
 """Reserve at the end of a time limit for making the file of the best plan, in units of the time that scheduling a plan
 takes."""
 
+SEARCH_GAP: Final = 5e-3
+"""Gap that the first search leaves open if none is good enough."""
+PROOF_TIMES: Final = 8.0
+"""A proof without a gap begins if a time limit leaves it this many times what that search took."""
+
 # One question
 
 AVERAGES: Final[Mapping[Effort, int]] = {"quick": 3, "thorough": 10, "exhaustive": 10}

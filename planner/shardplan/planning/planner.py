@@ -6,7 +6,8 @@ import contextlib
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import Any
 
 from shardplan.cluster.mesh import merged
 from shardplan.cluster.types import Cluster
@@ -16,15 +17,15 @@ from shardplan.graph.memory import MemoryRows
 from shardplan.graph.neighbourhood import Offer
 from shardplan.graph.options import PlanOptions
 from shardplan.graph.problem import at, objective_of
-from shardplan.graph.remat import Recompute
 from shardplan.interruption import Interruption
 from shardplan.model.types import Model
-from shardplan.plan.assemble import Outcome, PricedAssignment, Proof, assemble, in_best_buckets
+from shardplan.plan.assemble import Outcome, Proof, assemble, in_best_buckets
 from shardplan.plan.types import Plan
 from shardplan.planning.answers import Answers
 from shardplan.planning.candidates import shortest, unless_nothing_fits
 from shardplan.planning.chain import Answer
-from shardplan.planning.constants import DEEPENING_S, IMPROVED_GAP
+from shardplan.planning.chosen import Chosen
+from shardplan.planning.constants import DEEPENING_S, IMPROVED_GAP, PROOF_TIMES, SEARCH_GAP
 from shardplan.planning.decided import Decided
 from shardplan.planning.finer import (
     CoarsePlans,
@@ -49,7 +50,7 @@ from shardplan.planning.search import Found, NoPlanError, Questions, Search, Spe
 from shardplan.planning.shallower import deepened, shallower
 from shardplan.planning.standing import OnProgress, of_shallow, without_effort
 from shardplan.planning.start_plan import Ask, StartPlan, finished_s, started
-from shardplan.schedule.objective import Weights, at_multipliers, serial_objective
+from shardplan.schedule.objective import Weights, at_multipliers, fitting, serial_objective
 
 
 def plan_model(
@@ -69,20 +70,6 @@ def plan_model(
     `KeyboardInterrupt` on Ctrl-C before any plan is found.
     """
     return Planner(model, cluster, options, on_progress, on_warning, coarse=coarse, start=start).plan()
-
-
-@dataclass(frozen=True)
-class Chosen:
-    """A plan, its assignment, and the cost graph of that assignment."""
-
-    plan: Plan
-    priced: PricedAssignment
-    memory: MemoryRows
-
-    @property
-    def recompute(self) -> Recompute:
-        """What is recomputed."""
-        return self.priced.built.recompute
 
 
 class Planner:
@@ -270,9 +257,9 @@ class Planner:
         `LimitError` on a mesh of too many axes, and `NoBetterError` as `plan`."""
         start = self._from_start(search) if restriction is None else None
         if start is None:
-            return self._searched(search, restriction, enough_s)
+            return self._proven(search, restriction, enough_s)
         try:
-            found = self._searched(search, restriction, enough_s)
+            found = self._proven(search, restriction, enough_s)
         except (NoPlanError, LimitError):
             least = 0.0 if search.interruption.asked else least_s(self.instance)
             return replace(start, bound_s=min(least, finished_s(start, self.instance)), reproducible=False)
@@ -317,6 +304,26 @@ class Planner:
             best = other if finished_s(other, instance) < start_s else best
         return best
 
+    def _proven(self, search: Search, restriction: Restrict | None, enough_s: float) -> Found:
+        """The best candidate. If no gap is good enough, a search that leaves one open comes first: it finds better
+        plans in the same time, and the proof may take very long. Raises as `_found`."""
+        options, began_s = self.instance.options, time.monotonic()
+        may_be_open = options.gap or restriction is not None or options.target or not options.cost_model.is_ours
+        kept = None if may_be_open else self._otherwise(search, gap=SEARCH_GAP)
+        if kept is None:
+            return self._searched(search, restriction, enough_s)
+        own = replace(search, restricted=True)
+        found = self._answered(transferred(own, kept, kept.bound_s, kept.decided, every_path=True), own)
+        found = replace(found, multipliers=fitting(kept.multipliers, found.objective))
+        now_s = time.monotonic()
+        if search.is_over or not found.gap or search.ends_s - now_s < PROOF_TIMES * (now_s - began_s):
+            return found
+        with contextlib.suppress(NoPlanError, LimitError):
+            proven = self._searched(search, restriction, enough_s)
+            proven = proven.proven_by(found).better([found.candidate], self.limit_bytes)
+            found = replace(proven, reproducible=proven.reproducible and found.reproducible)
+        return found
+
     def _searched(self, search: Search, restriction: Restrict | None, enough_s: float = math.inf) -> Found:
         """The best candidate of a search that knows no plan. Raises as `_found`."""
         if self.instance.options.target:
@@ -354,18 +361,23 @@ class Planner:
         options = self.instance.options
         if not options.shard_optimizer or self.instance.is_quick or search.is_over or found.gap <= IMPROVED_GAP:
             return found
-        asked, told = self.instance, without_effort(self._on_progress)
-        other = replace(options, shard_optimizer=False)
-        kept, work = self._on(asked.model, asked.cluster, search, other, told) or (None, 0.0)
+        kept = self._otherwise(search, shard_optimizer=False)
         if kept is None:
             return found
-        search.spent.work += work
         own = replace(search, restricted=True)
         with contextlib.suppress(NoPlanError):
             same = self._answered(transferred(own, kept, 0.0, kept.decided), own)
             found = found.better([same.candidate], self.limit_bytes)
             split = self._answered(shortest(own), own, kept.decided.as_split)
             found = found.better([split.candidate], self.limit_bytes)
+        return found
+
+    def _otherwise(self, search: Search, **options: Any) -> Coarser | None:
+        """The best plan of the same request with other options, if there is one."""
+        asked, told = self.instance, without_effort(self._on_progress)
+        other = replace(asked.options, **options)
+        found, work = self._on(asked.model, asked.cluster, search, other, told) or (None, 0.0)
+        search.spent.work += work
         return found
 
     def _shallower(self, search: Search) -> Coarser | None:

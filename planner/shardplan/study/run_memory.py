@@ -30,7 +30,7 @@ from shardplan.graph.tensors import TensorSpace
 from shardplan.plan.interrupted import unless_interrupted
 from shardplan.plan.step.memory_timeline import bytes_by_moment, peak_of
 from shardplan.plan.types import Memory, Plan
-from shardplan.planning.planner import Chosen
+from shardplan.planning.chosen import Chosen
 from shardplan.study.trainer_step import loss_memory_bytes
 
 _OPTIMIZER, _ACTIVATIONS, _TEMPORARIES = 2, 3, 4
