@@ -44,7 +44,7 @@ def on_a_terminal(*arguments: str) -> tuple[list[str], str]:
         (("solve", MODEL, "--mesh", "4x4", "-o"), r"^(solving|trying)"),
         (("compare", MODEL, "--mesh", "1x4"), r"^comparing .* \(\d of \d\)"),
         (("sweep", MODEL, "--mesh", "2x4,2x2"), r"^planning .* \d of 2 done"),
-        (("price", MODEL, "--tp", "4"), r"^pricing .* \(\d of 2\)"),
+        (("price", MODEL.replace("layers=1", "layers=8"), "--tp", "4"), r"^pricing .* \(\d of 2\)"),
     ],
 )
 def test_what_lasts_says_what_it_does_in_one_line(verb, said, tmp_path):
