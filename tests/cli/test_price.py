@@ -122,6 +122,9 @@ def test_perturbed_profiles_give_a_range(shardplan, folder):
     assert len(found["robust_step_us"]) == 3
     assert found["robust_step_us"][0] < found["robust_step_us"][-1]
     assert "robust_step_us" not in told(shardplan, "--dp", "2")
+    refused = shardplan(*ALONE, "--dp", "2", "--robust", "1" + "0" * 30)
+    assert refused.code == 2
+    assert f"1{'0' * 30} is not in the range 0<=x<=10000" in refused.err
 
 
 def test_layers_to_recompute_are_told_by_scheme(shardplan, folder):

@@ -35,6 +35,8 @@ WORKLOAD = (*MESH, *ASKED, "memory_limit")
 PIPELINE = ("devices", "stages", "schedule")
 SEARCH = ("time_limit", "effort", "gap", "seed", "presolve")
 FIXED = ("constraints", "pins")
+DRAWS = click.IntRange(0, 10_000)
+"""Numbers of random draws; more would take hours and say nothing more."""
 IN_SETTINGS = "it is set in shardplan.toml, or [tool.shardplan] of pyproject.toml"
 model_argument = click.argument("model", type=click.Path(path_type=str))
 

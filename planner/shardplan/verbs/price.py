@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from shardplan.errors import Attempts, ShardplanError, error
-from shardplan.verbs.asking import ask, budget_option, request_options
+from shardplan.verbs.asking import DRAWS, ask, budget_option, request_options
 from shardplan.verbs.session import EXIT_DONE, EXIT_NO, Session, Verb, verb
 
 
@@ -61,7 +61,7 @@ def _ways(name: str, field: str, text: str) -> Callable[[Verb], Verb]:
         "microbatch.")  # fmt: skip
 @click.option(
     "--robust",
-    type=click.IntRange(min=0),
+    type=DRAWS,
     default=0,
     metavar="N",
     help="Price it on N perturbed profiles too, whose constants are drawn at random within their spread.",

@@ -15,6 +15,7 @@ from shardplan.errors import Attempts, InfeasibleError, ShardplanError, warning
 from shardplan.interruption import Interruption
 from shardplan.units import PS_PER_NS, percent
 from shardplan.verbs.asking import (
+    DRAWS,
     FIXED,
     PIPELINE,
     SEARCH,
@@ -54,7 +55,7 @@ _SOME_SECONDS = 0.01
 @request_options(*SEARCH, "start", *FIXED, "cost_model")
 @option(
     "--robust",
-    type=click.IntRange(min=0),
+    type=DRAWS,
     default=0,
     metavar="N",
     help="Sensitivity analysis: whether the plan stays optimal when the profile is wrong, in N random draws and for "
