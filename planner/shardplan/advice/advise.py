@@ -19,7 +19,7 @@ from typing import Final
 from shardplan.advice.optimizer_state import FAR_BELOW, LEAST, least_step_s, promised_step_s
 from shardplan.advice.sizes import Rounding, computing, roundings
 from shardplan.cluster.build import profile_from_resolved
-from shardplan.cluster.mesh import make_cluster, merged
+from shardplan.cluster.mesh import make_cluster
 from shardplan.cluster.types import Cluster
 from shardplan.errors import ShardplanError
 from shardplan.graph.options import Effort, PlanOptions
@@ -31,6 +31,7 @@ from shardplan.padding.padded import padded
 from shardplan.plan.interrupted import unless_interrupted
 from shardplan.plan.types import Plan
 from shardplan.planning import Planner
+from shardplan.planning.finer import with_an_axis_per_link
 from shardplan.planning.instance import MOST_WHOLE, real_axes
 from shardplan.rules import model_rules
 from shardplan.units import NS_PER_S, counted
@@ -165,7 +166,7 @@ class Asked:
         try:
             step_s = least_step_s(
                 self.model,
-                self._rough(self.cluster),
+                with_an_axis_per_link(self.cluster, self.options),
                 self._in_time(),
                 self.plan,
                 self._promising_s,
@@ -206,15 +207,10 @@ class Asked:
         if time.monotonic() >= self.ends_s:
             return math.inf
         try:
-            planner = self._planner(model, self._rough(cluster))
+            planner = self._planner(model, with_an_axis_per_link(cluster, self.options))
             return promised_step_s(planner, self.plan, self._promising_s, BOUND_WORK, self.ends_s)
         except ShardplanError:
             return math.inf
-
-    def _rough(self, cluster: Cluster) -> Cluster:
-        """The cluster with one axis for each link, whose plans are plans of the finer mesh and are found with much less
-        work; the same cluster where constraints may name its axes."""
-        return cluster if self.options.constraints else merged(cluster)[0]
 
     def _in_time(self) -> PlanOptions:
         """The options with what is left of the time limit, if there is one."""
@@ -257,7 +253,7 @@ class Asked:
 
     def _searched_step_ns(self, model: Model, cluster: Cluster, effort: Effort) -> int:
         """The step that a search finds. Raises `ShardplanError`."""
-        cluster = self._rough(cluster)
+        cluster = with_an_axis_per_link(cluster, self.options)
         if effort == "quick" and self.options.time_limit is None:
             planner = self._planner(model, cluster)
         else:

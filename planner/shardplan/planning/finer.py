@@ -111,6 +111,12 @@ def without_idle_axes(instance: Instance) -> tuple[Cluster, tuple[tuple[int, ...
     return None if is_same or instance.complete or not instance.options.cost_model.is_ours else (cluster, groups)
 
 
+def with_an_axis_per_link(cluster: Cluster, options: PlanOptions) -> Cluster:
+    """The cluster with one axis for each link, whose plans are plans of the finer mesh and are found with much less
+    work; the same cluster where constraints may name its axes."""
+    return cluster if options.constraints else merged(cluster)[0]
+
+
 def least_s(instance: Instance) -> float:
     """A lower bound on any step: the model's compute time, divided evenly."""
     return work_s(instance.model, instance.cluster, instance.options) / instance.cluster.mesh.size
@@ -146,9 +152,10 @@ def transferred(
     return Found(best, bound_s, answer.objective, none, limit_bytes, coarser.outcome, coarser.reproducible, planes)
 
 
-def same(search: Search, fewer: Coarser) -> Questions[Found]:
-    """The plan of the mesh without axes of size 1 as one of this mesh, with its proof. Raises `NoPlanError`."""
-    found = yield from transferred(search, fewer, fewer.bound_s, every_path=True)
+def same(search: Search, fewer: Coarser, decided: Decided | None = None) -> Questions[Found]:
+    """The plan of the mesh without axes of size 1 as one of this mesh, with its proof; or that of this mesh, whose
+    decisions are `decided`. Raises `NoPlanError`."""
+    found = yield from transferred(search, fewer, fewer.bound_s, decided, every_path=True)
     return replace(found, multipliers=fitting(fewer.multipliers, found.objective))
 
 
@@ -210,7 +217,7 @@ def _proven_by_single_problems(
         if solution.outcome == "infeasible":  # which the known plan contradicts
             break
         if solution.choices is not None:
-            found = found.better(replace(search, known={}).judged(answer.candidates), limit_bytes)
+            found = found.better(replace(search, known={}).judged(answer.candidates[:1]), limit_bytes)
             met.append(plane_of(answer.layouts.built, solution.choices, objective))
         bound_s = min(solution.bound / PS_PER_S, found.candidate.step_s)
         if bound_s > found.bound_s:

@@ -50,7 +50,7 @@ from shardplan.planning.search import Found, NoPlanError, Questions, Search, Spe
 from shardplan.planning.shallower import deepened, shallower
 from shardplan.planning.standing import OnProgress, of_shallow, without_effort
 from shardplan.planning.start_plan import Ask, StartPlan, finished_s, started
-from shardplan.schedule.objective import Weights, at_multipliers, fitting, serial_objective
+from shardplan.schedule.objective import Weights, at_multipliers, serial_objective
 
 
 def plan_model(
@@ -313,8 +313,7 @@ class Planner:
         if kept is None:
             return self._searched(search, restriction, enough_s)
         own = replace(search, restricted=True)
-        found = self._answered(transferred(own, kept, kept.bound_s, kept.decided, every_path=True), own)
-        found = replace(found, multipliers=fitting(kept.multipliers, found.objective))
+        found = self._answered(same(own, kept, kept.decided), own)
         now_s = time.monotonic()
         if search.is_over or not found.gap or search.ends_s - now_s < PROOF_TIMES * (now_s - began_s):
             return found

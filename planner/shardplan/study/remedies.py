@@ -9,13 +9,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from shardplan.cluster.build import Profile, profile_from_resolved
-from shardplan.cluster.mesh import make_cluster, merged
+from shardplan.cluster.mesh import make_cluster
 from shardplan.cluster.types import Cluster
 from shardplan.errors import ITEM, InfeasibleError, LimitError, ShardplanError
 from shardplan.graph.options import PlanOptions
 from shardplan.model.types import Model
 from shardplan.plan.interrupted import unless_interrupted
 from shardplan.planning import Planner
+from shardplan.planning.finer import with_an_axis_per_link
 from shardplan.planning.standing import OnProgress, Standing
 from shardplan.units import TIME, Measure, size
 
@@ -93,7 +94,7 @@ def _first(
         seconds = _SECONDS if options.time_limit is None else min(_SECONDS, left_s - _TRIED_S / 2)
         try:
             quick = replace(options, effort="quick", gap=max(options.gap, _NEAR_ENOUGH), time_limit=seconds)
-            few = cluster if options.constraints else merged(cluster)[0]  # whose plans are plans of all axes
+            few = with_an_axis_per_link(cluster, options)
             summary = unless_interrupted(Planner(model, few, quick, reasons=False).plan()).summary
         except (InfeasibleError, LimitError):
             continue
