@@ -313,11 +313,12 @@ def _branch(relaxation: Relaxation, best: Incumbent, enough: float) -> None:
 def _crossover(relaxation: Relaxation, best: Incumbent) -> None:
     """The best crossovers of assignments near the best multipliers."""
     core, profiles, limit = relaxation.core, relaxation.profiles, relaxation.limit
+    rows = {moment: profiles.row(moment) for moment in relaxation.moments}
     for head, tail in permutations(_near(relaxation), 2):
         costs = crossover_costs(core, head.choices, tail.choices)
         over = {
-            moment: crossover_bytes(core, *profiles.row(moment), head.choices, tail.choices) - relaxation.room[moment]
-            for moment in relaxation.moments
+            moment: crossover_bytes(core, *row, head.choices, tail.choices) - relaxation.room[moment]
+            for moment, row in rows.items()
         }
         for group in relaxation.hinges:
             costs += best.scale * np.maximum(0.0, np.max([over.pop(moment) for moment in group], axis=0))
