@@ -3,12 +3,13 @@
     python benchmarks/one_gpu.py measure -o rows.csv [--trace FOLDER]   on a machine with a GPU, torch and transformers
     python benchmarks/one_gpu.py attention -o attention.csv             on a machine with a GPU and torch
     python benchmarks/one_gpu.py price [rows.csv] [--cluster h200-dgx]  anywhere
+    python benchmarks/one_gpu.py halves [rows.csv]                      the same: `training.eager_us` fitted to halves
 
 Models are transformers' own, of the configurations below, in bf16 with random weights and Adam on fp32 masters, with
 scaled dot product attention; `compiled` compiles each layer and the loss by itself. A row is a model, batch, sequence,
 way and recomputation, the step (alone, and in a row with others), and what the allocator held and reserved at the peak.
-`price` is asked without options but the batch and, of compiled rows, `--fused-loss`; by default for the rows of
-`measured/one_gpu.csv`. `shardplan calibrate attention` reads the other table.
+`price` is asked without options but the batch and `--eager`, or of compiled rows `--fused-loss`; by default for the
+rows of `measured/one_gpu.csv`. `shardplan calibrate attention` reads the other table.
 """
 
 from __future__ import annotations
@@ -260,7 +261,7 @@ def _ms(work: Callable[[], Any]) -> float:
     return statistics.median(took[2:])
 
 
-def priced(row: dict[str, str], cluster: str) -> Any:
+def priced(row: dict[str, str], cluster: Any) -> Any:
     """What `shardplan.price` says of a row."""
     import shardplan
 
@@ -271,6 +272,7 @@ def priced(row: dict[str, str], cluster: str) -> Any:
         return shardplan.price(
             str(path), cluster=cluster, dims={"seq": int(row["seq"])}, micro_batch=rows,
             global_batch=rows * int(row["micro"]), recompute=row["recompute"], fused_loss=row["way"] == "compiled",
+            eager=row["way"] == "eager",
         )  # fmt: skip
 
 
@@ -294,6 +296,36 @@ def _compare(path: Path, cluster: str) -> None:
         print(f"{way}: mean error {statistics.mean(sizes):.1%}, median {statistics.median(sizes):.1%}")
 
 
+_EAGER_US = (25, 27, 28, 29.5, 31, 32.5, 34, 36, 38, 40)
+
+
+def _halves(path: Path, name: str) -> None:
+    """Errors of the eager rows by `eager_us`, and of every half with the value that suits the other half best."""
+    from dataclasses import replace
+
+    from shardplan.cluster.mesh import make_cluster
+    from shardplan.cluster.profile import load_profile
+
+    whole = make_cluster(load_profile(name))
+    with path.open(newline="") as file:
+        rows = {row["model"]: row for row in csv.DictReader(file) if row["way"] == "eager"}
+    errors: dict[float, dict[str, float]] = {}
+    for us in _EAGER_US:
+        cluster = replace(whole, training=replace(whole.training, eager_s=us / 1e6))
+        errors[us] = {
+            model: abs(priced(row, cluster).plan.summary.step_ns / 1e6 / float(row["in_a_row_ms"]) - 1)
+            for model, row in rows.items()
+        }
+        print(f"eager_us {us:4}: mean error {statistics.mean(errors[us].values()):.1%}", flush=True)
+    found = []
+    for half in itertools.combinations(rows, len(rows) // 2):
+        best = min(_EAGER_US, key=lambda us: sum(errors[us][model] for model in half))
+        found.append((statistics.mean(errors[best][model] for model in rows if model not in half), best))
+    off = [error for error, _ in found]
+    print(f"held out: {len(off)} halves, mean error {statistics.mean(off):.1%}, most {max(off):.1%}, ", end="")
+    print(f"eager_us {min(us for _, us in found)} to {max(us for _, us in found)}")
+
+
 def _write(rows: Iterator[dict[str, Any]], path: Path) -> None:
     with path.open("w", newline="") as file:
         writer = None
@@ -309,7 +341,7 @@ def _write(rows: Iterator[dict[str, Any]], path: Path) -> None:
 def main() -> None:
     """Measures, or prices what was measured."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("verb", choices=("measure", "attention", "price"))
+    parser.add_argument("verb", choices=("measure", "attention", "price", "halves"))
     parser.add_argument("rows", nargs="?", type=Path, default=ROOT / "benchmarks" / "measured" / "one_gpu.csv")
     parser.add_argument("-o", "--output", type=Path, default=Path("measured.csv"))
     parser.add_argument("--trace", type=Path, help="a folder for traces of torch.profiler")
@@ -319,6 +351,8 @@ def main() -> None:
     if given.verb == "measure":
         cases = tuple(case for case in CASES if not given.models or case.model in given.models)
         _write(_measured(cases, given.trace), given.output)
+    elif given.verb == "halves":
+        _halves(given.rows, given.cluster)
     elif given.verb == "attention":
         _write(itertools.chain(attention("cudnn"), attention("flash")), given.output)
     else:

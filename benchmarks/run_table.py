@@ -37,6 +37,9 @@ MODELS = {
     "nemotron-340b": "style=nemotron,layers=96,hidden=18432,heads=96,kv_heads=8,ffn=73728,vocab=256000",
 }
 """Models that no description has by name; their sizes give the FLOPs of a token that the sources say."""
+FURTHER = {"deepseek-v3": 1, "nemotron-3-super": 2}
+"""How many further tokens Megatron-Bridge's recipes train to predict (`mtp_num_layers` in `recipes/deepseek` and
+`recipes/nemotronh`; Super runs one module twice). Nemotron 3 Nano, Kimi K2 and torchtitan's DeepSeek-V3 train none."""
 SPLITS = {
     "megatron-bridge": 3, "nemo-24.07": 1, "dgxc-benchmarking": 1, "torchtitan": 3, "primus": 2, "mt-nlg": 1,
     "bigscience": 1,
@@ -87,7 +90,8 @@ def run_of(row: Columns) -> TrainingRun:
     step = value if row["metric"] == "s/step" else rows * seq / gpus / value
     told = " ".join(f"{name}{ways[name]}" for name in ways if ways[name] > 1)
     case = f"{row['model']} {row['hardware']} x{gpus} zero{row['zero']} {told} mb{micro} gb{rows}"
-    model = f"transformer:{MODELS.get(row['model'], row['model'])},seq={seq}"
+    further = FURTHER.get(row["model"], 0) if row["source"] == "megatron-bridge" else 0
+    model = f"transformer:{MODELS.get(row['model'], row['model'])},seq={seq},mtp={further}"
     return TrainingRun(
         row["source"], f"{case} {row['precision'] or 'bf16'} {row['release']}",
         f"{row['model']} {row['hardware']} {gpus} {rows} {row['precision']}", model, HARDWARE[row["hardware"]], asked,

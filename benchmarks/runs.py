@@ -26,7 +26,7 @@ from statistics import mean, median
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "planner"), str(ROOT / "benchmarks")]
 
-from run_table import CLUSTERS, SPLITS, Columns, TrainingRun, published  # noqa: E402
+from run_table import CLUSTERS, FURTHER, SPLITS, Columns, TrainingRun, published  # noqa: E402
 
 import shardplan  # noqa: E402
 from shardplan.cluster.mesh import make_cluster  # noqa: E402
@@ -143,12 +143,12 @@ def bridge(row: Columns) -> TrainingRun | None:
     case = " ".join(
         [row["model"], row["system"], f"x{gpus}", *(f"{name}{each}" for name, each in ways.items()), f"mb{micro}"]
     )
-    precision = "" if row["precision"] == "BF16" else row["precision"].lower()
+    precision, name = "" if row["precision"] == "BF16" else row["precision"].lower(), _BRIDGE[row["model"]]
     return TrainingRun(
         "bridge-fp8" if precision else "bridge-bf16",
         f"{case} {row['precision']} {row['release'].split()[0]}",
         case,
-        f"transformer:{_BRIDGE[row['model']]},seq={row['seq']}",
+        f"transformer:{name},seq={row['seq']},mtp={FURTHER.get(name, 0)}",
         _BRIDGE_PROFILE[row["system"]],
         {**ways, "zero": 1, "sequence_parallel": ways["tp"] > 1, "micro_batch": micro, "global_batch": rows,
          "precision": precision, "overlap_exchange": (row["model"], row["system"], row["ep"]) in _BESIDE},

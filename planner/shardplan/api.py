@@ -98,6 +98,7 @@ def price(
     etp: int | None = None,
     fused_loss: bool = False,
     overlap_exchange: bool = False,
+    eager: bool = False,
     **asked: Any,
 ) -> PricedConfiguration:
     """Memory and time of `model` under exactly this configuration, as from `shardplan price`: `fits`, `peak` (memory of
@@ -110,7 +111,8 @@ def price(
     `precision`: `fp8`, `mxfp8` or `nvfp4` for products with weights inside of layers. `etp`: tensor-parallel degree of
     experts, 1 for whole experts, which `ep` then spreads over `tp` and `dp`; None for the degree `tp`. `fused_loss`:
     the loss holds no logits in fp32. `overlap_exchange`: experts' tokens are exchanged beside another microbatch's
-    compute. `asked`: `cluster`, `dims`, `optimizer` and `memory_limit`, as in `make_plan`.
+    compute. `eager`: the program runs as it is written, its norms, rotations and gates as many kernels. `asked`:
+    `cluster`, `dims`, `optimizer` and `memory_limit`, as in `make_plan`.
 
     Raises `ShardplanError` (`bad-parallelism`) for sizes that do not divide.
     """
@@ -121,7 +123,14 @@ def price(
     request = Request(model, **asked)
     batch, options = Batch(global_batch, micro_batch), (recompute, precision)
     return price_as_asked(
-        request, ways, batch, *options, compare=False, fused_loss=fused_loss, overlap_exchange=overlap_exchange
+        request,
+        ways,
+        batch,
+        *options,
+        compare=False,
+        fused_loss=fused_loss,
+        overlap_exchange=overlap_exchange,
+        eager=eager,
     ).priced
 
 

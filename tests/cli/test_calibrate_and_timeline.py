@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 
 from example_plans import example_plan
+from nsys_export import exported
+from traced_runs import made
 
 from shardplan.plan.file import read_plan, write_plan
 
@@ -137,3 +139,28 @@ def test_a_profile_is_fitted_to_a_trace_of_a_run(shardplan, folder):
     assert run.code == 2
     assert run.err.splitlines()[1] == "hint: give what torch.profiler's export_chrome_trace wrote, as .json or .json.gz"
     assert not Path("other.yaml").exists()
+
+
+def test_a_profile_is_fitted_to_an_export_of_nsight_systems(shardplan, folder):
+    exported(made(products=1.25), Path("run.sqlite"))
+    run = shardplan("calibrate", "trace", "run.sqlite", "-o", "mine.yaml")
+    assert (run.code, run.err) == (0, "")
+    kinds = [line.split()[0] for line in run.out.splitlines()[1:]]
+    assert kinds == ["all-reduce", "memory-bound", "matrix", "covered", "wrote"]
+    assert shardplan("profiles", "check", "mine.yaml").code == 0
+    Path("run.sqlite").write_bytes(Path("run.sqlite").read_bytes()[:9000])
+    run = shardplan("calibrate", "trace", "run.sqlite", "-o", "other.yaml")
+    assert run.code == 2
+    assert run.err.splitlines() == [
+        "run.sqlite: error[bad-trace]: no export of Nsight Systems can be read: database disk image is malformed",
+        "hint: run nsys export --type sqlite --include-blobs=true REPORT.nsys-rep, and give what it wrote",
+    ]
+    assert not Path("other.yaml").exists()
+
+
+def test_a_group_of_collectives_has_ranks(shardplan, folder):
+    exported(made(), Path("run.sqlite"))
+    for group, said in (("2x", "cannot be read"), ("99999x99999", "cannot be read")):
+        run = shardplan("calibrate", "trace", "run.sqlite", "--group", group, "-o", "mine.yaml")
+        assert (run.code, said in run.err) == (2, True)
+    assert shardplan("calibrate", "trace", "run.sqlite", "--group", "2x4", "-o", "mine.yaml").code == 0

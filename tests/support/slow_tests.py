@@ -64,6 +64,10 @@ SLOW: Mapping[str, tuple[str, ...]] = {
         "test_plans_on_three_axes[conv]",
         "test_plans_on_three_axes[llama]",
     ),
+    "tests/models/test_further_tokens.py": (
+        "test_plans_of_them_compute_what_the_model_does[text1]",
+        "test_plans_of_them_compute_what_the_model_does[layers=2,hidden=32,heads=4,vocab=64,seq=16,batch=4,mtp=1,style=gpt]",
+    ),
     "tests/models/test_models_of_today.py": (
         "test_plans_of_them_compute_what_the_model_does[text2]",
         "test_plans_of_them_compute_what_the_model_does[layers=2,hidden=32,heads=4,vocab=64,seq=16,batch=4,experts=4,ffn=48,routing=capacity",

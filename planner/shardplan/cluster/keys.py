@@ -246,6 +246,8 @@ COALESCE: Final = Keys((
 TRAINING: Final = Keys((
     Key("host_us", Number(MICROSECONDS), "time in which the host starts an operator, forward or backward: an eager "
         "trainer is never faster than its host", OMITTED, "host_s", said="0"),
+    Key("eager_us", Number(MICROSECONDS), "time in which the host starts one kernel of a program that runs as it is "
+        "written, for `price --eager`", OMITTED, "eager_s", said="none, and `--eager` is refused"),
     Key("host_collective_us", Number(MICROSECONDS), "time in which the host starts a collective", OMITTED,
         "host_collective_s", said="0"),
     Key("tp_exponent", Number(minimum=1.0), "how host and device add up where ranks wait for each other within a "

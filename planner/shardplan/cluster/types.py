@@ -106,7 +106,8 @@ class Coalesce:
 @dataclass(frozen=True, slots=True)
 class Training:
     """What runs of trainers take other than the schedule of a plan, for predictions of given configurations alone.
-    `host_s`, `host_collective_s`: in which the host starts one operator, one collective; `tp_exponent`: how host and
+    `host_s`, `host_collective_s`, `eager_s`: in which the host starts one operator, one collective, one kernel of a
+    program that runs as it is written; `tp_exponent`: how host and
     device add up where ranks wait for each other within a microbatch, None for as on a single device; `loss_bytes`:
     memory traffic of the loss for every logit, `cut_loss_bytes` where ranks cut the vocabulary, None for the same;
     `loss_kernels`: operators that the host starts for the loss of a microbatch; `attention`: instead of that of
@@ -121,10 +122,12 @@ class Training:
     None for what `Overlap.p2p` leaves of every border; `loss_memory`: bytes that the loss holds for every logit
     besides it and its gradient, and `loss_parallel` where the vocabulary is cut. A configuration says, and no profile:
     `exchanges_beside`, those exchanges run beside the compute of another microbatch; `exchanges_only`, nothing else is
-    waited for, as neither the hidden state nor the sequence is cut."""
+    waited for, as neither the hidden state nor the sequence is cut; `eager`, operators are the kernels that
+    `eager_kernels` counts."""
 
     host_s: float = 0.0
     host_collective_s: float = 0.0
+    eager_s: float = 0.0
     tp_exponent: float | None = None
     loss_bytes: float = 0.0
     cut_loss_bytes: float | None = None
@@ -150,6 +153,7 @@ class Training:
     fsdp_loss_memory: float | None = None
     exchanges_beside: bool = False
     exchanges_only: bool = False
+    eager: bool = False
 
 
 @dataclass(frozen=True, slots=True)

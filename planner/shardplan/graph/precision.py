@@ -1,13 +1,14 @@
 """Matrix products in narrower types than the graph's, as trainers have them: FP8, MXFP8, NVFP4.
 
 The graph stays as it is: weights, activations and what is sent keep their type. Products of activations with weights
-inside of repeated blocks run in the narrow type; the embedding, the output matrix, attention and routers do not
+inside of layers run in the narrow type; the embedding, the output matrix, attention and routers do not
 (Transformer Engine's recipes, `--fp8-format` of Megatron-LM). What is to be multiplied is cast first, which is memory
 traffic: the activation in forward, the gradient of the result in backward, the weight once a step.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -76,7 +77,7 @@ def narrowed(model: Model, rules: Sequence[Rule], precision: str) -> Mapping[int
     operands that are cast for them; an operand with several readers is cast for the first."""
     if not precision:
         return {}
-    inside = {index for block in model.blocks for copy in block.copies for index in copy}
+    inside = _inside_layers(model)
     weights = {parameter.tensor for parameter in model.parameters}
     found, cast = dict[int, tuple[int, ...]](), set[str]()
     for index in sorted(inside):
@@ -87,6 +88,24 @@ def narrowed(model: Model, rules: Sequence[Rule], precision: str) -> Mapping[int
                 found[index] = tuple(at for at, name in enumerate(operator.inputs) if name and name not in cast)
                 cast.update(operator.inputs)
     return found
+
+
+def _inside_layers(model: Model) -> set[int]:
+    """The operators of repeated blocks, and of modules beside theirs: a layer like no other, such as the only dense one
+    of a mixture of experts, is trained in the same types."""
+    inside = {index for block in model.blocks for copy in block.copies for index in copy}
+    stacks = {_stack(model.operators[index].module) for index in inside} - {""}
+    return inside | {index for index, operator in enumerate(model.operators) if _stack(operator.module) in stacks}
+
+
+def _stack(module: str) -> str:
+    """`model.layers` of `model.layers.7.mlp`; nothing without a number."""
+    parts = module.split(".")
+    return (
+        ".".join(itertools.takewhile(lambda part: not part.isdecimal(), parts))
+        if any(map(str.isdecimal, parts))
+        else ""
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,11 @@ class GraphWriter:
         return self._tensor(name, shape, dtype, "input")
 
     def weight(self, name: str, shape: Shape, *, transposed: bool = False) -> str:
-        """A trainable parameter of `shape` in graph order; `transposed`: checkpoints hold it the other way round."""
+        """A trainable parameter of `shape` in graph order; `transposed`: checkpoints hold it the other way round. The
+        same name may be asked for again."""
+        if name in self.tensors:
+            assert self.tensors[name].shape == tuple(shape), name
+            return name
         perm = tuple(reversed(range(len(shape)))) if transposed else ()
         self.parameters.append(Parameter(name, name, name, perm=perm, onnx_perm=perm))
         return self._tensor(name, shape, self.dtype, "parameter")

@@ -13,7 +13,7 @@ from typing import Any, Final
 from shardplan.errors import Diagnostic, ShardplanError, did_you_mean, error, warning
 from shardplan.model.types import Model
 from shardplan.models.architectures import ARCHITECTURES, FLAT, MISSING, Architecture
-from shardplan.models.layer_kinds import of_pattern, pattern_of, routed, windows
+from shardplan.models.layer_kinds import FURTHER, further, further_modules, of_pattern, pattern_of, routed, windows
 from shardplan.models.names import NAMES
 from shardplan.models.spec import TransformerSpec
 from shardplan.models.transformer import build
@@ -26,7 +26,7 @@ _STORED: Final = ("fp8", "mxfp4")
 _OF_ALL: Final = ("dtype", "torch_dtype", "tie_word_embeddings", "quantization_config")
 """Keys that stand beside `text_config` and hold for it."""
 _HASH: Final = re.compile("[0-9a-f]{40}")
-_BOUND: Final = ("batch", "seq")
+_BOUND: Final = ("batch", "seq", "mtp")
 _LONGEST = 2048
 """Tokens of a sequence where nobody says how many; many configurations name far more than anybody trains with."""
 
@@ -37,13 +37,18 @@ def is_config(given: str) -> bool:
 
 
 def configured(path: str | Path, dims: Mapping[str, int]) -> Model:
-    """The transformer that a `config.json` describes; `dims` give `batch` and `seq`, which it leaves open.
+    """The transformer that a `config.json` describes; `dims` give `batch` and `seq`, which it leaves open, and `mtp`,
+    how many further tokens are predicted: none where nobody says, as in transformers.
 
     Raises `ShardplanError` with every key that is not supported: `bad-config`, `unknown-architecture`, `unknown-dim`.
     """
     config = read_config(path)
     model = build(spec_of(config, dims, str(path)), title_of_config(path, config))
     kind, text = str(config["model_type"]), text_of(config)
+    if further_modules(text) and "mtp" not in dims:
+        summary = f"'{path}' names modules that predict further tokens ({FURTHER}), which are left out"
+        hint = "--dim mtp=1 takes one in, as Megatron trains it, --dim mtp=0 none, as transformers has it"
+        model = replace(model, warnings=(*model.warnings, warning("further-tokens", summary, hint=hint)))
     if text is config:
         return model
     summary = f"'{path}' describes a '{kind}'; its text part, '{text['model_type']}', is the model"
@@ -119,15 +124,24 @@ def spec_of(config: Mapping[str, Any], dims: Mapping[str, int], path: str) -> Tr
     mixed, faulty = routed(architecture, config, sizes, path)
     is_hybrid = architecture.style == "nemotron" and "pattern" not in architecture.given
     pattern, more = pattern_of(config, path) if is_hybrid else ("", [])
-    faults += wrong + faulty + more + _chunked(architecture, config, seq, path)
+    more_tokens, missing = further(config, dims.get("mtp", 0), path, hybrid=is_hybrid)
+    faults += wrong + faulty + more + missing + _chunked(architecture, config, seq, path)
     faults += [
-        error("unknown-dim", f"{path} leaves no '{name}' open", hint=did_you_mean(name, _BOUND) or "batch, seq")
+        error("unknown-dim", f"{path} leaves no '{name}' open", hint=did_you_mean(name, _BOUND) or ", ".join(_BOUND))
         for name in dims
         if name not in _BOUND
     ]
     if faults:
         raise ShardplanError(*faults)
-    asked: dict[str, Any] = {"style": architecture.style, **sizes, **architecture.given, **window, **mixed, "seq": seq}
+    asked: dict[str, Any] = {
+        "style": architecture.style,
+        **sizes,
+        **architecture.given,
+        **window,
+        **mixed,
+        **more_tokens,
+        "seq": seq,
+    }
     asked["dtype"] = _DTYPES[_dtype(config) or "bfloat16"]
     asked |= {name: bool(config.get(key, False)) for name, key in architecture.flags.items()}
     for key, cases in architecture.cases.items():

@@ -1,4 +1,5 @@
-"""What a configuration says of single layers: sliding windows, and which MLPs are mixtures of experts."""
+"""What a configuration says of single layers: sliding windows, which MLPs are mixtures of experts, and the layers that
+predict further tokens."""
 
 from __future__ import annotations
 
@@ -72,20 +73,55 @@ def routed(
 
 def pattern_of(config: Mapping[str, Any], path: str) -> tuple[str, list[Diagnostic]]:
     """What the layers of a hybrid are, a letter for each, which configurations say as letters or as words."""
-    kinds = config.get("layers_block_type", config.get("layer_types"))
-    pattern = config.get("hybrid_override_pattern")
+    return _pattern(config, "hybrid_override_pattern", ("layers_block_type", "layer_types"), path)
+
+
+def _pattern(
+    config: Mapping[str, Any], letters: str, words: tuple[str, ...], path: str
+) -> tuple[str, list[Diagnostic]]:
+    """Letters of layers by the key `letters`, or by the first of `words` that is there."""
+    kinds = next((config[key] for key in words if key in config), None)
+    pattern = config.get(letters)
     if isinstance(kinds, list) and all(isinstance(kind, str) and kind in _LETTERS for kind in kinds):
         pattern = "".join(_LETTERS[kind] for kind in kinds)
     if not isinstance(pattern, str) or not pattern or set(pattern) - set(_LETTERS.values()):
-        summary = f"{path}: there is no hybrid_override_pattern of the letters M, *, - and E"
-        return "", [error("bad-config", summary, hint="or layers_block_type, a list of their names")]
+        summary = f"{path}: there is no {letters} of the letters M, *, - and E"
+        return "", [error("bad-config", summary, hint=f"or {words[0]}, a list of their names")]
     return pattern, []
+
+
+FURTHER: Final = "num_nextn_predict_layers"
+
+
+def further_modules(config: Mapping[str, Any]) -> int:
+    """Modules that predict further tokens and have weights of their own."""
+    found = config.get(FURTHER)
+    return found if type(found) is int and found > 0 else 0
+
+
+def further(
+    config: Mapping[str, Any], asked: int, path: str, *, hybrid: bool
+) -> tuple[dict[str, Any], list[Diagnostic]]:
+    """What predicts `asked` further tokens. One module may be run again for each of them (Nemotron 3 Super)."""
+    if asked < 1:
+        return {}, []
+    modules = further_modules(config)
+    if not modules or 1 < modules < asked:
+        told = f"{FURTHER} is {modules}" if modules else f"there is no {FURTHER}"
+        summary = f"{path}: {told}, so that not {asked} further tokens are predicted"
+        hint = f"--dim mtp={modules} at most" if modules else "leave out --dim mtp"
+        return {}, [error("bad-config", summary, hint=hint)]
+    sizes: dict[str, Any] = {"mtp": asked, "mtp_shared": asked > modules}
+    if not hybrid:
+        return sizes, []
+    pattern, faults = _pattern(config, "mtp_hybrid_override_pattern", ("mtp_layers_block_type",), path)
+    return {**sizes, "mtp_pattern": pattern}, faults
 
 
 def of_pattern(sizes: Mapping[str, Any], pattern: str, config: Mapping[str, Any]) -> dict[str, Any]:
     """Sizes without those of experts where the pattern has none: configurations give them all the same."""
     asked = {**sizes, "pattern": pattern, "layers": len(pattern)}
-    if "E" in pattern:
+    if "E" in pattern + asked.get("mtp_pattern", ""):
         return asked if config.get("n_shared_experts", 1) else {**asked, "shared_ffn": 0}
     experts = ("experts", "top_k", "shared_ffn", "expert_latent", "routing")
     return {**{name: size for name, size in asked.items() if name not in experts}, "ffn": asked["dense_ffn"]}

@@ -62,12 +62,13 @@ def _llama4(experts: int, moe_every: int) -> TransformerSpec:
 
 
 def _nemotron(
-    hidden: int, pattern: str, *, ffn: int, shared: int, experts: int, top_k: int, state_heads: int, latent: int = 0
-) -> TransformerSpec:
+    hidden: int, pattern: str, *, ffn: int, shared: int, experts: int, top_k: int, state_heads: int, latent: int = 0,
+    further: str = "",
+) -> TransformerSpec:  # fmt: skip
     return TransformerSpec(
         len(pattern), hidden, 32, 2, ffn, 131072, 8192, experts=experts, top_k=top_k, head_size=128, style="nemotron",
         routing="dropless", shared_ffn=shared, pattern=pattern, state_heads=state_heads, state_groups=8,
-        expert_latent=latent,
+        expert_latent=latent, mtp_pattern=further, mtp_shared=bool(further),
     )  # fmt: skip
 
 
@@ -79,7 +80,7 @@ NAMED: Final[dict[str, TransformerSpec]] = {
     "llama3-70b": _llama(80, 8192, 64, 8, 28672, 128256, 4096),
     "llama3-405b": _llama(126, 16384, 128, 8, 53248, 128256, 4096),
     "mixtral-8x7b": replace(_llama(32, 4096, 32, 8, 14336, 32000, 4096), experts=8),
-    # mixtures of experts of today, by index: published configurations
+    # mixtures of experts of today, by index: published configurations, without what predicts further tokens
     "deepseek-v3": _deepseek(128, 256, 3, 129280),
     "kimi-k2": _deepseek(64, 384, 1, 163840),
     "qwen3-30b-a3b": _qwen3_moe(48, 2048, 32, 768),
@@ -108,7 +109,7 @@ NAMED: Final[dict[str, TransformerSpec]] = {
         head="tied",
         activation="gelu",
     ),
-    # hybrids of state spaces, attention and experts: published configurations, without what predicts further tokens
+    # hybrids of state spaces, attention and experts: published configurations; mtp=2 is what Nemotron 3 Super trained
     "nemotron-3-nano": _nemotron(
         2688,
         "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME",
@@ -127,6 +128,7 @@ NAMED: Final[dict[str, TransformerSpec]] = {
         top_k=22,
         state_heads=128,
         latent=1024,
+        further="*E",
     ),
     # Megatron-LM (Narayanan et al. 2021, table 1; Korthikanti et al. 2022 for 22B)
     "gpt-1.7b": _gpt(2304, 24, 24),

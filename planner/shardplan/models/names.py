@@ -11,7 +11,9 @@ class Names:
     """Module paths; those of a layer are below `layer` + its number. `transposed`: checkpoints hold linear weights as
     (out, in). `qkv`: names of the query, key and value projections, or of the one that makes all three; `mlp`: of gate
     (where there is one), up and down, or of the one that makes gate and up, and down. `latent`: of the projections to
-    and from the size in which tokens come to experts. `embed_norm`: of the norm of embeddings, `""` for none."""
+    and from the size in which tokens come to experts. `embed_norm`: of the norm of embeddings, `""` for none.
+    `further`: of layers that predict further tokens, if their numbers do not go on from those of `layer`;
+    `further_norm`: of the norm behind the last of them."""
 
     layer: str
     transposed: bool
@@ -32,6 +34,8 @@ class Names:
     state_space: str = "mamba"
     latent: tuple[str, str] = ("mlp.fc1_latent_proj", "mlp.fc2_latent_proj")
     embed_norm: str = ""
+    further: str = ""
+    further_norm: str = "shared_head.norm"
 
 
 _LLAMA: Final = Names(
@@ -67,7 +71,7 @@ NAMES: Final[dict[str, Names]] = {
         qkv=("mixer.q_proj", "mixer.k_proj", "mixer.v_proj"), out="mixer.o_proj", norms=("norm", "norm"),
         mlp=("mixer.up_proj", "mixer.down_proj"), final_norm="backbone.norm_f", head="lm_head", router="mixer.gate",
         experts="mixer.experts", shared="mixer.shared_experts", state_space="mixer",
-        latent=("mixer.fc1_latent_proj", "mixer.fc2_latent_proj"),
+        latent=("mixer.fc1_latent_proj", "mixer.fc2_latent_proj"), further="mtp.layers", further_norm="final_layernorm",
     ),
     "phi3": replace(_LLAMA, qkv=("self_attn.qkv_proj",), mlp=("mlp.gate_up_proj", "mlp.down_proj")),
     "olmo2": replace(_LLAMA, norms=("post_attention_layernorm", "post_feedforward_layernorm")),

@@ -105,7 +105,12 @@ class TransformerSpec:
     space (Mamba-2), `*` attention, `-` an MLP, `E` experts; from the start again where there are more layers. A state
     space has `state_heads` heads of `state_head_size` (0: as many as twice `hidden` holds) with a state of
     `state_size` for each of its size, read and written by `state_groups` groups of heads alike, behind a convolution of
-    `conv_size` tokens. `expert_latent`: tokens come to the experts in this size (Nemotron 3 Super)."""
+    `conv_size` tokens. `expert_latent`: tokens come to the experts in this size (Nemotron 3 Super).
+
+    `mtp`: modules after the last layer, each of which predicts one token further (DeepSeek-V3): it normalises the
+    hidden state before it and the embedding of the token that was predicted last, makes one of both, and has a layer of
+    the last kind, a norm, and logits by the output matrix of all. With a pattern `mtp_pattern` says what the layers of
+    a module are. `mtp_shared`: there are weights of one module, which is run again and again (Nemotron 3 Super)."""
 
     layers: int = 12
     hidden: int = 768
@@ -157,6 +162,9 @@ class TransformerSpec:
     parallel_norms: int = 0
     logit_cap: bool = False
     positions: int = 0
+    mtp: int = 0
+    mtp_pattern: str = ""
+    mtp_shared: bool = False
 
     @property
     def look(self) -> Style:
@@ -187,13 +195,16 @@ class TransformerSpec:
         return max(1, int(self.capacity * self.top_k * self.seq / self.experts))
 
     def letter_of(self, layer: int) -> str:
-        """What the pattern says of a layer."""
+        """What the pattern says of a layer, or of one that predicts further tokens."""
+        if layer >= self.layers:
+            return self.mtp_pattern[(layer - self.layers) % len(self.mtp_pattern)]
         return self.pattern[layer % len(self.pattern)]
 
     def is_routed(self, layer: int) -> bool:
         """Whether the MLP of a layer is a mixture of experts: as a pattern says, or the last of every `moe_every`."""
         if self.pattern:
             return self.letter_of(layer) == "E"
+        layer = min(layer, self.layers - 1)
         if self.moe_pattern:
             return self.moe_pattern[layer % len(self.moe_pattern)] == "E"
         return bool(self.experts) and layer >= self.dense_layers and layer % self.moe_every == self.moe_every - 1
@@ -203,6 +214,12 @@ class TransformerSpec:
         if self.pattern:
             return (_PARTS[self.letter_of(layer)],)
         return "attention", "mlp"
+
+    def further_layers(self, module: int) -> range:
+        """Numbers of the layers of a module that predicts further tokens, counted on from the others."""
+        count = len(self.mtp_pattern) if self.pattern else 1
+        first = self.layers + (0 if self.mtp_shared else module * count)
+        return range(first, first + count)
 
     @property
     def heads_of_state(self) -> int:
@@ -221,6 +238,7 @@ class TransformerSpec:
 
     def window_of(self, layer: int) -> int:
         """Tokens that attention of a layer sees; 0 for all."""
+        layer = min(layer, self.layers - 1)
         every = "W" * (self.window_every - 1) + "F" if self.window_every else "W"
         letters = self.window_pattern or every
         return 0 if letters[layer % len(letters)] == "F" or self.window >= self.seq else self.window
@@ -233,7 +251,7 @@ MOST_LAYERS: Final = 4096
 _MAY_BE_ZERO: Final = frozenset({
     "kv_heads", "ffn", "experts", "head_size", "shared_ffn", "dense_layers", "dense_ffn", "q_rank", "kv_rank",
     "rope_size", "value_size", "window", "window_every", "state_heads", "expert_latent",
-    "parallel_norms", "positions",
+    "parallel_norms", "positions", "mtp",
 })  # fmt: skip
 _CHOICES: Final[dict[str, Iterable[str]]] = {
     "style": tuple(STYLES),
@@ -259,7 +277,7 @@ def _out_of_range(spec: TransformerSpec) -> Iterable[Diagnostic]:
         value, least = getattr(spec, name), 0 if name in _MAY_BE_ZERO else 1
         if value < least:
             yield _bad(f"{name} is {value}, it must be at least {least}")
-        elif value > (most := MOST_LAYERS if name == "layers" else MOST):
+        elif value > (most := MOST_LAYERS if name in ("layers", "mtp") else MOST):
             yield _bad(f"{name} is {value}, it must be at most {most}")
     if not 1 <= spec.skew <= MOST:
         yield _bad(f"skew is {spec.skew:g}, it must be at least 1 and at most {MOST}")
@@ -272,9 +290,10 @@ def _wrong_choices(spec: TransformerSpec) -> Iterable[Diagnostic]:
         value = getattr(spec, name)
         if value not in allowed:
             yield _bad(f"{name} is '{value}', it must be one of {', '.join(allowed)}")
-    if wrong := sorted(set(spec.pattern) - set(_PARTS)):
-        known = "M (state space), * (attention), - (MLP) and E (experts)"
-        yield _bad(f"pattern has '{wrong[0]}'; its letters are {known}")
+    for name in ("pattern", "mtp_pattern"):
+        if wrong := sorted(set(getattr(spec, name)) - set(_PARTS)):
+            known = "M (state space), * (attention), - (MLP) and E (experts)"
+            yield _bad(f"{name} has '{wrong[0]}'; its letters are {known}")
     if wrong := sorted(set(spec.window_pattern) - set("WF")):
         yield _bad(f"window_pattern has '{wrong[0]}'; its letters are W (the window) and F (all)")
     if wrong := sorted(set(spec.moe_pattern) - set("DE")):
@@ -296,7 +315,7 @@ def _contradictions(spec: TransformerSpec) -> Iterable[Diagnostic]:
         yield _bad(f"style {spec.style} has all biases", "leave out qkv_bias, out_bias and mlp_bias")
     if (spec.qk_norm or spec.qk_norm_whole) and not spec.look.rotary:
         yield _bad(f"qk_norm is of styles whose positions are rotated, not {spec.style}", "leave it out")
-    yield from (*_latent(spec), *_of_today(spec), *_of_norms(spec), *_of_pattern(spec))
+    yield from (*_latent(spec), *_of_today(spec), *_of_norms(spec), *_of_pattern(spec), *_of_further(spec))
     if spec.experts and spec.top_k > spec.experts:
         yield _bad(f"top_k ({spec.top_k}) is more than experts ({spec.experts})")
 
@@ -326,6 +345,17 @@ def _of_norms(spec: TransformerSpec) -> Iterable[Diagnostic]:
         yield _bad("parallel_norms is 1 or 2, of styles that normalise first", "leave it out")
 
 
+def _of_further(spec: TransformerSpec) -> Iterable[Diagnostic]:
+    """What predicts further tokens."""
+    if spec.mtp and not (spec.logits and spec.look.causal and spec.look.norm_first):
+        yield _bad("mtp is of causal styles that normalise first, with logits", "leave it out")
+    if spec.mtp_pattern and not spec.pattern:
+        yield _bad("mtp_pattern is of models with a pattern", "leave it out, or give pattern as well")
+    if spec.mtp and spec.pattern and not spec.mtp_pattern:
+        hint = "give mtp_pattern as well, such as mtp_pattern=*E"
+        yield _bad("nothing says what layers predict further tokens beside a pattern", hint)
+
+
 def _of_pattern(spec: TransformerSpec) -> Iterable[Diagnostic]:
     """What the letters of a pattern need, and what needs them."""
     if spec.expert_latent and (not spec.experts or spec.routing != "dropless"):
@@ -337,13 +367,14 @@ def _of_pattern(spec: TransformerSpec) -> Iterable[Diagnostic]:
     if not spec.look.norm_first or spec.look.norm_last or spec.post_norm or spec.parallel_norms:
         hint = f"leave out style={spec.style}, post_norm and parallel_norms"
         yield _bad("layers of a pattern are normalised before, and only there", hint)
-    if "E" in spec.pattern and not spec.experts:
+    letters = spec.pattern + spec.mtp_pattern
+    if "E" in letters and not spec.experts:
         yield _bad("pattern has layers of experts (E)", "give experts as well")
-    if spec.experts and ("E" not in spec.pattern or spec.dense_layers or spec.moe_every > 1):
+    if spec.experts and ("E" not in letters or spec.dense_layers or spec.moe_every > 1):
         yield _bad("of a pattern the layers with letter E have experts", "leave out dense_layers and moe_every")
-    if "M" in spec.pattern and spec.heads_of_state % spec.state_groups:
+    if "M" in letters and spec.heads_of_state % spec.state_groups:
         yield _bad(f"state_heads ({spec.heads_of_state}) is no multiple of state_groups ({spec.state_groups})")
-    if "M" in spec.pattern and not spec.heads_of_state:
+    if "M" in letters and not spec.heads_of_state:
         yield _bad(f"state_head_size ({spec.state_head_size}) is more than twice hidden ({spec.hidden})")
 
 

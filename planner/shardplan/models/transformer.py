@@ -20,8 +20,9 @@ def transformer(name: str = "transformer", **sizes: object) -> Model:
     """The model with the given sizes, which are the fields of `TransformerSpec`.
 
     `transformer(layers=32, hidden=4096, heads=32, kv_heads=8, ffn=14336, vocab=128256)` is Llama-3-8B. Inputs are
-    `input_ids` [batch, seq] (and `position_ids` where positions are rotated), the output is the logits
-    [batch, seq, vocab]. Raises `ShardplanError` with every size that cannot be.
+    `input_ids` [batch, seq] (and `position_ids` where positions are rotated; with `mtp` `input_ids_1` and so on, which
+    are shifted by so many), outputs are the logits [batch, seq, vocab], then those of further tokens.
+    Raises `ShardplanError` with every size that cannot be.
     """
     return build(TransformerSpec(**sizes), name)  # type: ignore[arg-type]
 
@@ -39,7 +40,7 @@ class _Builder:
         self.spec = spec
         self.look = spec.look
         self.names: Names = NAMES[spec.style]
-        self.graph = GraphWriter(spec.dtype, STATE_SPACE_OPSET if "M" in spec.pattern else OPSET)
+        self.graph = GraphWriter(spec.dtype, STATE_SPACE_OPSET if "M" in spec.pattern + spec.mtp_pattern else OPSET)
         self.rows = (spec.batch, spec.seq)
         self.wide = (*self.rows, spec.hidden)
         self.position_ids = ""
@@ -55,9 +56,33 @@ class _Builder:
             x = self._layer(x, layer)
         if self.look.norm_first:
             x = self._norm(x, self.names.final_norm)
+        states = [x, *self._further(x, table)]
         if spec.logits:
-            x = self._logits(x, table)
-        return graph.model(name, [x], {"batch": spec.batch, "seq": spec.seq})
+            states = [self._logits(state, table) for state in states]
+        return graph.model(name, states, {"batch": spec.batch, "seq": spec.seq})
+
+    def _further(self, x: str, table: str) -> list[str]:
+        """Hidden states that predict one token further each: from the one before, and the embedding of the token that
+        it predicts. Names are those of DeepSeek-V3's checkpoints."""
+        states, graph = list[str](), self.graph
+        for depth in range(self.spec.mtp):
+            layers = self.spec.further_layers(depth)
+            module = self._module(layers[0])
+            embedded = self._embed(table, graph.input(f"input_ids_{depth + 1}", self.rows, "int64"))
+            parts = [self._norm(embedded, f"{module}.enorm"), self._norm(x, f"{module}.hnorm")]
+            both = graph.apply("Concat", parts, (*self.rows, 2 * self.spec.hidden), f"{module}.eh_proj", axis=-1)
+            x = self._linear(both, f"{module}.eh_proj", 2 * self.spec.hidden, self.spec.hidden)
+            for layer in layers:
+                x = self._layer(x, layer)
+            x = self._norm(x, f"{self._module(layers[-1])}.{self.names.further_norm}")
+            states.append(x)
+        return states
+
+    def _module(self, layer: int) -> str:
+        """The module of a layer, or of one that predicts further tokens."""
+        if self.names.further and layer >= self.spec.layers:
+            return f"{self.names.further}.{layer - self.spec.layers}"
+        return f"{self.names.layer}.{layer}"
 
     def _embed(self, table: str, ids: str) -> str:
         module = self.names.embed
@@ -95,7 +120,7 @@ class _Builder:
         return self.graph.apply("Mul", [x, cap], shape, module)
 
     def _layer(self, x: str, layer: int) -> str:
-        module = f"{self.names.layer}.{layer}"
+        module = self._module(layer)
         made = {"attention": self._attention, "state_space": self._state_space, "mlp": self._mlp}
         if self.spec.parallel_norms:
             return self._parallel(x, layer, module)
@@ -146,7 +171,7 @@ class _Builder:
         return self.graph.apply_many("Dropout", [x, ratio, training], results, module)[0]
 
     def _mlp(self, x: str, layer: int) -> str:
-        spec, module = self.spec, f"{self.names.layer}.{layer}"
+        spec, module = self.spec, self._module(layer)
         if not spec.is_routed(layer):
             return self._dense(x, module, spec.dense_ffn if spec.experts and spec.dense_ffn else spec.inner)
         router, experts = f"{module}.{self.names.router}", f"{module}.{self.names.experts}"
@@ -195,11 +220,11 @@ class _Builder:
         return self.graph.apply("Mul", [x, share], shape, module)
 
     def _state_space(self, x: str, layer: int) -> str:
-        module = f"{self.names.layer}.{layer}.{self.names.state_space}"
+        module = f"{self._module(layer)}.{self.names.state_space}"
         return state_space(self.graph, self.spec, x, module, self._linear)
 
     def _attention(self, x: str, layer: int) -> str:
-        spec, module = self.spec, f"{self.names.layer}.{layer}"
+        spec, module = self.spec, self._module(layer)
         core = f"{module}.{self.names.attention}"
         if spec.kv_rank:
             return self._latent(x, layer, module, core)

@@ -15,25 +15,44 @@ from shardplan.units import counted
 def chunk_starts(model: Model, chunks: int) -> list[int]:
     """The first operator of each chunk except the first."""
     begins = _layer_starts(model)
+    after = 1 + max((index for block in model.blocks for copy in block.copies for index in copy), default=-1)
     if begins and len(begins) + 2 == chunks:  # embedding and output matrix are chunks of their own
-        return [*begins, 1 + max(index for block in model.blocks for copy in block.copies for index in copy)]
+        return [*begins, after]
     if len(begins) < chunks:
         hint = "take at most as many stages, times --vp, as there are layers"
         raise ShardplanError(bad(f"the model has {counted(len(begins), 'layer')}, too few for {chunks} stages", hint))
-    return [begins[place] for place in itertools.accumulate(layers_of(len(begins), chunks)[:-1])]
+    counts = layers_of(len(begins), chunks, _further(model, after))
+    return [[*begins, after][place] for place in itertools.accumulate(counts[:-1])]
 
 
-def layers_of(layers: int, chunks: int) -> list[int]:
+def layers_of(layers: int, chunks: int, further: int = 0) -> list[int]:
     """The number of layers of each chunk: equal if possible; otherwise embedding and output matrix count as one layer
-    each, and the remainder goes to the inner chunks, from the front."""
-    each, over = divmod(layers, chunks)
-    if not over:
-        return [each] * chunks
-    each, over = divmod(layers + 2, chunks)
+    each, and the remainder goes to the inner chunks, from the front.
+
+    `further`: modules behind the last layer that predict further tokens. Of each, layer and output matrix count as one
+    layer each, and the embedding as none, if chunks are equal then; otherwise module, output matrix and embedding count
+    as one each, and the last chunk may have nothing else. These are the layouts of Megatron-Bridge for DeepSeek-V3 (16
+    stages: 4, 14 times 4, 1; 32 stages: 1, 30 times 2, 0).
+    """
+    behind = 1 + 2 * further if further else 0
+    each, over = divmod(layers + behind, chunks)
+    if not over and each > behind:
+        return [*[each] * (chunks - 1), each - behind]
+    each, over = divmod(layers + further + 2, chunks)
     order = [*range(1, chunks - 1), 0, chunks - 1]
     more = set(order[:over])
     counts = [each + (place in more) - (place in (0, chunks - 1)) for place in range(chunks)]
-    return counts if min(counts) > 0 else [layers // chunks + (place < layers % chunks) for place in range(chunks)]
+    counts[-1] -= further
+    if min(counts[:-1]) > 0 and counts[-1] >= (not further):
+        return counts
+    return [layers // chunks + (place < layers % chunks) for place in range(chunks)]
+
+
+def _further(model: Model, after: int) -> int:
+    """Modules that predict further tokens: outputs like the first, of operators behind the last layer."""
+    made = {name for operator in model.operators[after:] for name in operator.outputs}
+    first = model.tensor(model.outputs[0]).shape if model.outputs else ()
+    return max(0, sum(name in made and model.tensor(name).shape == first for name in model.outputs) - 1)
 
 
 def _layer_starts(model: Model) -> list[int]:

@@ -65,6 +65,7 @@ from shardplan.study.trainer_step import (
     as_trained,
     exchanging_beside,
     loss_memory_bytes,
+    running_eagerly,
     with_fused_loss,
     with_sends,
 )
@@ -330,13 +331,15 @@ def price_as_asked(
     compare: bool = True,
     fused_loss: bool = False,
     overlap_exchange: bool = False,
+    eager: bool = False,
     robust: int = 0,
     on_progress: OnProgress | None = None,
 ) -> PriceReport:
     """Memory and time of `request`'s model on its cluster under a configuration, beside the best plan if `compare`.
     Only `model`, `cluster`, `dims`, `optimizer` and `memory_limit` of the request count. `recompute`: a scheme as
     `recompute_of` reads it. `fused_loss`: the loss holds no logits in fp32. `overlap_exchange`: experts' tokens are
-    exchanged beside the compute of another microbatch. `robust`: number of perturbed profiles to price it on too.
+    exchanged beside the compute of another microbatch. `eager`: the program runs as it is written, kernel by kernel.
+    `robust`: number of perturbed profiles to price it on too.
 
     Raises `ShardplanError` as `price` and as reading the inputs does.
     """
@@ -348,6 +351,8 @@ def price_as_asked(
     check_peak(precision, cluster)
     if fused_loss:
         cluster = with_fused_loss(cluster)
+    if eager:
+        cluster = running_eagerly(cluster)
     if overlap_exchange:
         if parallelism.expert == 1:
             raise ShardplanError(bad("no tokens are exchanged: --ep is 1", "leave out --overlap-exchange"))

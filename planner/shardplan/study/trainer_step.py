@@ -7,7 +7,8 @@ compared with a clock. The profile states what a trainer adds to the schedule, e
     step = (device^p + host^p)^(1/p) + reduction + optimizer
     device      the schedule's phases, less what of tensor parallelism's traffic runs in pieces beside products
                 (`tp_forward`, `tp_backward`), and the loss
-    host        host_us for every kernel of those phases and for `loss_kernels` a microbatch, host_collective_us for
+    host        with `--eager` eager_us for every kernel of `eager_kernels`, and the device moves their bytes; else
+                host_us for every kernel of those phases and for `loss_kernels` a microbatch, host_collective_us for
                 every collective
     reduction   of gradients, where a trainer begins it after backward (`reduces_beside: false`), times
                 `partial_groups` where a group has several, but not all, devices of each of several machines
@@ -28,6 +29,7 @@ from typing import Any
 
 from shardplan.cluster.mesh import cluster_from_resolved
 from shardplan.cluster.types import Cluster, Training
+from shardplan.errors import ShardplanError, error
 from shardplan.graph.precision import Narrow
 from shardplan.pipeline.p2p import Transfers
 from shardplan.pipeline.result import PipelineResult
@@ -37,6 +39,7 @@ from shardplan.plan.step.phases import Phase
 from shardplan.plan.step.schedule import StepSchedule
 from shardplan.plan.types import Move, Plan, TensorDecision
 from shardplan.plan.views.timeline import step_schedule
+from shardplan.study.eager_kernels import unfused_of
 from shardplan.units import NS_PER_S
 
 _TOGETHER = 3.0
@@ -85,6 +88,17 @@ def with_fused_loss(cluster: Cluster) -> Cluster:
     return replace(cluster, training=fused)
 
 
+def running_eagerly(cluster: Cluster) -> Cluster:
+    """The cluster for a program that runs as it is written, kernel by kernel. Raises `ShardplanError` (`no-eager`)
+    where the profile does not say how long the host takes for one."""
+    training = cluster.training
+    if not training.eager_s:
+        summary = f"profile '{cluster.name}' does not say how long the host takes to start a kernel"
+        hint = "leave out --eager, or add training.eager_us to a profile"
+        raise ShardplanError(error("no-eager", summary, hint=hint))
+    return replace(cluster, training=replace(training, eager=True))
+
+
 def exchanging_beside(cluster: Cluster) -> Cluster:
     """The cluster with exchanges of experts' tokens beside the compute of another microbatch (Megatron-Core's
     `overlap_moe_expert_parallel_comm`), which they slow down as gathers of weights do."""
@@ -119,21 +133,26 @@ def as_run(
     hidden_ns = round(hidden_s(scheduled, cluster, recomputed=recomputed, sharded=sharded) * NS_PER_S)
     hidden_ns = max(0, min(hidden_ns, alone_ns - summary.compute_ns))
     moved = _by_logit(plan, training, sharded=sharded) * _logits(plan) if loss else 0.0
-    loss_ns = round(moved / (cluster.device.hbm_bytes_per_s * cluster.device.memory_efficiency) * NS_PER_S)
+    if training.eager:
+        kernels, unfused = (_microbatches(plan) * each for each in unfused_of(plan, recomputed))
+        moved += unfused
+    own_ns = round(moved / (cluster.device.hbm_bytes_per_s * cluster.device.memory_efficiency) * NS_PER_S)
     device_s = sum(phase.count * ran.seconds for phase, ran in scheduled.phases_ran() if phase.name != "update")
-    device_ns = round(device_s * NS_PER_S) - hidden_ns + loss_ns
+    device_ns = round(device_s * NS_PER_S) - hidden_ns + own_ns
     host_s = sum(phase.count * _started(phase, training) for phase in scheduled.phases)
+    if training.eager:
+        host_s += kernels * training.eager_s
     if loss and not sharded:
         host_s += _microbatches(plan) * training.loss_kernels * training.host_s
     host_ns = round(host_s * NS_PER_S)
     power = _TOGETHER if sharded or not _meets(scheduled) else training.tp_exponent or _TOGETHER
     waited_ns = round((device_ns**power + host_ns**power) ** (1 / power)) - device_ns
-    step_ns = alone_ns - hidden_ns + loss_ns + late_ns + waited_ns
+    step_ns = alone_ns - hidden_ns + own_ns + late_ns + waited_ns
     changed = replace(
         summary,
         step_ns=step_ns,
         objective_ns=step_ns,
-        compute_ns=summary.compute_ns + loss_ns,
+        compute_ns=summary.compute_ns + own_ns,
         communication_ns=alone_ns - summary.compute_ns - hidden_ns + late_ns,
         step_bound_ns=min(summary.step_bound_ns, step_ns),
     )
@@ -263,6 +282,7 @@ def _started(phase: Phase, training: Training) -> float:
         return 0.0
     kernels = sum(item.action == "compute" and item.seconds > 0 for item in phase.program)
     collectives = sum(item.action in ("blocking", "issue") for item in phase.program)
+    kernels = 0 if training.eager else kernels
     return kernels * training.host_s + collectives * training.host_collective_s
 
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 Measured = TypeVar("Measured")
 
 _GROUP = re.compile(r"(\d{1,9})[xX×](\d{1,9})")
+_MOST_RANKS = 1 << 20
 _FAR_OFF = 1.5
 """A measured step that differs from the predicted one by more than this factor hints at another plan or machine."""
 _base_option = click.option(
@@ -137,27 +138,31 @@ def _of_table(
     return _finish(session, {"profile": output, f"{what}s": len(rows), "error": round(left, 4)}, output, show)
 
 
-@calibrate.command(short_help="Fit a profile to traces of torch.profiler.")
+@calibrate.command(short_help="Fit a profile to traces of torch.profiler or Nsight Systems.")
 @click.argument("traces", nargs=-1, required=True, metavar="TRACE...", type=click.Path(path_type=str))
 @_base_option
+@click.option("--group", metavar="MACHINESxDEVICES", help="Ranks of collectives, where an export of nsys has no sizes.")
 @_output_option
 @verb
-def trace(session: Session, /, traces: tuple[str, ...], cluster: str, output: str) -> int:
-    """Fit a profile to traces of torch.profiler, .json or .json.gz, of one rank or several.
+def trace(session: Session, /, traces: tuple[str, ...], cluster: str, group: str | None, output: str) -> int:
+    """Fit a profile to traces of torch.profiler, .json or .json.gz, or to exports of Nsight Systems to SQLite, of one
+    rank or several.
 
-    Profile a few steps with ProfilerActivity.CPU and CUDA, record_shapes=True, and call export_chrome_trace. Matrix
-    products, attention, operators bound by memory and every collective get a factor, measured over predicted, and their
-    spread, which `solve --robust` then draws constants within; how much of the kernels' time these are is said.
+    Profile a few steps with ProfilerActivity.CPU and CUDA, record_shapes=True, and call export_chrome_trace; or with
+    nsys profile --trace=cuda,nvtx --pytorch=autograd-shapes-nvtx, and nsys export --type sqlite --include-blobs=true.
+    Matrix products, attention, operators bound by memory and every collective get a factor, measured over predicted,
+    and their spread, which `solve --robust` then draws constants within; how much of the kernels' time these are is
+    said.
     """
     from shardplan.cluster.profile import load_profile
-    from shardplan.extras.calibration.kineto import read_traces
     from shardplan.extras.calibration.traced import calibrate as fit
     from shardplan.extras.calibration.traced import coverage
+    from shardplan.extras.calibration.traces import read_traces
     from shardplan.render.calibration import show_coverage, show_factors
 
     _refuse_two_documents(session, output)
     base = load_profile(cluster)
-    ran = read_traces(traces)
+    ran = read_traces(traces, _ranks_of(group, base))
     text, factors = fit(ran, base, _name_of(output, base.name))
     told = coverage(ran, factors, base)
     _deliver(session, text, output)
@@ -263,6 +268,16 @@ def _parse_group(text: str | None) -> tuple[int, int] | None:
         hint = "write machines and devices per machine, such as --group 2x8"
         raise ShardplanError(error("bad-group", f"--group '{text}' cannot be read", hint=hint))
     return int(match[1]), int(match[2])
+
+
+def _ranks_of(group: str | None, base: Profile) -> tuple[int, ...]:
+    """Of a group over machines of `base`; none if no group is given."""
+    machines, devices = _parse_group(group) or (0, 0)
+    if machines * devices > _MOST_RANKS:
+        hint = f"a group has at most {_MOST_RANKS} ranks"
+        raise ShardplanError(error("bad-group", f"--group '{group}' cannot be read", hint=hint))
+    joined = max(devices, base.levels[0].devices or 0)
+    return tuple(at * joined + rank for at in range(machines) for rank in range(devices))
 
 
 def _name_of(output: str, base: str) -> str:

@@ -59,6 +59,8 @@ def _ways(name: str, field: str, text: str) -> Callable[[Verb], Verb]:
         "not in fp32.")  # fmt: skip
 @click.option("--overlap-exchange", is_flag=True, help="Experts' tokens are exchanged beside the compute of another "
         "microbatch.")  # fmt: skip
+@click.option("--eager", is_flag=True, help="The program runs as it is written (eager PyTorch): norms, rotations and "
+        "gates are many kernels.")  # fmt: skip
 @click.option(
     "--robust",
     type=DRAWS,
@@ -98,6 +100,7 @@ def price(session: Session, /, **given: Any) -> int:
         compare=given["best"],
         fused_loss=given["fused_loss"],
         overlap_exchange=given["overlap_exchange"],
+        eager=given["eager"],
         robust=given["robust"],
         on_progress=on_progress,
     )

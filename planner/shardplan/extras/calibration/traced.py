@@ -25,7 +25,7 @@ from shardplan.cluster.types import Level
 from shardplan.cost.collectives import CollectiveModel
 from shardplan.cost.compute import ATTENTION, ComputeModel
 from shardplan.errors import ShardplanError, error
-from shardplan.extras.calibration.kineto import Ran
+from shardplan.extras.calibration.events import Ran
 from shardplan.extras.calibration.text import Plain, profile_text
 from shardplan.extras.calibration.traced_attention import BACKWARD, FORWARD
 from shardplan.rules.attention import FLASH_BACKWARD
@@ -97,7 +97,9 @@ def calibrate(ran: Sequence[Ran], base: Profile, name: str) -> tuple[str, list[F
     ]
     if not factors:
         summary = f"no kind of operator or collective has {_FEWEST} kernels of {_LONG_S * 1e6:.0f} us or more"
-        hint = "profile whole steps with record_shapes=True, which operators need for their sizes"
+        hint = (
+            "profile whole steps with shapes (torch.profiler: record_shapes=True; nsys: --pytorch=autograd-shapes-nvtx)"
+        )
         raise ShardplanError(error("too-few-measurements", summary, hint=hint))
     text = profile_text(name, base.name, _keys(factors, base), [])
     profile_from_text(text, name)  # a profile that cannot be read is a defect, found here
