@@ -8,11 +8,13 @@ import pytest
 pytest.importorskip("torch")
 
 import onnx
+import torch
 from forced_plans import forced_plan
 from small_models import proto_of
 from torch_compiled import TEXT
 
 from shardplan.model.read import read_model
+from shardplan.torch.exported.compiled_gradients import ends_of
 
 
 @pytest.fixture(scope="module")
@@ -46,3 +48,15 @@ def test_inductor_compiles_between_moves(four, plan_of):
         assert error < 1e-5
         assert plain == compiled
         assert without == [["scale"], ["scale"]]
+
+
+def test_what_is_written_into_a_tensor_has_the_gradient_of_its_readers():
+    """The readers of the tensor do not come behind the write in the graph."""
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    made = graph.call_method("sin", (x,))
+    kept = graph.call_function(torch.zeros, (4,))
+    graph.call_method("add_", (kept, made))
+    result = graph.call_method("cos", (kept,))
+    graph.output([result])
+    assert ends_of(graph)[made] == {result}

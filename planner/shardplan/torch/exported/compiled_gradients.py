@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from shardplan.torch.exported.compiled_runs import changes_in_place
 from shardplan.torch.gradients.flights import send_in_order
 
 Ends = frozenset[fx.Node]
@@ -20,13 +21,15 @@ Ends = frozenset[fx.Node]
 
 
 def ends_of(graph: fx.Graph) -> dict[fx.Node, Ends]:
-    """For every node, the results of the program from which a gradient may come back to it."""
+    """For every node, the results of the program from which a gradient may come back to it: all of them where it is
+    written into a tensor, whose readers need not come behind it in the graph."""
     (output,) = graph.find_nodes(op="output")
+    every = frozenset(output.all_input_nodes)
     found: dict[fx.Node, Ends] = {output: frozenset()}
     for node in reversed(graph.nodes):
         if node is not output:
-            own = {node} if output in node.users else set()
-            found[node] = frozenset(own.union(*(found[user] for user in node.users))) if _trains(node) else frozenset()
+            own = every if changes_in_place(node) else every & {node}
+            found[node] = own.union(*(found[user] for user in node.users)) if _trains(node) else frozenset()
     return found
 
 
@@ -38,7 +41,9 @@ def reached_ends(
     nodes: Sequence[fx.Node], given: Sequence[fx.Node], results: Sequence[fx.Node], ends: Mapping[fx.Node, Ends]
 ) -> list[frozenset[int]] | None:
     """For each of `given`, which of the results of a run have gradients for it; None where a gradient that comes back
-    to one of the results comes back to all that is given."""
+    to one of the results comes back to all that is given, or where the run changes tensors in place."""
+    if any(map(changes_in_place, nodes)):
+        return None
     reached: dict[fx.Node, frozenset[int]] = {}
     for node in reversed([*given, *nodes]):
         own = {results.index(node)} if node in results and ends[node] else set()

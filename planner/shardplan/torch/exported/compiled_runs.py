@@ -21,11 +21,11 @@ from shardplan.torch.exported.writer import PlannedMove, ValuedWeight, pick
 from shardplan.torch.rules.attention import attention_kernel
 from shardplan.torch.rules.dropout import drop
 from shardplan.torch.rules.function_names import draws, in_place
-from shardplan.torch.rules.views import is_only_a_view
+from shardplan.torch.rules.views import is_only_a_view, is_view
 
 
 def runs_of(model: fx.GraphModule) -> list[list[fx.Node]]:
-    """The runs; single operations are left out, as nothing is gained."""
+    """The runs; those of a single operation, beside views and copies, are left out, as nothing is gained."""
     runs: list[list[fx.Node]] = [[]]
     for node in model.graph.nodes:
         if node.op == "get_attr" or _is_picked_outside(node, runs[-1]):  # it is there before what reads it
@@ -35,7 +35,11 @@ def runs_of(model: fx.GraphModule) -> list[list[fx.Node]]:
         else:
             runs.append([])
     trimmed = map(_without_views_at_ends, runs)
-    return [nodes for nodes in trimmed if sum(not (_is_view(node) or node.target is pick) for node in nodes) > 1]
+    return [nodes for nodes in trimmed if sum(_computes(node) for node in nodes) > 1]
+
+
+def _computes(node: fx.Node) -> bool:
+    return node.target is not pick and not is_view(_function(node), ())
 
 
 def _is_picked_outside(node: fx.Node, nodes: Sequence[fx.Node]) -> bool:
@@ -72,7 +76,7 @@ def _function(node: fx.Node) -> Any:
 def _without_views_at_ends(nodes: Sequence[fx.Node]) -> list[fx.Node]:
     """A run without views of what it is given, and those of its results that nothing in it reads. One that changes
     tensors in place stays whole: a view is made before or after the change."""
-    if any(node.target is write_back or in_place(_function(node)) for node in nodes):
+    if any(map(changes_in_place, nodes)):
         return list(nodes)
     return _without_last(_without_first(nodes))
 
@@ -91,6 +95,12 @@ def _without_last(nodes: Sequence[fx.Node]) -> list[fx.Node]:
         if _is_view(node) and not any(user in inside for user in node.users):
             del inside[node]
     return list(inside)
+
+
+def changes_in_place(node: fx.Node) -> bool:
+    """Whether an operation changes its first operand, which others read later."""
+    is_operation = node.op in {"call_function", "call_method"}
+    return is_operation and (node.target is write_back or in_place(_function(node)))
 
 
 def borders_of(nodes: Iterable[fx.Node]) -> tuple[list[fx.Node], list[fx.Node]]:
