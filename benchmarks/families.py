@@ -47,8 +47,10 @@ ROUNDINGS = 20
 """What is called rounded is further off, but no more than so many times as far as one process is from itself when its
 parameters are changed in the last digit."""
 RIGHT = ("exact", "rounded")
-SECONDS, START_SECONDS = 90.0, 600.0
-"""How long processes may take for one program; and to start, which on a busy machine is longer."""
+MODES = ("eager", "exported")
+SECONDS, COMPILED_SECONDS, START_SECONDS = 90.0, 600.0, 600.0
+"""How long processes may take for one program, run as it is and compiled; and to start, which on a busy machine is
+longer."""
 
 
 def plan_of(model: Model, form: str) -> Plan | None:
@@ -92,7 +94,9 @@ class Processes:
             self.ranks = Ranks(4, folder, ("family_ranks",), hash_seeds=random.sample(range(1 << 20), 4))
             self.ranks.run("family_ranks", "ready", timeout=START_SECONDS)
         try:
-            answers = self.ranks.run("family_ranks", "train", *args, timeout=SECONDS)
+            answers = self.ranks.run(
+                "family_ranks", "train", *args, timeout=SECONDS if args[2] in MODES else COMPILED_SECONDS
+            )
         except TimeoutError:
             self.stop(kill=True)
             return "hung", "processes wait for one another"
@@ -164,6 +168,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", default=[])
     parser.add_argument("--exported", action="store_true", help="parallelize_exported in place of parallelize")
+    parser.add_argument("--backend", help="compile the graph by this backend (inductor)")
     parser.add_argument("--forms", nargs="*", default=list(FORMS))
     parser.add_argument("--device", default="cpu", help="cuda: all four processes on the one GPU there is, over gloo")
     parser.add_argument("--library", action="store_true", help="the models of transformers, in place of our own")
@@ -175,7 +180,7 @@ def main() -> None:
     try:
         for name in given.names or (LIBRARIES if given.library else OWN):
             begun = time.monotonic()
-            mode = "exported" if given.exported else "eager"
+            mode = given.backend or ("exported" if given.exported else "eager")
             for form, kind, why in _rows(processes, name, given.forms, mode, given.device):
                 counts[kind] += 1
                 print(f"{name:16} {form:14} {kind:17} {time.monotonic() - begun:4.0f} s  {why[:400]}", flush=True)

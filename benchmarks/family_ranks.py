@@ -49,7 +49,8 @@ def train(
 ) -> tuple[str, Any]:
     """Two steps under `plan` and beside it by one process, then one pass as in evaluation: `("ran", errors)` of loss,
     gradients, parameters and buffers, relative to the largest entry, and how far one process is from itself (`own`)
-    when its parameters are changed in the last digit; `("refused", why)`; `("crashed", why)`."""
+    when its parameters are changed in the last digit; `("refused", why)`; `("crashed", why)`. `mode`: `eager`,
+    `exported`, or a backend by which the graph is compiled."""
     warnings.simplefilter("ignore")
     logging.getLogger("torch.distributed").setLevel(logging.ERROR)
     try:
@@ -76,8 +77,9 @@ def _errors(name: str, plan: Plan, mode: str, device: str, strict: bool, dtype: 
         for parameter in another.parameters():
             parameter.mul_(1 + 2 * torch.finfo(dtype).eps * torch.randn_like(parameter))
     given = {"strict": strict, "ignore": () if strict else ("*",)}
-    if mode == "exported":
+    if mode != "eager":
         args, kwargs = ((), batch) if isinstance(batch, Mapping) else (batch, {})
+        given["backend"] = None if mode == "exported" else mode
         model = shardplan.torch.parallelize_exported(model, args, plan, mesh, example_kwargs=kwargs, **given)
     else:
         shardplan.torch.parallelize(model, plan, mesh, **given)
@@ -88,9 +90,9 @@ def _errors(name: str, plan: Plan, mode: str, device: str, strict: bool, dtype: 
         seen["gradients"] = _apart(*(_of(each, known, gradients=True) for each in (model, reference)))
         seen["own"] = max(seen["own"], _apart(*(_of(each, known, gradients=True) for each in (another, reference))))
         seen["parameters"] = _apart(*(_of(each, known) for each in (model, reference)))
-        seen["buffers"] = _buffers_apart(model, reference, known, missing=mode == "exported")
+        seen["buffers"] = _buffers_apart(model, reference, known, missing=mode != "eager")
         found = {key: max(value, seen.get(key, 0.0)) for key, value in found.items()}
-    if mode != "exported":  # a graph is of one mode
+    if mode == "eager":  # a graph is of one mode
         seen = _evaluated(all_three, batch, known)
         found = {key: max(value, seen.get(key, 0.0)) for key, value in found.items()}
     return {**found, "single": float(single.seen)}

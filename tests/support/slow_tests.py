@@ -14,6 +14,7 @@ SLOW: Mapping[str, tuple[str, ...]] = {
         "test_a_size_that_axes_do_not_divide_is_named_with_the_step_that_was_solved[transformer:layers=1,hidden=1024,heads=25",
         "test_when_there_is_none[given2]",
     ),
+    "tests/torch/test_compiled_graphs.py": ("test_inductor_compiles_between_moves",),
     "tests/torch/test_fsdp2_export.py": (
         "test_four_ranks_give_what_one_process_gives[pieces and tensor]",
         "test_four_ranks_give_what_one_process_gives[replicas]",

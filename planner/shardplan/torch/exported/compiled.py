@@ -6,12 +6,14 @@ of them becomes one module, compiled by `torch.compile`; what is read and return
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import fx, nn
 
+from shardplan.torch.exported.compiled_gradients import Between, Ends, ends_of, reached_ends
+from shardplan.torch.exported.compiled_runs import borders_of, runs_of
 from shardplan.torch.exported.writer import pick
 
 Compiler = str | Callable[..., Any]
@@ -20,12 +22,14 @@ Compiler = str | Callable[..., Any]
 
 def compile_between_moves(model: fx.GraphModule, backend: Compiler) -> int:
     """Compiles every run of operations of the graph by `backend`, in place; returns their number."""
-    runs = _runs(model.graph)
+    ends = ends_of(model.graph)
+    runs = runs_of(model)
     for number, nodes in enumerate(runs):
-        inner, given, results = _part(nodes)
-        module = fx.GraphModule(_Tensors(), inner, f"Between{number}")
+        given, results = borders_of(nodes)
+        module = fx.GraphModule(_Tensors(), _inner(nodes, given, results, ends), f"Between{number}")
         module.train(model.training)
-        model.add_module(f"between_{number}", torch.compile(module, backend=backend, dynamic=False))
+        compiled = torch.compile(module, backend=backend, dynamic=False)
+        model.add_module(f"between_{number}", Between(compiled, reached_ends(nodes, given, results, ends)))
         _replace(model.graph, nodes, f"between_{number}", given, results)
     model.graph.lint()
     model.recompile()
@@ -36,47 +40,46 @@ class _Tensors(nn.Module):  # type: ignore[misc]
     """A run of operations has no tensors of its own."""
 
 
-def _runs(graph: fx.Graph) -> list[list[fx.Node]]:
-    """The runs of operations between two moves; single operations are left out, as nothing is gained."""
-    runs: list[list[fx.Node]] = [[]]
-    for node in graph.nodes:
-        if node.op == "get_attr" or _is_of_a_move(node):  # it is there before what reads it
-            continue
-        if node.op in {"call_function", "call_method"}:
-            runs[-1].append(node)
-        else:
-            runs.append([])
-    return [nodes for nodes in runs if len(nodes) > 1]
-
-
-def _is_of_a_move(node: fx.Node) -> bool:
-    """Whether a node is one of several results of a move."""
-    return node.target is pick and node.args[0].op == "call_module"
-
-
-def _part(nodes: Sequence[fx.Node]) -> tuple[fx.Graph, list[fx.Node], list[fx.Node]]:
-    """A graph of these nodes, the nodes that it reads, and those of its nodes that others read."""
-    inside = set(nodes)
-    given = list(dict.fromkeys(each for node in nodes for each in node.all_input_nodes if each not in inside))
-    results = [node for node in nodes if any(user not in inside for user in node.users)]
+def _inner(
+    nodes: Sequence[fx.Node], given: Sequence[fx.Node], results: Sequence[fx.Node], ends: Mapping[fx.Node, Ends]
+) -> fx.Graph:
+    """A graph of these nodes. Results to which no gradient comes back take none."""
     inner = fx.Graph()
     copies = {node: inner.placeholder(node.name) for node in given}
     for node in nodes:
         copies[node] = inner.node_copy(node, copies.__getitem__)
-    inner.output(tuple(copies[node] for node in results))
-    return inner, given, results
+    made = [
+        copies[node] if ends[node] or not node.meta.get("trains") else inner.call_method("detach", (copies[node],))
+        for node in results
+    ]
+    inner.output(tuple(made))
+    return inner
 
 
 def _replace(
     graph: fx.Graph, nodes: Sequence[fx.Node], name: str, given: Sequence[fx.Node], results: Sequence[fx.Node]
 ) -> None:
-    """Replaces `nodes` by a call of the module `name`."""
+    """Replaces `nodes` by a call of the module `name`; views of results go behind it."""
+    views = _views_before_last(nodes)
     with graph.inserting_after(nodes[-1]):
-        call = graph.call_module(name, tuple(given))
-    place = call
+        place = call = graph.call_module(name, tuple(given))
     for number, node in enumerate(results):
         with graph.inserting_after(place):
             place = graph.call_function(pick, (call, number))
         node.replace_all_uses_with(place)
+    for node in views:
+        place.append(node)
+        place = node
     for node in reversed(nodes):
         graph.erase_node(node)
+
+
+def _views_before_last(nodes: Sequence[fx.Node]) -> list[fx.Node]:
+    """The nodes outside of a run that read its results and stand before its last operation."""
+    inside, found = set(nodes), dict[fx.Node, None]()
+    node = nodes[0]
+    while node is not nodes[-1]:
+        node = node.next
+        if node not in inside and any(each in inside or each in found for each in node.all_input_nodes):
+            found[node] = None
+    return list(found)

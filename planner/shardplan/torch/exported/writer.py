@@ -38,6 +38,7 @@ class Traced(Tensor):  # type: ignore[misc]
         make = Tensor._make_wrapper_subclass  # noqa: SLF001 - torch documents no other way
         made: Traced = make(Traced, meta.shape, dtype=meta.dtype, device=writer.device)
         made.node, made.meta, made.writer, made.content = node, meta, writer, content
+        node.meta["trains"] = meta.requires_grad
         return made
 
     @classmethod

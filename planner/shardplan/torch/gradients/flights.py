@@ -11,6 +11,7 @@ reads its weight transposed) and through functions that pass on the gradient of 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -143,11 +144,30 @@ def send_early(node: Any) -> None:
     """Lets autograd run the backward of a node, which sends what others wait for later, as soon as its gradients are
     there: before the nodes that the program has made behind it. A torch without priorities runs it after those."""
     if hasattr(node, "_set_sequence_nr"):
-        node._set_sequence_nr(_FIRST)  # noqa: SLF001 - there is no public way
+        node.sends_early = True
+        _number(node)
 
 
-_FIRST = 2**62
-"""The number of a node that precedes those of any program; autograd's own, of what adds up gradients, is 2**64 - 1."""
+def send_in_order(local: Tensor) -> None:
+    """Operations that are compiled into one give their gradients at once. Of what sends these early, that of the
+    operand comes first that is read last: as if they were given one by one. To be called for one operand after the
+    other, in the order in which they are read."""
+    node = local.grad_fn
+    while type(node).__name__ == "PermuteBackward0":
+        node = node.next_functions[0][0]
+    while getattr(node, "sends_early", False):
+        node.sends_early = False  # a bucket is complete when its weight that is read first has its gradient
+        _number(node)
+        node = node.next_functions[0][0] if getattr(node, "passes_on", False) else None
+
+
+def _number(node: Any) -> None:
+    """Lets autograd run the backward of a node before that of those that were numbered earlier."""
+    node._set_sequence_nr(next(_numbers))  # noqa: SLF001 - there is no public way
+
+
+_numbers = itertools.count(2**62)
+"""Of nodes that precede those of any program; autograd's own, of what adds up gradients, is 2**64 - 1."""
 
 
 def close(local: Tensor) -> None:

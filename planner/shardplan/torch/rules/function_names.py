@@ -79,3 +79,11 @@ def _is_pointwise_name(name: str) -> bool:
             is_one = all(len(each._schema.returns) == 1 for each in kinds)  # noqa: SLF001 - as above
             return is_one and any(torch.Tag.pointwise in each.tags for each in kinds)
     return False
+
+
+@functools.cache
+def draws(func: Any) -> bool:
+    """Whether a function of torch draws random numbers."""
+    packet = getattr(torch.ops.aten, name_of(func), None)
+    overloads = () if packet is None else (getattr(packet, name) for name in packet.overloads())
+    return any(torch.Tag.nondeterministic_seeded in overload.tags for overload in overloads)

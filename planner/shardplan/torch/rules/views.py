@@ -44,6 +44,15 @@ def is_view(func: Callable[..., Any], rest: Sequence[Any]) -> bool:
     return _returns_views(name) and not any(isinstance(item, torch.Tensor) for item in _flat(rest))
 
 
+def is_only_a_view(func: Callable[..., Any], rest: Sequence[Any]) -> bool:
+    """Whether a function never copies its first operand; `rest`: its other arguments."""
+    return name_of(func) not in _COPIES and is_view(func, rest)
+
+
+_COPIES = frozenset(("reshape", "reshape_as", "flatten", "ravel", "contiguous", "to", "resolve_conj", "resolve_neg"))
+"""Functions that return a view if they can."""
+
+
 @functools.cache
 def _returns_views(name: str) -> bool:
     """Whether an operator of ATen of this name says so, or it is an item or an attribute of a tensor."""
