@@ -72,7 +72,7 @@ def test_what_is_recomputed_is_chosen_point_by_point():
     model = transformer(style="gpt", **sizes, attention="decomposed")
     cluster = make_cluster(load_profile("h100-dgx"), "1x4")
     free = plan_model(model, cluster, PlanOptions(effort="quick"))
-    options = PlanOptions(effort="quick", memory_limit_bytes=int(0.6 * free.summary.memory.total))
+    options = PlanOptions(effort="quick", memory_limit_bytes=int(0.65 * free.summary.memory.total))
     requests = all_combinations(["h100-dgx"], ["1x4"], [1], ["auto", "none"])
     asked = Request(model, memory_limit=options.memory_limit_bytes)
     auto, none = sweep(asked, requests, LocalEngine()).points
