@@ -28,6 +28,8 @@ from shardplan.planning.constants import (
     PLAIN_SHARES,
     PROOF_SHARE,
     RECIPE_HOPE,
+    REGATHERED_EXCESS,
+    REGATHERED_GAP,
     REMAT_UNPROVEN,
     RESCHEDULED,
     RESCHEDULED_STAYING,
@@ -44,7 +46,7 @@ from shardplan.planning.questions import about, asked, best_among, better_of
 from shardplan.planning.recipes import RECIPES, without_axis
 from shardplan.planning.reduction import Restrict
 from shardplan.planning.rematerialisation import FLAGS, flags
-from shardplan.planning.scheduled_buckets import at_scheduled_buckets
+from shardplan.planning.scheduled_buckets import at_scheduled_buckets, excess_of
 from shardplan.planning.search import Found, NoBetterError, NoPlanError, Questions, Search
 from shardplan.schedule.objective import Linear, Objective, Weights, plain_sum
 from shardplan.solve import Plane
@@ -92,7 +94,7 @@ def searched(
     if free is not None and free.bound_s < below_s and free.candidate.holds_bytes <= UNLIMITED_MEMORY * limit_bytes:
         free = yield from improved(roomy, free)
     if free is not None and (free.bound_s >= below_s or free.candidate.keeps(limit_bytes)):
-        return free
+        return free if free.bound_s >= below_s else (yield from as_if_regathered(roomy, free, remat, limit_bytes))
     search.spent.left = _most_solved(search) // 2
     if free is not None and free.candidate.layouts.built.recompute.held and not (chooses_remat or search.regather):
         return (yield from _with_fewer_staying(search, roomy, free, remat, below_s))
@@ -349,6 +351,24 @@ def regathering(search: Search, found: Found) -> Questions[Found]:
     question = replace(about(found, None), equal_layers=True, regather=True, averages=AVERAGES["quick"])
     found, _ = yield from better_of(search, found, question, proves=False)
     return found
+
+
+def as_if_regathered(search: Search, found: Found, remat: Recompute | None, limit_bytes: int) -> Questions[Found]:
+    """The best of the known plan and of a whole search at those prices, as far as it keeps within `limit_bytes`, where
+    a schedule takes longer than its sums say: less traffic is overlapped then, and at these prices it costs more."""
+    is_whole = not (search.instance.is_quick or search.restricted or search.regather)
+    is_worth = found.gap > REGATHERED_GAP and excess_of(found) > REGATHERED_EXCESS
+    is_over = found.is_only_one or found.outcome == "interrupted" or search.is_over
+    if not (is_whole and is_worth) or is_over or not found.candidate.layouts.built.recompute.held:
+        return found
+    own = replace(search, regather=True)
+    with contextlib.suppress(NoPlanError):
+        other = yield from of_phases(own, None, remat, parts=2)
+        other = yield from improved(own, other)
+        found = found.better([other.candidate], search.limit_bytes)
+        for improve in (crossed, outside_blocks):
+            found = yield from improve(search, found)
+    return found.better([*search.known.values()], limit_bytes)
 
 
 def needing_less_memory(search: Search, found: Found) -> Questions[Found]:

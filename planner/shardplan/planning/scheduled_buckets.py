@@ -24,14 +24,14 @@ def at_scheduled_buckets(search: Search, found: Found) -> Questions[Found]:
     """The best of the known plan and of those at the prices of buckets of the size that its schedule has, if that
     schedule is far longer than the sums say."""
     size_bytes = _mean_bucket_bytes(found.candidate)
-    if not size_bytes or _excess(found) <= BUCKET_GAP:
+    if not size_bytes or excess_of(found) <= BUCKET_GAP:
         return found
     question = replace(about(found, None), bucket_bytes=BUCKET_SHARE * size_bytes, averages=1)
     found, _ = yield from better_of(search, found, question, proves=False)
     return found
 
 
-def _excess(found: Found) -> float:
+def excess_of(found: Found) -> float:
     """The share by which the best plan's schedule is longer than its sums; 0 if these are not known."""
     whole, best = found.whole, found.candidate
     if whole is None or best.layouts.built is not whole.built:
