@@ -125,7 +125,7 @@ def test_when_there_is_none(given):
 def test_under_a_time_limit_of_which_enough_is_left():
     instance, plan = planned(BATCH, "4x4", time_limit=200.0)
     found = advise(instance.model, instance.cluster, instance.options, plan, left_s=190.0)
-    assert [one.what for one in found] == ["batch", APART]
+    assert found == advised(BATCH, "4x4")[0] != []
     assert isinstance(instance.options, PlanOptions)
 
 
