@@ -86,9 +86,9 @@ def test_what_a_copy_hands_on_is_dashed():
 
 
 def test_arrows_say_what_is_sent():
-    text = dot_text(read_plan(PLANS / "gpt2_small.4x4.plan.json"))
+    text = dot_text(read_plan(PLANS / "llama3_8b.4x8.plan.json"))
     red = {about for _, _, about in ARROW.findall(text) if "color=red" in about}
-    assert any(r"backward: all-reduce@gpu, 147 MiB" in about for about in red)
+    assert any(r"forward: reduce-scatter@gpu, 32 MiB\nbackward: all-gather@gpu, 32 MiB" in about for about in red)
 
 
 def test_stages_are_clusters():
