@@ -1,10 +1,9 @@
 """Published configurations of today's mixtures, hybrids and models with windows: as many parameters as published."""
 
-import json
 from collections import Counter
 
 import pytest
-from published_configs import CONFIGS, COUNTS
+from published_configs import CONFIGS, COUNTS, written
 
 import shardplan
 from shardplan.cli import main
@@ -80,12 +79,6 @@ PUBLISHED = {  # billions of parameters, and of those that a token meets
     "Gemma 3 27B": ({"model_type": "gemma3", "text_config": GEMMA}, 27.0, 27.0),
     "Nemotron-H 8B": (NEMOTRON, 8.1, 8.1),
 }  # fmt: skip
-
-
-def written(folder, config):
-    path = folder / "config.json"
-    path.write_text(json.dumps(config))
-    return path
 
 
 @pytest.mark.parametrize("name", PUBLISHED)

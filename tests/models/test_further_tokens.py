@@ -1,10 +1,10 @@
 """Modules that predict further tokens (multi-token prediction): parameters, names, plans, and where they lie in a
 pipeline."""
 
-import json
 from dataclasses import replace
 
 import pytest
+from published_configs import written
 
 import shardplan
 from shardplan.cli import main
@@ -88,24 +88,6 @@ def test_plans_of_them_compute_what_the_model_does(text, tmp_path, capsys):
     assert main(["verify", model, str(plan)]) == 0, capsys.readouterr()
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("mtp=1,style=bert", "mtp is of causal styles that normalise first, with logits"),
-        ("mtp=1,logits=false", "mtp is of causal styles that normalise first, with logits"),
-        ("mtp=5000", "mtp is 5000, it must be at most 4096"),
-        ("mtp_pattern=*E", "mtp_pattern is of models with a pattern"),
-        ("pattern=M*,mtp=1", "nothing says what layers predict further tokens beside a pattern"),
-        ("pattern=M*,mtp_pattern=X", "mtp_pattern has 'X'; its letters are M"),
-        ("pattern=M*,mtp_pattern=*E,mtp=1", "pattern has layers of experts (E)"),
-    ],
-)
-def test_what_cannot_be(text, said):
-    with pytest.raises(ShardplanError) as caught:
-        described(f"transformer:{text}")
-    assert said in str(caught.value)
-
-
 SMALL = {
     "model_type": "deepseek_v3", "hidden_act": "silu", "hidden_size": 64, "intermediate_size": 96, "kv_lora_rank": 16,
     "max_position_embeddings": 4096, "moe_intermediate_size": 32, "n_routed_experts": 4, "n_shared_experts": 1,
@@ -120,12 +102,6 @@ HYBRID_CONFIG = {
     "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
     "moe_shared_expert_intermediate_size": 16, "num_nextn_predict_layers": 1, "tie_word_embeddings": False,
 }  # fmt: skip
-
-
-def written(folder, config):
-    path = folder / "config.json"
-    path.write_text(json.dumps(config))
-    return path
 
 
 def test_a_configuration_has_them_where_they_are_asked_for(tmp_path):

@@ -1,8 +1,7 @@
 """A `config.json` of Hugging Face is a model; what it says that cannot be planned is refused key by key."""
 
-import json
-
 import pytest
+from published_configs import written
 
 from shardplan.cli import main
 from shardplan.errors import ShardplanError
@@ -32,12 +31,6 @@ CASES = {
     "bert": ({**PLAIN, "hidden_act": "gelu"},
              512 * 64 + 64 * 64 + 2 * 64 + 2 * (4 * 64 * 65 + 2 * 64 * 128 + 192 + 256)),
 }  # fmt: skip
-
-
-def written(folder, config):
-    path = folder / "config.json"
-    path.write_text(json.dumps(config))
-    return path
 
 
 def parameters(model):

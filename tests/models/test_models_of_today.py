@@ -112,6 +112,13 @@ def test_what_an_expert_takes_grows_with_the_skew():
         ("style=gpt,qk_norm=true", "qk_norm is of styles whose positions are rotated, not gpt"),
         ("activation=relu2", "MLPs of style llama have no activation 'relu2'"),
         ("routing=random", "routing is 'random', it must be one of capacity, dropless"),
+        ("mtp=1,style=bert", "mtp is of causal styles that normalise first, with logits"),
+        ("mtp=1,logits=false", "mtp is of causal styles that normalise first, with logits"),
+        ("mtp=5000", "mtp is 5000, it must be at most 4096"),
+        ("mtp_pattern=*E", "mtp_pattern is of models with a pattern"),
+        ("pattern=M*,mtp=1", "nothing says what layers predict further tokens beside a pattern"),
+        ("pattern=M*,mtp_pattern=X", "mtp_pattern has 'X'; its letters are M"),
+        ("pattern=M*,mtp_pattern=*E,mtp=1", "pattern has layers of experts (E)"),
     ],
 )
 def test_what_cannot_be(text, said):

@@ -1,8 +1,18 @@
-"""Published configurations of Hugging Face's hub by model, with their keys that count, and what transformers counts."""
+"""Published configurations of Hugging Face's hub by model, with their keys that count, and what transformers counts;
+and files of such configurations."""
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any, Final
+
+
+def written(folder: Path, config: dict[str, Any]) -> Path:
+    """A `config.json` in a folder."""
+    path = folder / "config.json"
+    path.write_text(json.dumps(config))
+    return path
 
 
 def _decoder(kind: str, hidden: int, inner: int, layers: int, heads: int, vocab: int, **more: Any) -> dict[str, Any]:

@@ -101,11 +101,8 @@ def _inside_layers(model: Model) -> set[int]:
 def _stack(module: str) -> str:
     """`model.layers` of `model.layers.7.mlp`; nothing without a number."""
     parts = module.split(".")
-    return (
-        ".".join(itertools.takewhile(lambda part: not part.isdecimal(), parts))
-        if any(map(str.isdecimal, parts))
-        else ""
-    )
+    before = list(itertools.takewhile(lambda part: not part.isdecimal(), parts))
+    return ".".join(before) if len(before) < len(parts) else ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,7 +46,7 @@ from shardplan.planning.questions import about, asked, best_among, better_of
 from shardplan.planning.recipes import RECIPES, without_axis
 from shardplan.planning.reduction import Restrict
 from shardplan.planning.rematerialisation import FLAGS, flags
-from shardplan.planning.scheduled_buckets import at_scheduled_buckets, excess_of
+from shardplan.planning.scheduled_buckets import at_scheduled_buckets
 from shardplan.planning.search import Found, NoBetterError, NoPlanError, Questions, Search
 from shardplan.schedule.objective import Linear, Objective, Weights, plain_sum
 from shardplan.solve import Plane
@@ -93,8 +93,10 @@ def searched(
         yield from unless_nothing_fits(search, free.objective)
     if free is not None and free.bound_s < below_s and free.candidate.holds_bytes <= UNLIMITED_MEMORY * limit_bytes:
         free = yield from improved(roomy, free)
-    if free is not None and (free.bound_s >= below_s or free.candidate.keeps(limit_bytes)):
-        return free if free.bound_s >= below_s else (yield from as_if_regathered(roomy, free, remat, limit_bytes))
+    if free is not None and free.bound_s >= below_s:
+        return free
+    if free is not None and free.candidate.keeps(limit_bytes):
+        return (yield from as_if_regathered(roomy, free, remat, limit_bytes))
     search.spent.left = _most_solved(search) // 2
     if free is not None and free.candidate.layouts.built.recompute.held and not (chooses_remat or search.regather):
         return (yield from _with_fewer_staying(search, roomy, free, remat, below_s))
@@ -141,11 +143,16 @@ def improved(search: Search, found: Found) -> Questions[Found]:
     improvements = _improvements(search)
     after = sum(improvements.values())
     for improve, most in improvements.items():
-        if found.gap <= IMPROVED_GAP or found.is_only_one or found.outcome == "interrupted" or search.is_over:
+        if found.gap <= IMPROVED_GAP or _is_final(search, found):
             break
         search.spent.left, after = after, after - most
         found = yield from improve(search, found)
     return found
+
+
+def _is_final(search: Search, found: Found) -> bool:
+    """Whether nothing more is to be searched, whatever the gap."""
+    return found.is_only_one or found.outcome == "interrupted" or search.is_over
 
 
 def _most_solved(search: Search) -> int:
@@ -357,9 +364,9 @@ def as_if_regathered(search: Search, found: Found, remat: Recompute | None, limi
     """The best of the known plan and of a whole search at those prices, as far as it keeps within `limit_bytes`, where
     a schedule takes longer than its sums say: less traffic is overlapped then, and at these prices it costs more."""
     is_whole = not (search.instance.is_quick or search.restricted or search.regather)
-    is_worth = found.gap > REGATHERED_GAP and excess_of(found) > REGATHERED_EXCESS
-    is_over = found.is_only_one or found.outcome == "interrupted" or search.is_over
-    if not (is_whole and is_worth) or is_over or not found.candidate.layouts.built.recompute.held:
+    is_worth = found.gap > REGATHERED_GAP and found.excess > REGATHERED_EXCESS
+    holds = found.candidate.layouts.built.recompute.held
+    if not (is_whole and is_worth and holds) or _is_final(search, found):
         return found
     own = replace(search, regather=True)
     with contextlib.suppress(NoPlanError):

@@ -10,34 +10,22 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
-
 from shardplan.plan.step.buckets import buckets_of, device_bytes
 from shardplan.planning.constants import BUCKET_GAP, BUCKET_SHARE
 from shardplan.planning.judge import Candidate
 from shardplan.planning.questions import about, better_of
 from shardplan.planning.search import Found, Questions, Search
-from shardplan.units import PS_PER_S
 
 
 def at_scheduled_buckets(search: Search, found: Found) -> Questions[Found]:
     """The best of the known plan and of those at the prices of buckets of the size that its schedule has, if that
     schedule is far longer than the sums say."""
     size_bytes = _mean_bucket_bytes(found.candidate)
-    if not size_bytes or excess_of(found) <= BUCKET_GAP:
+    if not size_bytes or found.excess <= BUCKET_GAP:
         return found
     question = replace(about(found, None), bucket_bytes=BUCKET_SHARE * size_bytes, averages=1)
     found, _ = yield from better_of(search, found, question, proves=False)
     return found
-
-
-def excess_of(found: Found) -> float:
-    """The share by which the best plan's schedule is longer than its sums; 0 if these are not known."""
-    whole, best = found.whole, found.candidate
-    if whole is None or best.layouts.built is not whole.built:
-        return 0.0
-    sums_s = whole.functions.costs(np.array([tuple(best.priced.choice.values())]))[0] / PS_PER_S
-    return best.step_s / float(sums_s) - 1.0 if sums_s else 0.0
 
 
 def _mean_bucket_bytes(candidate: Candidate) -> float:

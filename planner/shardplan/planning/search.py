@@ -73,6 +73,15 @@ class Found:
         return 1.0 - self.bound_s / self.candidate.step_s if self.candidate.step_s else 0.0
 
     @property
+    def excess(self) -> float:
+        """The share by which the best plan's schedule is longer than its sums; 0 if these are not known."""
+        whole, best = self.whole, self.candidate
+        if whole is None or best.layouts.built is not whole.built:
+            return 0.0
+        sums_s = whole.functions.costs(np.array([tuple(best.priced.choice.values())]))[0] / PS_PER_S
+        return best.step_s / float(sums_s) - 1.0 if sums_s else 0.0
+
+    @property
     def is_only_one(self) -> bool:
         """Whether no node has a second choice."""
         return all(np.isfinite(cost).sum() <= 1 for cost in self.candidate.layouts.problem.costs)

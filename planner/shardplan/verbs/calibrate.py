@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 Measured = TypeVar("Measured")
 
 _GROUP = re.compile(r"(\d{1,9})[xX×](\d{1,9})")
-_MOST_RANKS = 1 << 20
 _FAR_OFF = 1.5
 """A measured step that differs from the predicted one by more than this factor hints at another plan or machine."""
 _base_option = click.option(
@@ -272,9 +271,11 @@ def _parse_group(text: str | None) -> tuple[int, int] | None:
 
 def _ranks_of(group: str | None, base: Profile) -> tuple[int, ...]:
     """Of a group over machines of `base`; none if no group is given."""
+    from shardplan.extras.calibration.events import MOST_RANKS
+
     machines, devices = _parse_group(group) or (0, 0)
-    if machines * devices > _MOST_RANKS:
-        hint = f"a group has at most {_MOST_RANKS} ranks"
+    if machines * devices > MOST_RANKS:
+        hint = f"a group has at most {MOST_RANKS} ranks"
         raise ShardplanError(error("bad-group", f"--group '{group}' cannot be read", hint=hint))
     joined = max(devices, base.levels[0].devices or 0)
     return tuple(at * joined + rank for at in range(machines) for rank in range(devices))

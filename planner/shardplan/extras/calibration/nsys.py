@@ -19,6 +19,7 @@ from urllib.parse import quote
 
 from shardplan.extras.calibration.events import MOST_DIMS, Event, Operand, Ran, bad_trace, is_size, ran_of
 from shardplan.extras.calibration.nsys_nccl import Call, call_of, groups_of, moved_by, schemas_of
+from shardplan.units import NS_PER_S
 
 MAGIC = b"SQLite format 3\0"
 EXPORT = "run nsys export --type sqlite --include-blobs=true REPORT.nsys-rep, and give what it wrote"
@@ -33,7 +34,6 @@ _NESTED = frozenset({59, 70})
 """`eventType` of ranges that are pushed and popped on a thread, so that they nest."""
 _THREAD = (1 << 24) - 1
 """The bits of `globalTid` that tell threads of a process apart; the others are the process's `globalPid`."""
-_NS_PER_S = 1e9
 _OPERATOR = re.compile(r"([\w:]+),[^\[]{0,99}sizes = (\[\[[\d\[\], ]*\]\])")
 _TYPES = (
     (re.compile(r"e4m3|e5m2|float8|fp8"), "float8e4m3fn", 1),
@@ -156,7 +156,7 @@ def _kernels(tables: _Tables, strings: Mapping[int, str]) -> Iterator[_Kernel]:
     for start, end, number, process, device, name, node in tables.rows(_KERNELS, columns, ("graphNodeId",)):
         if _are_whole(start, end, number, process, device) and start < end:
             called = strings.get(name, "")
-            event = Event(called, start / _NS_PER_S, (end - start) / _NS_PER_S, is_collective="nccl" in called.lower())
+            event = Event(called, start / NS_PER_S, (end - start) / NS_PER_S, is_collective="nccl" in called.lower())
             call = launched.get((process, number)) if not node else None  # graphs are launched whole
             yield _Kernel(event, (process, device), *(call or (-1, -1)))
 
@@ -166,8 +166,8 @@ def _copies(tables: _Tables) -> Iterator[_Kernel]:
     columns = ("start", "end", "globalPid", "deviceId", "copyKind", "bytes")
     for start, end, process, device, kind, size in tables.rows(_COPIES, columns):
         if kind == _WITHIN_DEVICE and _are_whole(start, end, process, device) and start < end and is_size(size):
-            seconds = (end - start) / _NS_PER_S
-            yield _Kernel(Event("Memcpy DtoD", start / _NS_PER_S, seconds, copied_bytes=float(size)), (process, device))
+            seconds = (end - start) / NS_PER_S
+            yield _Kernel(Event("Memcpy DtoD", start / NS_PER_S, seconds, copied_bytes=float(size)), (process, device))
 
 
 def _threads(tables: _Tables, strings: Mapping[int, str]) -> dict[int, _Thread]:
@@ -225,4 +225,4 @@ def _operator(within: _Range, kernels: Sequence[Event]) -> Event:
     operands: tuple[Operand, ...] = ()
     if known is not None and within.name != _COPY:
         operands = tuple((shape, *known) for shape in within.shapes if shape)
-    return Event(within.name, within.start_ns / _NS_PER_S, 0.0, operands=operands)
+    return Event(within.name, within.start_ns / NS_PER_S, 0.0, operands=operands)
