@@ -3,7 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, Literal
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaNames:
+    """Modules of a gated delta rule, below `module`. `made`: what each makes, letter by letter: queries, keys, values,
+    the output's gate z, the share b that is written, the decay a; more than one module: one after the other, through a
+    latent. `by_group`: what a module makes is ordered by heads of keys first. `decay`: where the weights of the decay
+    are; `gate`: the activation of the output's gate."""
+
+    module: str
+    made: tuple[tuple[tuple[str, ...], str], ...]
+    by_group: bool = False
+    convolution: str = "conv1d"
+    norm: str = "norm"
+    out: str = "out_proj"
+    decay: str = ""
+    gate: Literal["silu", "sigmoid"] = "silu"
+
+
+_DELTA: Final = DeltaNames(
+    "linear_attn", ((("in_proj_qkv",), "qkv"), (("in_proj_z",), "z"), (("in_proj_b",), "b"), (("in_proj_a",), "a"))
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,7 +35,7 @@ class Names:
     (where there is one), up and down, or of the one that makes gate and up, and down. `latent`: of the projections to
     and from the size in which tokens come to experts. `embed_norm`: of the norm of embeddings, `""` for none.
     `further`: of layers that predict further tokens, if their numbers do not go on from those of `layer`;
-    `further_norm`: of the norm behind the last of them."""
+    `further_norm`: of the norm behind the last of them. `convolution`: of a short one in attention's place."""
 
     layer: str
     transposed: bool
@@ -36,6 +58,8 @@ class Names:
     embed_norm: str = ""
     further: str = ""
     further_norm: str = "shared_head.norm"
+    delta: DeltaNames = _DELTA
+    convolution: str = "conv"
 
 
 _LLAMA: Final = Names(
@@ -120,5 +144,31 @@ NAMES: Final[dict[str, Names]] = {
         mlp=("mlp.fc_in", "mlp.fc_out"),
     ),
     "falcon": _FALCON,
+    "qwen3_next": replace(
+        _LLAMA, shared="mlp.shared_expert",
+        delta=DeltaNames("linear_attn", ((("in_proj_qkvz",), "qkvz"), (("in_proj_ba",), "ba")), by_group=True),
+    ),
+    "kimi": replace(
+        _LLAMA,
+        delta=DeltaNames(
+            "self_attn",
+            ((("q_proj",), "q"), (("k_proj",), "k"), (("v_proj",), "v"), (("b_proj",), "b"),
+             (("forget_gate.f_a_proj", "forget_gate.f_b_proj"), "a"), (("g_a_proj", "g_b_proj"), "z")),
+            norm="o_norm", out="o_proj", decay="forget_gate", gate="sigmoid",
+        ),
+    ),
+    "bamba": replace(
+        _LLAMA, norms=("input_layernorm", "pre_ff_layernorm"), final_norm="model.final_layernorm",
+        mlp=("feed_forward.gate_proj", "feed_forward.up_proj", "feed_forward.down_proj"),
+    ),
+    "granite_hybrid": replace(
+        _LLAMA, shared="shared_mlp", mlp=("shared_mlp.input_linear", "shared_mlp.output_linear"),
+        router="block_sparse_moe.router", experts="block_sparse_moe.experts",
+    ),
+    "lfm2": replace(
+        _LLAMA, out="self_attn.out_proj", norms=("operator_norm", "ffn_norm"), final_norm="model.embedding_norm",
+        mlp=("feed_forward.w1", "feed_forward.w3", "feed_forward.w2"), head_norms=("q_layernorm", "k_layernorm"),
+        router="feed_forward.gate", experts="feed_forward.experts",
+    ),
     "large_falcon": replace(_FALCON, norms=("ln_attn", "ln_mlp")),
 }  # fmt: skip

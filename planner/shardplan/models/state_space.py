@@ -17,6 +17,7 @@ from typing import Final
 import numpy as np
 
 from shardplan.model.types import AttributeValue
+from shardplan.models.convolution import causal_convolution
 from shardplan.models.graph import GraphWriter
 from shardplan.models.spec import TransformerSpec
 
@@ -46,27 +47,12 @@ class _Mixer:
         sizes = (self.inner, self.inner, self.shared, self.shared, self.heads)
         made = linear(x, f"{module}.in_proj", spec.hidden, sum(sizes))
         gate, *convolved, step = self.graph.split(made, (*self.rows, sum(sizes)), sizes, f"{module}.in_proj")
-        value, key, query = self._convolved(convolved, sizes[1:4])
+        taps, name = spec.conv_size, f"{module}.conv1d"
+        value, key, query = causal_convolution(
+            self.graph, convolved, sizes[1:4], self.rows, name, taps, bias=spec.conv_bias
+        )
         y = self._recurrence(query, key, value, self._step(step))
         return linear(self._gated_norm(y, gate), f"{module}.out_proj", self.inner, spec.hidden)
-
-    def _convolved(self, parts: Sequence[str], sizes: Sequence[int]) -> tuple[str, ...]:
-        """Every channel over its last tokens. Checkpoints hold one weight for all parts."""
-        graph, module, taps = self.graph, f"{self.module}.conv1d", self.spec.conv_size
-        batch, seq = self.rows
-        channels = sum(sizes)
-        weight = graph.weight(f"{module}.weight", (channels, 1, taps))
-        bias = graph.weight(f"{module}.bias", (channels,))
-        weights = graph.split(weight, (channels, 1, taps), sizes, module, axis=0)
-        biases = graph.split(bias, (channels,), sizes, module)
-        found = []
-        for part, size, one, shift in zip(parts, sizes, weights, biases, strict=True):
-            y = graph.apply("Transpose", [part], (batch, size, seq), module, perm=(0, 2, 1))
-            results = [((batch, size, seq), graph.dtype), ((batch, size, taps - 1), graph.dtype)]
-            act = {"activation": "silu"}
-            y = graph.apply_many("CausalConvWithState", [y, one, shift], results, module, attributes=act)[0]
-            found.append(graph.apply("Transpose", [y], (batch, seq, size), module, perm=(0, 2, 1)))
-        return tuple(found)
 
     def _step(self, x: str) -> str:
         """The step of every token and head, [batch, seq, heads]."""
@@ -111,10 +97,12 @@ class _Mixer:
         return self._reshape(x, (batch, seq, self.heads * self.state))
 
     def _gated_norm(self, y: str, gate: str) -> str:
-        """Gated by what stands beside the recurrence, and normalised group by group."""
+        """Gated by what stands beside the recurrence, and normalised group by group unless there is no norm."""
         graph, shape, module = self.graph, (*self.rows, self.inner), f"{self.module}.norm"
         act = graph.apply("Mul", [gate, graph.apply("Sigmoid", [gate], shape, module)], shape, module)
         y = graph.apply("Mul", [y, act], shape, module)
+        if not self.spec.state_norm:
+            return y
         size = self.inner // self.groups
         ones = graph.long_constant(f"ones.{size}", (size,), partial(np.ones, size, dtype=np.float32), self.spec.dtype)
         y = self._reshape(y, (*self.rows, self.groups, size))

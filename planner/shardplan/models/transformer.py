@@ -8,11 +8,14 @@ from typing import Any
 import numpy as np
 
 from shardplan.model.types import Model
+from shardplan.models.convolution import short_convolution
+from shardplan.models.delta_rule import delta_rule
 from shardplan.models.experts import activated, dropless_mlp, routed_mlp
 from shardplan.models.graph import OPSET, GraphWriter
 from shardplan.models.latent import latent_heads
 from shardplan.models.names import NAMES, Names
-from shardplan.models.spec import TransformerSpec, check
+from shardplan.models.spec import TransformerSpec
+from shardplan.models.spec_faults import check
 from shardplan.models.state_space import STATE_SPACE_OPSET, state_space
 
 
@@ -40,7 +43,7 @@ class _Builder:
         self.spec = spec
         self.look = spec.look
         self.names: Names = NAMES[spec.style]
-        self.graph = GraphWriter(spec.dtype, STATE_SPACE_OPSET if "M" in spec.pattern + spec.mtp_pattern else OPSET)
+        self.graph = GraphWriter(spec.dtype, STATE_SPACE_OPSET if spec.has_recurrences else OPSET)
         self.rows = (spec.batch, spec.seq)
         self.wide = (*self.rows, spec.hidden)
         self.position_ids = ""
@@ -121,7 +124,14 @@ class _Builder:
 
     def _layer(self, x: str, layer: int) -> str:
         module = self._module(layer)
-        made = {"attention": self._attention, "state_space": self._state_space, "mlp": self._mlp}
+        made = {
+            "attention": self._attention,
+            "state_space": self._state_space,
+            "delta_rule": self._delta_rule,
+            "short_convolution": self._short_convolution,
+            "attention_and_state_space": self._both,
+            "mlp": self._mlp,
+        }
         if self.spec.parallel_norms:
             return self._parallel(x, layer, module)
         for name in self.spec.parts_of(layer):
@@ -223,13 +233,29 @@ class _Builder:
         module = f"{self._module(layer)}.{self.names.state_space}"
         return state_space(self.graph, self.spec, x, module, self._linear)
 
+    def _both(self, x: str, layer: int) -> str:
+        parts = [self._attention(x, layer), self._state_space(x, layer)]
+        return self.graph.apply("Add", parts, self.wide, self._module(layer))
+
+    def _delta_rule(self, x: str, layer: int) -> str:
+        names = self.names.delta
+        return delta_rule(self.graph, self.spec, x, f"{self._module(layer)}.{names.module}", names, self._linear)
+
+    def _short_convolution(self, x: str, layer: int) -> str:
+        module = f"{self._module(layer)}.{self.names.convolution}"
+        return short_convolution(self.graph, self.spec, x, module, self._linear)
+
     def _attention(self, x: str, layer: int) -> str:
         spec, module = self.spec, self._module(layer)
         core = f"{module}.{self.names.attention}"
         if spec.kv_rank:
             return self._latent(x, layer, module, core)
         counts = (spec.heads, spec.key_heads, spec.key_heads)
-        flat = self._projections(x, module, [count * spec.width for count in counts])
+        sizes = [count * spec.width for count in counts]
+        gate, flat = "", self._projections(x, module, [(1 + spec.attention_gate) * sizes[0], *sizes[1:]])
+        if spec.attention_gate:
+            q, gate = self._gated(flat[0], module)
+            flat = (q, *flat[1:])
         if spec.qk_norm_whole:
             flat = self._norm_whole(flat, counts, core)
         q, k, v = (self._by_head(value, count, core) for value, count in zip(flat, counts, strict=True))
@@ -241,7 +267,7 @@ class _Builder:
         if self.look.rotary:
             q, k = self._rotate(q, spec.heads, core), self._rotate(k, spec.key_heads, core)
         y = self._fused(q, k, v, core, layer) if spec.attention == "fused" else self._decomposed(q, k, v, core)
-        return self._out(y, module, core, spec.width)
+        return self._out(y, module, core, spec.width, gate)
 
     def _latent(self, x: str, layer: int, module: str, core: str) -> str:
         """Multi-head latent attention."""
@@ -251,12 +277,26 @@ class _Builder:
         value = spec.value_size or spec.width - spec.rope_size
         return self._out(self._fused(q, k, v, core, layer, value), module, core, value)
 
-    def _out(self, y: str, module: str, core: str, width: int) -> str:
-        """[batch, heads, seq, width] -> [batch, seq, hidden], through the output matrix."""
+    def _gated(self, both: str, module: str) -> tuple[str, str]:
+        """Queries and the gates of what attention makes, which one product makes head by head; each [batch, seq, heads
+        * width]."""
+        heads, width = self.spec.heads, self.spec.width
+        shape, flat = (*self.rows, heads, 2 * width), (*self.rows, heads * width)
+        both = self.graph.apply("Reshape", [both, self.graph.integers(*shape)], shape, module)
+        parts = self.graph.split(both, shape, (width, width), module, axis=3)
+        q, gate = (self.graph.apply("Reshape", [part, self.graph.integers(*flat)], flat, module) for part in parts)
+        return q, gate
+
+    def _out(self, y: str, module: str, core: str, width: int, gate: str = "") -> str:
+        """[batch, heads, seq, width] -> [batch, seq, hidden], through the output matrix; `gate`: by which it is
+        multiplied before."""
         heads = self.spec.heads
         y = self.graph.apply("Transpose", [y], (*self.rows, heads, width), core, perm=(0, 2, 1, 3))
         shape = (*self.rows, heads * width)
         y = self.graph.apply("Reshape", [y, self.graph.integers(*shape)], shape, core)
+        if gate:
+            gate = self.graph.apply("Sigmoid", [gate], shape, core)
+            y = self.graph.apply("Mul", [y, gate], shape, core)
         out = f"{module}.{self.names.out}"
         return self._linear(y, out, heads * width, self.spec.hidden, bias=self.spec.out_bias)
 
