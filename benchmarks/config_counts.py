@@ -1,8 +1,11 @@
-"""Parameters of published configurations beside those of transformers: `python benchmarks/config_counts.py [NAME ...]`.
+"""Parameters of configurations beside those of transformers: `config_counts.py [NAME ...] [--library] [--write]`.
 
 Takes transformers and torch, whose models are built without memory (device `meta`). A line for each configuration of
 `tests/support/published_configs.py`: what its description has, what transformers has, their distance in parts per
-million. `--write` puts the counts of transformers into that file.
+million. `--write` puts the counts of transformers into that file. `--library` takes, in place of published
+configurations, all model types of causal language models that the installed transformers has, with the sizes that it
+gives them: same, another number, or refused and why; `--write` keeps those that are the same in
+`tests/models/library_counts.json`.
 """
 
 from __future__ import annotations
@@ -17,6 +20,13 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 TABLE = ROOT / "tests" / "support" / "published_configs.py"
 sys.path[:0] = [str(ROOT / "planner"), str(TABLE.parent)]
+LIBRARY = ROOT / "tests" / "models" / "library_counts.json"
+UNREAD = {
+    "architectures", "bos_token_id", "chunk_size_feed_forward", "eos_token_id", "id2label", "initializer_range",
+    "is_encoder_decoder", "label2id", "output_attentions", "output_hidden_states", "pad_token_id", "problem_type",
+    "return_dict", "rope_parameters", "sep_token_id", "time_step_limit", "transformers_version", "use_cache",
+}  # fmt: skip
+"""Keys that no description reads."""
 TEXT_PARTS = {
     "qwen2_5_vl": ("Qwen2_5_VLTextConfig", "Qwen2_5_VLTextModel"),
     "qwen3_vl_text": ("Qwen3VLTextConfig", "Qwen3VLTextModel"),
@@ -50,7 +60,51 @@ def of_transformers(config: dict[str, Any]) -> int:
         else:
             given = transformers.AutoConfig.for_model(config["model_type"], **keys)
             model, head = transformers.AutoModelForCausalLM.from_config(given), 0
-    return head + sum(weight.numel() for weight in model.parameters())
+    return head + sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
+
+
+def library(*, write: bool) -> None:
+    """A line for every model type of transformers."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    from shardplan.errors import ShardplanError
+
+    same = dict[str, Any]()
+    for kind in sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES):
+        found = as_it_is(kind)
+        if found is None:
+            print(f"{kind:28} transformers cannot build it with the sizes it has", flush=True)
+            continue
+        config, theirs = found
+        try:
+            ours = described(config)
+        except ShardplanError as refused:
+            print(f"{kind:28} refused: {str(refused).partition(': ')[2][:100]}".replace("\n", " "), flush=True)
+            continue
+        print(f"{kind:28} {'same' if ours == theirs else f'{ours:,} and'} {theirs:,}", flush=True)
+        if ours == theirs and "text_config" not in config:
+            kept = {key: value for key, value in config.items() if key not in UNREAD}
+            same[kind] = {"parameters": theirs, "config": kept}
+    if write:
+        rows = (f"{json.dumps(kind)}: {json.dumps(row, sort_keys=True)}" for kind, row in same.items())
+        LIBRARY.write_text("{\n" + ",\n".join(rows) + "\n}\n")
+
+
+def as_it_is(kind: str) -> tuple[dict[str, Any], int] | None:
+    """The configuration that transformers writes for a model type, and the trainable parameters of its model."""
+    import torch
+    import transformers
+
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            config = transformers.AutoConfig.for_model(kind)
+            config.save_pretrained(folder)
+            with torch.device("meta"):
+                model = transformers.AutoModelForCausalLM.from_config(config)
+        except Exception:  # noqa: BLE001 - whatever the library raises
+            return None
+        written = json.loads((Path(folder) / "config.json").read_text())
+    return written, sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
 
 
 def main() -> None:
@@ -60,7 +114,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*")
     parser.add_argument("--write", action="store_true")
+    parser.add_argument("--library", action="store_true")
     asked = parser.parse_args()
+    if asked.library:
+        library(write=asked.write)
+        return
     counts = dict[str, int](COUNTS)
     for name in asked.names or list(CONFIGS):
         config = CONFIGS[name]

@@ -173,8 +173,8 @@ REFUSED = {
         'moe_layers is "all", it must be a list of numbers of layers',
     ),
     "mechanism": (
-        {"model_type": "qwen3_next"},
-        "model_type 'qwen3_next' is not supported: a description cannot express gated delta rules",
+        {"model_type": "deepseek_v32"},
+        "model_type 'deepseek_v32' is not supported: a description cannot express the indexer",
     ),
     "unlike": (
         {"model_type": "opt", "ffn_dim": 128, "word_embed_proj_dim": 32},

@@ -269,3 +269,11 @@ def test_a_wrong_placement_is_caught(name):
             wrong = tuple(changed if i == position else p for i, p in enumerate(option.results))
             with pytest.raises(WRONG):
                 prove(EVERY[name], replace(option, results=wrong))
+
+
+def test_a_delta_rule_also_reads_what_its_state_holds_of_a_key():
+    operands = (f(2, 3, 48), f(2, 3, 24), f(2, 3, 24), None, f(2, 3, 6))
+    heads = {"q_num_heads": 12, "kv_num_heads": 6}
+    gated = Case("LinearAttention", operands, {**heads, "update_rule": "gated"}, opset=27).rule()
+    delta = Case("LinearAttention", (*operands, f(2, 3, 6)), {**heads, "update_rule": "gated_delta"}, opset=27).rule()
+    assert (gated.flops, delta.flops) == (2 * 2 * 6 * 48 * 4, 2 * 3 * 6 * 48 * 4)

@@ -12,8 +12,18 @@ from typing import Any, Final
 
 from shardplan.errors import Diagnostic, ShardplanError, did_you_mean, error, warning
 from shardplan.model.types import Model
-from shardplan.models.architectures import ARCHITECTURES, FLAT, MISSING, Architecture
-from shardplan.models.layer_kinds import FURTHER, further, further_modules, of_pattern, pattern_of, routed, windows
+from shardplan.models.architecture import Architecture
+from shardplan.models.architectures import ARCHITECTURES, FLAT, MISSING
+from shardplan.models.layer_kinds import (
+    FURTHER,
+    further,
+    further_modules,
+    mixers,
+    of_pattern,
+    pattern_of,
+    routed,
+    windows,
+)
 from shardplan.models.names import NAMES
 from shardplan.models.spec import TransformerSpec
 from shardplan.models.transformer import build
@@ -114,7 +124,7 @@ def spec_of(config: Mapping[str, Any], dims: Mapping[str, int], path: str) -> Tr
             hint = did_you_mean(kind, ARCHITECTURES) or f"known are {', '.join(ARCHITECTURES)}; else {_EXPORT}"
         said = f"{path}: model_type '{kind}' is not supported{why}"
         raise ShardplanError(error("unknown-architecture", said, hint=hint))
-    config = {**architecture.assumed, **config}
+    config = {**architecture.assumed, **_flat(config)}
     architecture = next((row for key, row in architecture.instead.items() if config.get(key)), architecture)
     sizes, faults = _sizes(architecture, config, path)
     longest = config.get(architecture.positions)
@@ -122,10 +132,11 @@ def spec_of(config: Mapping[str, Any], dims: Mapping[str, int], path: str) -> Tr
     faults += _refused(architecture, config, path)
     window, wrong = windows(architecture, config, sizes, seq, path, _EXPORT)
     mixed, faulty = routed(architecture, config, sizes, path)
+    mixing, mistaken = mixers(architecture, config, sizes.get("layers", 0), path)
     is_hybrid = architecture.style == "nemotron" and "pattern" not in architecture.given
     pattern, more = pattern_of(config, path) if is_hybrid else ("", [])
     more_tokens, missing = further(config, dims.get("mtp", 0), path, hybrid=is_hybrid)
-    faults += wrong + faulty + more + missing + _chunked(architecture, config, seq, path)
+    faults += wrong + faulty + mistaken + more + missing + _chunked(architecture, config, seq, path)
     faults += [
         error("unknown-dim", f"{path} leaves no '{name}' open", hint=did_you_mean(name, _BOUND) or ", ".join(_BOUND))
         for name in dims
@@ -139,6 +150,7 @@ def spec_of(config: Mapping[str, Any], dims: Mapping[str, int], path: str) -> Tr
         **architecture.given,
         **window,
         **mixed,
+        **mixing,
         **more_tokens,
         "seq": seq,
     }
@@ -156,6 +168,14 @@ def spec_of(config: Mapping[str, Any], dims: Mapping[str, int], path: str) -> Tr
         asked["batch"] = dims["batch"]
     tied = config.get("tie_word_embeddings", architecture.tied)
     return TransformerSpec(head="tied" if tied else "untied", **asked)
+
+
+def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of a configuration, and those of the objects in it as object.key."""
+    inner = {
+        f"{name}.{key}": value for name, each in config.items() if isinstance(each, dict) for key, value in each.items()
+    }
+    return {**inner, **config}
 
 
 def _dtype(config: Mapping[str, Any]) -> Any:
@@ -177,6 +197,12 @@ def _sizes(architecture: Architecture, config: Mapping[str, Any], path: str) -> 
             faults.append(error("bad-config", f"{path}: {key} is {json.dumps(value)}, it must be a whole number"))
         elif name not in architecture.optional:
             faults.append(error("bad-config", f"{path}: there is no '{key}'", hint="save the configuration whole"))
+    if architecture.adjusted and "ffn" in sizes and config.get("block_auto_adjust_ff_dim", True):
+        factor, multiple = config.get("block_ffn_dim_multiplier"), config.get("block_multiple_of", 256)
+        if isinstance(factor or 1.0, int | float) and isinstance(multiple, int) and multiple > 0:
+            sizes["ffn"] = -(-int((factor or 1.0) * (2 * sizes["ffn"] // 3)) // multiple) * multiple
+        else:
+            faults.append(error("bad-config", f"{path}: block_multiple_of must be a positive whole number"))
     for made, combine in ((architecture.sums, sum), (architecture.products, math.prod)):
         for name, parts in made.items():
             none = 0 if combine is math.prod else None  # "n_shared_experts": null

@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from shardplan.errors import Diagnostic, error
-from shardplan.models.architectures import Architecture
+from shardplan.models.architecture import Architecture
 
 _SEES: Final = {"sliding_attention": "W", "full_attention": "F"}
-_AS_WHOLE: Final = {**_SEES, "chunked_attention": "F"}
+_AS_WHOLE: Final = {**_SEES, "chunked_attention": "F", "local": "W", "global": "F"}
 """Letters of layers; a chunk that is no shorter than the sequence is all of it."""
 _LETTERS: Final = {
     "mamba": "M", "linear_attention": "M", "attention": "*", "full_attention": "*", "mlp": "-", "moe": "E",
@@ -22,12 +22,13 @@ def windows(
     architecture: Architecture, config: Mapping[str, Any], sizes: Mapping[str, int], seq: int, path: str, else_do: str
 ) -> tuple[dict[str, Any], list[Diagnostic]]:
     """Sliding windows as a description has them. One that is no shorter than the sequence changes nothing."""
-    listed = config.get("layer_types")
-    kinds = listed if isinstance(listed, list) and architecture.style != "nemotron" else []
+    listed = config.get("layer_types") or config.get("attention_layers")
+    has_mixers = architecture.mixer or architecture.style == "nemotron"
+    kinds = listed if isinstance(listed, list) and not has_mixers else []
     if other := [kind for kind in kinds if not isinstance(kind, str) or kind not in _AS_WHOLE]:
         said = f"{path}: layer_types has {json.dumps(other[0])}, which is not supported"
         return {}, [error("bad-config", said, hint=f"layers may be {' or '.join(_SEES)}; else {else_do}")]
-    window = config.get("sliding_window") if config.get("use_sliding_window", True) else None
+    window = config.get("sliding_window", config.get("window_size")) if config.get("use_sliding_window", True) else None
     if not isinstance(window, int) or not 0 < window < seq:
         return {}, []
     if kinds:
@@ -49,11 +50,49 @@ def _unlisted(architecture: Architecture, config: Mapping[str, Any], layers: int
     return "W" * (every - 1) + "F" if isinstance(every, int) and every > 0 else "W"
 
 
+_ATTENTION: Final = ("full_attention", "attention")
+_OTHER: Final = ("linear_attention", "mamba", "conv")
+"""What configurations call a layer that is attention, and one that is not."""
+_PLACES: Final = (("attn_layer_indices", 0), ("full_attn_idxs", 0), ("linear_attn_config.full_attn_layers", 1))
+"""Keys that list the layers that are attention, and the number of their first layer."""
+
+
+def mixers(
+    architecture: Architecture, config: Mapping[str, Any], layers: int, path: str
+) -> tuple[dict[str, Any], list[Diagnostic]]:
+    """Which layers are attention: by a word for each, a list of their numbers, or their distance."""
+    if not architecture.mixer:
+        return {}, []
+    words = config.get("layer_types") or config.get("layers_block_type")
+    if words is not None:
+        if not isinstance(words, list) or set(map(str, words)) - {*_ATTENTION, *_OTHER}:
+            said = f"{path}: layer_types must be a list of {' or '.join((*_ATTENTION, *_OTHER))}"
+            return {}, [error("bad-config", said)]
+        places = {place for place, word in enumerate(words) if word in _ATTENTION}
+    else:
+        listed, first = next(((config[key], first) for key, first in _PLACES if config.get(key)), ([], 0))
+        every = config.get("full_attention_interval", 0)
+        if not isinstance(listed, list) or not all(type(place) is int for place in (*listed, every)):
+            return {}, [error("bad-config", f"{path}: the layers that are attention must be whole numbers")]
+        places = {place - first for place in listed} or {
+            place for place in range(layers) if every and not (place + 1) % every
+        }
+    letters = "".join("*" if place in places else architecture.mixer for place in range(layers))
+    unused = {} if "D" in letters else {"delta_heads": 0, "delta_key_heads": 0}
+    unused |= {} if "M" in letters else {"state_heads": 0}
+    return {"mixers": letters, **unused, **({} if "*" in letters else {"attention_gate": False})}, []
+
+
 def routed(
     architecture: Architecture, config: Mapping[str, Any], sizes: Mapping[str, int], path: str
 ) -> tuple[dict[str, Any], list[Diagnostic]]:
     """Which MLPs are experts, where a list says so; instead of `moe_every`."""
     faults = []
+    words = config.get("mlp_layer_types")
+    if isinstance(words, list) and set(map(str, words)) <= {"dense", "sparse"}:
+        return {"moe_pattern": "".join("DE"[word == "sparse"] for word in words), "moe_every": 1, "dense_layers": 0}, []
+    if first_and_last := _between(config, sizes.get("layers", 0)):
+        return first_and_last, []
     lists = dict[str, set[int]]()
     for key in (architecture.routed, architecture.unrouted):
         value = config.get(key) if key else None
@@ -69,6 +108,17 @@ def routed(
     places = range(sizes.get("layers", 0))
     chosen = {place for place in places if place % every == every - 1} if only is None else only
     return {"moe_pattern": "".join("DE"[place in chosen - dense] for place in places), "moe_every": 1}, []
+
+
+def _between(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
+    """Experts from a first to a last layer, as ERNIE 4.5 says it."""
+    keys = ("moe_layer_start_index", "moe_layer_end_index", "moe_layer_interval")
+    first, last, every = (config.get(key, default) for key, default in zip(keys, (None, -1, 1), strict=True))
+    if not all(type(each) is int for each in (first, last, every)) or every < 1:
+        return {}
+    end = layers if last == -1 else last + 1
+    chosen = (first <= place < end and not (place + 1) % every for place in range(layers))
+    return {"moe_pattern": "".join("DE"[each] for each in chosen), "moe_every": 1, "dense_layers": 0}
 
 
 def pattern_of(config: Mapping[str, Any], path: str) -> tuple[str, list[Diagnostic]]:

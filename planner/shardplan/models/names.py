@@ -79,17 +79,24 @@ _FALCON: Final = replace(
     qkv=("self_attention.query_key_value",), out="self_attention.dense",
     norms=("input_layernorm", "post_attention_layernorm"), mlp=("mlp.dense_h_to_4h", "mlp.dense_4h_to_h"),
 )  # fmt: skip
-NAMES: Final[dict[str, Names]] = {
-    "llama": _LLAMA,
-    "gpt": _GPT,
-    "bert": Names(
+_BERT: Final = Names(
         layer="bert.encoder.layer", transposed=True, embed="bert.embeddings.word_embeddings",
         positions="bert.embeddings.position_embeddings", attention="attention.self",
         qkv=("attention.self.query", "attention.self.key", "attention.self.value"), out="attention.output.dense",
         norms=("attention.output.LayerNorm", "output.LayerNorm"), mlp=("intermediate.dense", "output.dense"),
         final_norm="bert.embeddings.LayerNorm", head="cls.predictions.decoder", router="mlp.router",
         experts="mlp.experts",
-    ),
+    )  # fmt: skip
+_OPT: Final = replace(
+        _LLAMA, layer="model.decoder.layers", embed="model.decoder.embed_tokens",
+        positions="model.decoder.embed_positions", out="self_attn.out_proj",
+        norms=("self_attn_layer_norm", "final_layer_norm"), mlp=("fc1", "fc2"),
+        final_norm="model.decoder.final_layer_norm",
+    )  # fmt: skip
+NAMES: Final[dict[str, Names]] = {
+    "llama": _LLAMA,
+    "gpt": _GPT,
+    "bert": _BERT,
     "nemotron": Names(
         layer="backbone.layers", transposed=True, embed="backbone.embeddings", positions="", attention="mixer",
         qkv=("mixer.q_proj", "mixer.k_proj", "mixer.v_proj"), out="mixer.o_proj", norms=("norm", "norm"),
@@ -118,15 +125,28 @@ NAMES: Final[dict[str, Names]] = {
         qkv=("attention.query_key_value",), out="attention.dense", final_norm="gpt_neox.final_layer_norm",
         head="embed_out",
     ),
-    "opt": replace(
-        _LLAMA, layer="model.decoder.layers", embed="model.decoder.embed_tokens",
-        positions="model.decoder.embed_positions", out="self_attn.out_proj",
-        norms=("self_attn_layer_norm", "final_layer_norm"), mlp=("fc1", "fc2"),
-        final_norm="model.decoder.final_layer_norm",
-    ),
+    "opt": _OPT,
     "mpt": replace(
         _GPT, layer="transformer.blocks", transposed=True, positions="", qkv=("attn.Wqkv",), out="attn.out_proj",
         norms=("norm_1", "norm_2"), mlp=("ffn.up_proj", "ffn.down_proj"), final_norm="transformer.norm_f",
+    ),
+    "olmo": _LLAMA,
+    "nanochat": replace(_LLAMA, mlp=("mlp.fc1", "mlp.fc2"), embed_norm="model.embed_norm"),
+    "gpt_neo": replace(
+        _GPT, transposed=True, attention="attn.attention",
+        qkv=("attn.attention.q_proj", "attn.attention.k_proj", "attn.attention.v_proj"), out="attn.attention.out_proj",
+    ),
+    "biogpt": replace(
+        _OPT, layer="biogpt.layers", embed="biogpt.embed_tokens", positions="biogpt.embed_positions",
+        final_norm="biogpt.layer_norm",
+    ),
+    "xglm": replace(
+        _OPT, layer="model.layers", embed="model.embed_tokens", positions="", final_norm="model.layer_norm",
+    ),
+    "roberta": replace(
+        _BERT, layer="roberta.encoder.layer", embed="roberta.embeddings.word_embeddings",
+        positions="roberta.embeddings.position_embeddings", final_norm="roberta.embeddings.LayerNorm",
+        head="lm_head.decoder",
     ),
     "nemotron4": replace(_LLAMA, mlp=("mlp.up_proj", "mlp.down_proj")),
     "starcoder2": replace(_LLAMA, mlp=("mlp.c_fc", "mlp.c_proj")),

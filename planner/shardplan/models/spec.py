@@ -11,7 +11,7 @@ StyleName = Literal[
     "llama", "gpt", "bert", "nemotron", "phi3", "olmo2", "bloom", "neox", "opt", "mpt", "nemotron4", "starcoder2",
     "stablelm", "cohere", "phi", "gptj", "codegen", "falcon",
     "large_falcon", "glm", "gemma", "hunyuan", "arcee", "bigcode", "qwen3_next", "kimi", "bamba",
-    "granite_hybrid", "lfm2",
+    "granite_hybrid", "lfm2", "olmo", "nanochat", "gpt_neo", "biogpt", "xglm", "roberta",
 ]  # fmt: skip
 RoutingName = Literal["capacity", "dropless"]
 Part = Literal["attention", "state_space", "delta_rule", "short_convolution", "attention_and_state_space", "mlp"]
@@ -29,7 +29,8 @@ class Style:
     one weight makes queries, keys and values, `interleaved`: group by group of heads, not all queries first. `tied`:
     the embedding is also the output matrix. `activation`: of the MLP. `norm_last`: what attention and MLP make is
     normalised, not what they take. `norm_bias`: whether a `LayerNormalization` has one; `head_bias`: whether the output
-    matrix has one. `norm_by_head`: where queries and keys are normalised, every head has weights of its own."""
+    matrix has one. `norm_by_head`: where queries and keys are normalised, every head has weights of its own;
+    `norm_weight`: whether norms have weights at all."""
 
     norm: str
     norm_first: bool
@@ -46,15 +47,18 @@ class Style:
     norm_bias: bool = True
     head_bias: bool = False
     norm_by_head: bool = False
+    norm_weight: bool = True
 
 
 _LLAMA: Final = Style("RMSNormalization", True, True, True, False, False, True, False, 1e-5, "silu")
 _GPT: Final = Style("LayerNormalization", True, False, False, True, True, True, True, 1e-5, "gelu")
 _ROTARY_GPT: Final = replace(_GPT, rotary=True, packed=False)
+_BERT: Final = Style("LayerNormalization", False, False, False, True, False, False, True, 1e-12, "gelu")
 STYLES: Final[dict[str, Style]] = {
     "llama": _LLAMA,
     "gpt": _GPT,
-    "bert": Style("LayerNormalization", False, False, False, True, False, False, True, 1e-12, "gelu"),
+    "bert": _BERT,
+    "roberta": _BERT,
     "nemotron": Style("RMSNormalization", True, False, False, False, False, True, False, 1e-5, "relu2"),
     "phi3": replace(_LLAMA, packed=True),
     "olmo2": replace(_LLAMA, norm_last=True),
@@ -76,6 +80,11 @@ STYLES: Final[dict[str, Style]] = {
     "codegen": replace(_ROTARY_GPT, bias=False, packed=True, tied=False, head_bias=True),
     "falcon": replace(_GPT, rotary=True, bias=False, interleaved=True),
     "large_falcon": replace(_GPT, rotary=True, bias=False, interleaved=True),
+    "olmo": replace(_LLAMA, norm="LayerNormalization", norm_bias=False, norm_weight=False),
+    "nanochat": replace(_LLAMA, gated=False, activation="relu2", norm_weight=False),
+    "gpt_neo": replace(_GPT, bias=False, packed=False),
+    "biogpt": replace(_GPT, packed=False),
+    "xglm": replace(_GPT, packed=False),
     "qwen3_next": _LLAMA,
     "kimi": _LLAMA,
     "bamba": _LLAMA,
@@ -95,7 +104,8 @@ class TransformerSpec:
     embedding, `activation`: what the MLP applies; empty for those of the style. `qkv_bias`: biases of queries, keys and
     values alone, `out_bias`: of attention's output matrix, `mlp_bias`: of the MLP, where styles have none. `qk_norm`:
     queries and keys are normalised by head, `qk_norm_whole`: over all heads. `parallel_norms`: attention and MLP take
-    the same input, through one norm or one each, and are added together. `logit_cap`: logits go through a tanh.
+    the same input, through one norm or one each, and are added together. `logit_cap`: logits go through a tanh;
+    `head_bias`: they have a bias, as some styles always have.
     `positions`: rows of the table of positions where they are learned; 0, and where `seq` is more, for as many as that.
 
     `routing`: by one-hot masks and `capacity` (GShard), or `dropless`, by index, where the fullest expert has `skew`
@@ -186,6 +196,7 @@ class TransformerSpec:
     qk_norm_whole: bool = False
     parallel_norms: int = 0
     logit_cap: bool = False
+    head_bias: bool = False
     positions: int = 0
     mtp: int = 0
     mtp_pattern: str = ""

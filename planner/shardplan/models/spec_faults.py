@@ -170,7 +170,7 @@ def _latent(spec: TransformerSpec) -> Iterable[Diagnostic]:
         if spec.q_rank or spec.rope_size or spec.value_size:
             yield _bad("q_rank, rope_size and value_size are of latent attention", "give kv_rank as well")
         return
-    if spec.style != "llama" or spec.attention != "fused" or spec.kv_heads or _beside_latent(spec):
+    if STYLES[spec.style] != STYLES["llama"] or spec.attention != "fused" or spec.kv_heads or _beside_latent(spec):
         yield _bad("latent attention is of style llama, fused, with as many key heads as heads", "leave the others out")
     if not 0 < spec.rope_size < spec.width or spec.rope_size % 2:
         yield _bad(f"rope_size is {spec.rope_size}, it must be even and less than head_size ({spec.width})")

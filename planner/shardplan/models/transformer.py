@@ -112,7 +112,7 @@ class _Builder:
             weight = self.graph.weight(f"{head}.weight", shape, transposed=True)
         made = (*self.rows, spec.vocab)
         x = self.graph.apply("MatMul", [x, weight], made, head)
-        if self.look.head_bias:
+        if self.look.head_bias or spec.head_bias:
             x = self.graph.apply("Add", [x, self.graph.weight(f"{head}.bias", (spec.vocab,))], made, head)
         return self._capped(x, made, head) if spec.logit_cap else x
 
@@ -159,10 +159,17 @@ class _Builder:
 
     def _norm(self, x: str, module: str) -> str:
         size = (self.spec.hidden,)
-        operands = [x, self.graph.weight(f"{module}.weight", size)]
+        operands = [x, self._norm_weight(module, self.spec.hidden)]
         if self.look.norm == "LayerNormalization" and self.look.norm_bias:
             operands.append(self.graph.weight(f"{module}.bias", size))
         return self.graph.apply(self.look.norm, operands, self.wide, module, axis=-1, epsilon=self.look.epsilon)
+
+    def _norm_weight(self, module: str, size: int) -> str:
+        """The weight of a norm, which is one everywhere where norms have none."""
+        if self.look.norm_weight:
+            return self.graph.weight(f"{module}.weight", (size,))
+        ones = partial(np.ones, size, dtype=np.float32)
+        return self.graph.long_constant(f"ones.{size}", (size,), ones, self.spec.dtype)
 
     def _linear(self, x: str, module: str, inner: int, outer: int, *, bias: bool = False) -> str:
         weight = self.graph.weight(f"{module}.weight", (inner, outer), transposed=self.names.transposed)
@@ -353,7 +360,7 @@ class _Builder:
 
     def _norm_of(self, x: str, module: str, shape: tuple[int, ...]) -> str:
         """A value of `shape` normalised along its last dim, without a bias."""
-        weight = self.graph.weight(f"{module}.weight", shape[-1:])
+        weight = self._norm_weight(module, shape[-1])
         return self.graph.apply(self.look.norm, [x, weight], shape, module, axis=-1, epsilon=self.look.epsilon)
 
     def _rotate(self, x: str, heads: int, module: str, turned: int = 0) -> str:

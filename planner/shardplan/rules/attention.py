@@ -146,7 +146,8 @@ def linear_attention(signature: Signature) -> Row | None:
     operands = ["b !t (h g !d)", "b !t (h !d)", "b !t (h !e)", "b h !d !e", decay, beta]
     results = ["b !t (h g !e)", "=b h !d !e"]
     steps, width = signature.shape()[1], signature.shape()[2] // max(1, heads)
-    flops = 4.0 * signature.result().elements * width
+    products = 3 if "delta" in signature.text("update_rule", "gated_delta") else 2  # write, read, and what k recalls
+    flops = 2.0 * products * signature.result().elements * width
     return Row(
         f"{listed(operands, signature.operands)} -> {listed(results, signature.results)}",
         cost="attention",

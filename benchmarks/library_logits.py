@@ -1,0 +1,81 @@
+"""What described models compute beside transformers: `python benchmarks/library_logits.py [MODEL_TYPE ...] [--write]`.
+
+Takes transformers and torch. A line for each tiny configuration of `tests/support/library_models.py`: how far the
+logits of the described model are from those of transformers with the same weights, relative to the largest. `--write`
+puts what transformers computes into `tests/models/library_logits.json`, with which a test compares.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT / "planner"), str(ROOT / "tests" / "support")]
+
+
+def of_transformers(kind: str, model: Any, values: dict[str, Any]) -> Any:
+    """The logits of transformers' model with the weights of the described one."""
+    import torch
+    import transformers
+    from library_models import CONFIGS
+
+    config = transformers.AutoConfig.for_model(kind, **CONFIGS[kind])
+    made = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    state = dict(made.named_parameters())
+    with torch.no_grad():
+        for weight in model.parameters:
+            array = np.asarray(values[weight.tensor], dtype=np.float64)
+            array = np.transpose(array, np.argsort(weight.perm)) if weight.perm else array
+            stored(kind, weight.name, array, state.pop(weight.name), made.config)
+        assert not state, sorted(state)
+        ids = torch.from_numpy(values["input_ids"])
+        return made.double()(input_ids=ids, use_cache=False).logits.numpy()
+
+
+def stored(kind: str, name: str, array: Any, place: Any, config: Any) -> None:
+    """A weight as transformers holds it: norms of Qwen without the one that they add, and heads of Kimi's queries with
+    the part that would be rotated behind the other."""
+    import torch
+
+    if kind.startswith("qwen") and "norm" in name and "linear_attn" not in name:
+        array = array - 1
+    sizes = (getattr(config, "qk_rope_head_dim", 0), getattr(config, "qk_nope_head_dim", 0))
+    if sum(sizes) and name.endswith("q_proj.weight") and len(array) == config.num_attention_heads * sum(sizes):
+        heads = array.reshape(config.num_attention_heads, sum(sizes), -1)
+        array = np.concatenate([heads[:, sizes[0] :], heads[:, : sizes[0]]], axis=1).reshape(array.shape)
+    place.data = torch.from_numpy(array.reshape(place.shape).copy()).double()
+
+
+def main() -> None:
+    """Print the table."""
+    from library_models import CONFIGS, LOGITS, tiny_model, values_of
+
+    from shardplan.program.machine.whole import run_whole
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("kinds", nargs="*")
+    parser.add_argument("--write", action="store_true")
+    asked = parser.parse_args()
+    known = json.loads(LOGITS.read_text()) if LOGITS.exists() else {}
+    for kind in asked.kinds or list(CONFIGS):
+        with tempfile.TemporaryDirectory() as folder:
+            model = tiny_model(kind, Path(folder))
+        values = values_of(kind, model)
+        (ours,) = run_whole(model, values).values()
+        theirs = of_transformers(kind, model, values)
+        print(f"{kind:20} {np.abs(ours - theirs).max() / np.abs(theirs).max():.1e}", flush=True)
+        known[kind] = [[float(f"{each:.7g}") for each in row] for row in theirs[0]]
+    if asked.write:
+        rows = (f"{json.dumps(kind)}: {json.dumps(known[kind])}" for kind in CONFIGS if kind in known)
+        LOGITS.write_text("{\n" + ",\n".join(rows) + "\n}\n")
+
+
+if __name__ == "__main__":
+    main()
