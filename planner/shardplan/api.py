@@ -107,7 +107,8 @@ def price(
     >>> shardplan.price("transformer:llama3-8b", dp=8, zero=3, global_batch=16).fits
     True
 
-    `recompute`: `none`, `selective`, `alternate`, `full`, `block:4`, `every:2` or `uniform:2`, as `--recompute`.
+    `recompute`: `none`, `selective`, `alternate`, `full`, `block:4`, `every:2`, `uniform:2` or modules as
+    in `moe_act,layernorm`, as `--recompute`.
     `precision`: `fp8`, `mxfp8` or `nvfp4` for products with weights inside of layers. `etp`: tensor-parallel degree of
     experts, 1 for whole experts, which `ep` then spreads over `tp` and `dp`; None for the degree `tp`. `fused_loss`:
     the loss holds no logits in fp32. `overlap_exchange`: experts' tokens are exchanged beside another microbatch's

@@ -7,11 +7,11 @@ import pytest
 import shardplan
 from shardplan.errors import ShardplanError
 from shardplan.graph.options import Layers, PlanOptions
-from shardplan.graph.remat import blocks, chosen_layers, layers_of, recomputed_share
+from shardplan.graph.recomputed_layers import blocks, chosen_layers, layers_of, recomputed_share
 from shardplan.pipeline.cut_points import chain_at, part_of
 from shardplan.study.instance import load_model
 from shardplan.study.model_chunks import chunk_starts
-from shardplan.study.recompute import recompute_of
+from shardplan.study.recompute import Recomputation, recompute_of
 
 COUNT = 4
 MODEL = f"transformer:style=llama,layers={COUNT},hidden=256,heads=4,vocab=512,seq=512"
@@ -121,12 +121,12 @@ def test_a_plan_says_by_operator_what_is_recomputed(tmp_path):
     ],
 )  # fmt: skip
 def test_schemes(text, meant):
-    assert recompute_of(text) == meant
+    assert recompute_of(text) == Recomputation(*meant)
 
 
 @pytest.mark.parametrize(
-    "text", ["", "auto", "mlp", "moe_act", "core_attn,mlp", "minimal", "block", "block:", "block:-1", "every:0",
-             "uniform:0", "block:²", "every:" + "9" * 5000, "full:2", "selective:2"],
+    "text", ["", "auto", "mlp,full", "moe_experts", "minimal", "block", "block:", "block:-1", "every:0",
+             "uniform:0", "block:²", "every:" + "9" * 5000, "full:2", "selective:2", ","],
 )  # fmt: skip
 def test_other_schemes_are_refused(text):
     with pytest.raises(ShardplanError) as caught:
@@ -134,6 +134,7 @@ def test_other_schemes_are_refused(text):
     (told,) = caught.value.diagnostics
     assert told.code == "bad-argument"
     assert told.hint == (
-        "none, selective (or core_attn), alternate (or op), full, block:N, every:N or uniform:N; docs/price.md lists "
-        "what trainers call them"
+        "none, selective (or core_attn), alternate (or op), full, block:N, every:N, uniform:N, or modules of layers "
+        "with commas between: core_attn, layernorm, moe_act, mla_up_proj, shared_experts, mlp, moe; docs/price.md "
+        "lists what trainers call them"
     )

@@ -29,7 +29,8 @@ class Layers:
 class PlanOptions:
     """`microbatches`: the graph's batch is that of one step and runs as so many equal microbatches. `remat`: which
     activations are recomputed in backward instead of saved; `full_layers`: the layers of which `full` recomputes them,
-    None for all. `memory_limit_bytes`: per device; `None` takes the usable
+    None for all; `modules`: the parts of layers that `selective` recomputes, none for
+    the inside of attention. `memory_limit_bytes`: per device; `None` takes the usable
     memory of the profile's device. `gap`: where memory binds, the relative optimality gap at which a plan is good
     enough. `strict`: an operator without a rule is an error. `constraints`: the user's constraints. `kv_cache_tokens`:
     in inference, room for the keys and values of so many tokens, all sequences together. `cost_model`: whose prices;
@@ -66,6 +67,7 @@ class PlanOptions:
     in_time: bool = True
     dealt_sequence: bool = False
     full_layers: Layers | None = None
+    modules: tuple[str, ...] = ()
 
     @property
     def training(self) -> bool:

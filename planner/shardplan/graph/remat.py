@@ -1,12 +1,12 @@
 """Rematerialisation: which operators are recomputed in backward, and which values are then not saved.
 
 Flags: `selective` recomputes the inside of decomposed attention (the scores between two matrix products around a
-softmax; a fused attention operator does that by itself). `full` recomputes every repeated block from its inputs, or
-some of its layers (`shardplan.graph.options.Layers`), and `alternate` does the same with every block except for
-attention and every other product with a weight, whose results are saved. Chosen value by value
-(`shardplan.planning.remat_scope`), any operator of a segment may be recomputed: a block, the inside of an attention, or
-a stretch between blocks. Everything recomputed of a segment runs right before the backward of the segment's last
-operator.
+softmax; a fused attention operator does that by itself), or modules by name (`shardplan.graph.recomputed_modules`).
+`full` recomputes every repeated block from its inputs, or some of its layers (`shardplan.graph.options.Layers`), and
+`alternate` does the same with every block except for attention and every other product with a weight, whose results are
+saved. Chosen value by value (`shardplan.planning.remat_scope`), any operator of a segment may be recomputed: a block,
+the inside of an attention, or a stretch between blocks. Everything recomputed of a segment runs right before the
+backward of the segment's last operator.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from dataclasses import dataclass
 
 from shardplan.graph.flow import Flow, needed_operands, read_in_backward, storage_of
 from shardplan.graph.fusion import Fusion
-from shardplan.graph.options import Layers, PlanOptions
+from shardplan.graph.options import PlanOptions
+from shardplan.graph.recomputed_layers import RecomputedSegment, blocks, chosen_layers
+from shardplan.graph.recomputed_modules import recomputed_modules
 from shardplan.model.types import Model
 from shardplan.rules.types import Rule
 
@@ -58,7 +60,9 @@ def recompute(model: Model, rules: Sequence[Rule], flow: Flow, fusion: Fusion, o
     elif options.training and options.remat == "alternate":
         found = between_products(model, rules, flow)
     elif options.training and options.remat == "selective":
-        found = attention_cores(model, rules, flow)
+        names = options.modules
+        found = attention_cores(model, rules, flow) if not names or "core_attn" in names else []
+        found += recomputed_modules(model, rules, flow, names)
     for segment in found:
         until.update(dict.fromkeys(sorted(segment.operators), segment.last))
     return saving_least(model, rules, flow, fusion, until, holds=options.holds_weights)
@@ -135,58 +139,6 @@ def latest_reads(model: Model, rules: Sequence[Rule], flow: Flow, fusion: Fusion
                     read(name, kernels[fusion.groups[index]])
     made = [name for name in flow.makers if name in fusion.saved]
     return {name: latest.get(storage.get(name, (name, "")), flow.last_reader(name)) for name in made}
-
-
-@dataclass(frozen=True, slots=True)
-class RecomputedSegment:
-    """Operators that are recomputed together, right before the backward of operator `last`."""
-
-    operators: frozenset[int]
-    last: int
-
-
-def blocks(model: Model) -> list[RecomputedSegment]:
-    """The repeated blocks of a model."""
-    return [RecomputedSegment(frozenset(copy), max(copy)) for block in model.blocks for copy in block.copies]
-
-
-def layers_of(model: Model) -> list[RecomputedSegment]:
-    """The layers of a model's repeated blocks, in order: a block of layers of several kinds, as where each second is a
-    mixture of experts, has them by name (`layers.0+layers.1`)."""
-    found = []
-    for block in model.blocks:
-        for names, copy in zip(block.names, block.copies, strict=True):
-            parts: dict[str, set[int]] = {}
-            part = names.partition("+")[0]
-            for index in sorted(copy):
-                module = f"{model.operators[index].module}."
-                part = next((name for name in names.split("+") if module.startswith(f"{name}.")), part)
-                parts.setdefault(part, set()).add(index)
-            found += [RecomputedSegment(frozenset(own), max(own)) for own in parts.values()]
-    return sorted(found, key=lambda segment: segment.last)
-
-
-def chosen_layers(model: Model, layers: Layers) -> list[RecomputedSegment]:
-    """The segments that a scheme recomputes: single layers, or chunks of them."""
-    found, number = layers_of(model), layers.number
-    if layers.scheme == "block":
-        return found[:number]
-    if layers.scheme == "every":
-        return found[number - 1 :: number]
-    chunks = [found[place : place + number] for place in range(0, len(found), number)]
-    return [
-        RecomputedSegment(frozenset().union(*(each.operators for each in chunk)), chunk[-1].last) for chunk in chunks
-    ]
-
-
-def recomputed_share(model: Model, options: PlanOptions) -> float:
-    """The share of a model's layers that run a second forward as a whole."""
-    if options.remat != "full":
-        return 0.0
-    layers = options.full_layers
-    if layers is None or layers.scheme == "uniform":
-        return 1.0
-    return len(chosen_layers(model, layers)) / max(1, len(layers_of(model)))
 
 
 def between_products(model: Model, rules: Sequence[Rule], flow: Flow) -> list[RecomputedSegment]:

@@ -196,7 +196,7 @@ def model_section(model: Model, options: PlanOptions) -> Mapping[str, object]:
         "mode": options.mode,
         "dims": dict(sorted(model.dims.items())),
         "optimizer": options.optimizer if options.training else "none",
-        "remat": options.remat if options.full_layers is None else "auto",  # operators say which are recomputed
+        "remat": "auto" if options.full_layers or options.modules else options.remat,  # operators say it
         "microbatches": options.microbatches,
         "operators": len(model.operators),
         "parameters": len(model.parameters),

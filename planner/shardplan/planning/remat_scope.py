@@ -16,7 +16,8 @@ from shardplan.graph.flow import Flow
 from shardplan.graph.fusion import Fusion
 from shardplan.graph.memory import Fate
 from shardplan.graph.options import PlanOptions
-from shardplan.graph.remat import RecomputedSegment, attention_cores, blocks, latest_reads, recompute
+from shardplan.graph.recomputed_layers import RecomputedSegment, blocks
+from shardplan.graph.remat import attention_cores, latest_reads, recompute
 from shardplan.model.types import CONTROL, Model, Operator
 from shardplan.planning.constants import STRETCH_FACTOR, STRETCH_LEAST
 from shardplan.rules.types import Rule

@@ -21,7 +21,8 @@ from shardplan.cluster.types import Cluster
 from shardplan.errors import InfeasibleError, ShardplanError
 from shardplan.graph.options import UNLIMITED_BYTES, PlanOptions
 from shardplan.graph.precision import Narrow, PrecisionName, check_peak, narrow_tensors
-from shardplan.graph.remat import recomputed_share
+from shardplan.graph.recomputed_layers import recomputed_share
+from shardplan.graph.recomputed_modules import check_modules
 from shardplan.layout.layout import Layout
 from shardplan.model.types import Model
 from shardplan.models import is_config
@@ -357,12 +358,15 @@ def price_as_asked(
         if parallelism.expert == 1:
             raise ShardplanError(bad("no tokens are exchanged: --ep is 1", "leave out --overlap-exchange"))
         cluster = exchanging_beside(cluster)
-    remat, layers = recompute_of(recompute)
+    again = recompute_of(recompute)
+    if again.modules:
+        check_modules(model, model_rules(model), again.modules)
     options = PlanOptions(
         optimizer=request.optimizer,
         microbatches=microbatches_of(parallelism, rows_of(model), batch.micro_batch),
-        remat=remat,
-        full_layers=layers,
+        remat=again.remat,
+        full_layers=again.layers,
+        modules=again.modules,
         memory_limit_bytes=request.memory_limit,
         precision=precision,
     )

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Literal
 
 from shardplan.errors import ShardplanError, error
 from shardplan.graph.options import Layers, Remat
+from shardplan.graph.recomputed_modules import MODULES
 from shardplan.units import whole_number
 
 _OF_ALL: Mapping[str, Remat] = {
@@ -18,17 +20,31 @@ _OF_ALL: Mapping[str, Remat] = {
 _SCHEMES: Mapping[str, Literal["block", "every", "uniform"]] = {
     "block": "block", "every": "every", "uniform": "uniform",
 }  # fmt: skip
-ALLOWED = "none, selective (or core_attn), alternate (or op), full, block:N, every:N or uniform:N"
+ALLOWED = (
+    "none, selective (or core_attn), alternate (or op), full, block:N, every:N, uniform:N, "
+    f"or modules of layers with commas between: core_attn, {', '.join(MODULES)}"
+)
 
 
-def recompute_of(text: str) -> tuple[Remat, Layers | None]:
-    """What is recomputed, and of which layers if not of all: `full`, `block:4`. Every single layer is `full`, and none
-    is `none`.
+@dataclass(frozen=True, slots=True)
+class Recomputation:
+    """What is recomputed: of which layers if not of all, and which modules if not what the word says."""
+
+    remat: Remat
+    layers: Layers | None = None
+    modules: tuple[str, ...] = ()
+
+
+def recompute_of(text: str) -> Recomputation:
+    """What is recomputed: `full`, `block:4`, `moe_act,layernorm`. Every single layer is `full`, and none is `none`.
 
     Raises `ShardplanError` (`bad-argument`) for any other text.
     """
     if text in _OF_ALL:
-        return _OF_ALL[text], None
+        return Recomputation(_OF_ALL[text])
+    words = text.replace(",", " ").split()
+    if words and set(words) <= {"core_attn", *MODULES}:
+        return Recomputation("selective", modules=tuple(sorted(set(words))))
     word, _, digits = text.partition(":")
     number = whole_number(digits)
     if word not in _SCHEMES or number is None or (number == 0 and word != "block"):
@@ -36,5 +52,5 @@ def recompute_of(text: str) -> tuple[Remat, Layers | None]:
         hint = f"{ALLOWED}; docs/price.md lists what trainers call them"
         raise ShardplanError(error("bad-argument", summary, hint=hint))
     if number == 0:
-        return "none", None
-    return "full", None if number == 1 and word != "block" else Layers(_SCHEMES[word], number)
+        return Recomputation("none")
+    return Recomputation("full", None if number == 1 and word != "block" else Layers(_SCHEMES[word], number))

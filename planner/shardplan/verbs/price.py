@@ -48,7 +48,8 @@ def _ways(name: str, field: str, text: str) -> Callable[[Verb], Verb]:
     default="none",
     help="Activations to recompute: none, selective (unfused attention), alternate (all of a layer but attention and "
     "every other product, torchtitan's selective by operator), full (all of every layer); of layers as a whole block:N "
-    "(the first N of a stage), every:N (each N-th), uniform:N (all, in chunks of N).",
+    "(the first N of a stage), every:N (each N-th), uniform:N (all, in chunks of N); of modules, with commas between: "
+    "core_attn, layernorm, mlp, moe, moe_act, shared_experts, mla_up_proj (Megatron's --recompute-modules).",
 )
 @click.option(
     "--precision",
