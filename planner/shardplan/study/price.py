@@ -22,7 +22,6 @@ from shardplan.errors import InfeasibleError, ShardplanError
 from shardplan.graph.options import UNLIMITED_BYTES, PlanOptions
 from shardplan.graph.precision import Narrow, PrecisionName, check_peak, narrow_tensors
 from shardplan.graph.recomputed_layers import recomputed_share
-from shardplan.graph.recomputed_modules import check_modules
 from shardplan.layout.layout import Layout
 from shardplan.model.types import Model
 from shardplan.models import is_config
@@ -58,7 +57,7 @@ from shardplan.rules import model_rules
 from shardplan.study.instance import DESCRIBED, load_model
 from shardplan.study.model_chunks import chunk_starts
 from shardplan.study.racks import as_filled
-from shardplan.study.recompute import recompute_of
+from shardplan.study.recompute import recompute_in
 from shardplan.study.run_memory import accumulating_in_fp32, as_held
 from shardplan.study.sensitivity import factors_of, spread_of
 from shardplan.study.trainer_step import (
@@ -338,7 +337,7 @@ def price_as_asked(
 ) -> PriceReport:
     """Memory and time of `request`'s model on its cluster under a configuration, beside the best plan if `compare`.
     Only `model`, `cluster`, `dims`, `optimizer` and `memory_limit` of the request count. `recompute`: a scheme as
-    `recompute_of` reads it. `fused_loss`: the loss holds no logits in fp32. `overlap_exchange`: experts' tokens are
+    `recompute_in` reads it. `fused_loss`: the loss holds no logits in fp32. `overlap_exchange`: experts' tokens are
     exchanged beside the compute of another microbatch. `eager`: the program runs as it is written, kernel by kernel.
     `robust`: number of perturbed profiles to price it on too.
 
@@ -358,9 +357,7 @@ def price_as_asked(
         if parallelism.expert == 1:
             raise ShardplanError(bad("no tokens are exchanged: --ep is 1", "leave out --overlap-exchange"))
         cluster = exchanging_beside(cluster)
-    again = recompute_of(recompute)
-    if again.modules:
-        check_modules(model, model_rules(model), again.modules)
+    again = recompute_in(model, recompute)
     options = PlanOptions(
         optimizer=request.optimizer,
         microbatches=microbatches_of(parallelism, rows_of(model), batch.micro_batch),

@@ -8,7 +8,9 @@ from typing import Literal
 
 from shardplan.errors import ShardplanError, error
 from shardplan.graph.options import Layers, Remat
-from shardplan.graph.recomputed_modules import MODULES
+from shardplan.graph.recomputed_modules import MODULES, check_modules
+from shardplan.model.types import Model
+from shardplan.rules import model_rules
 from shardplan.units import whole_number
 
 _OF_ALL: Mapping[str, Remat] = {
@@ -54,3 +56,11 @@ def recompute_of(text: str) -> Recomputation:
     if number == 0:
         return Recomputation("none")
     return Recomputation("full", None if number == 1 and word != "block" else Layers(_SCHEMES[word], number))
+
+
+def recompute_in(model: Model, text: str) -> Recomputation:
+    """`recompute_of`, for a model that has the modules. Raises `ShardplanError` (`bad-argument`) if it has not."""
+    meant = recompute_of(text)
+    if meant.modules:
+        check_modules(model, model_rules(model), meant.modules)
+    return meant
