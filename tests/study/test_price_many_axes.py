@@ -7,6 +7,7 @@ import pytest
 import shardplan
 from shardplan.cluster.mesh import make_cluster
 from shardplan.cluster.profile import load_profile
+from shardplan.errors import ShardplanError
 from shardplan.graph.options import PlanOptions
 from shardplan.models import described
 from shardplan.planning.parallelism import DATA, TENSOR, Parallelism, hidden_of, restriction
@@ -82,3 +83,24 @@ def test_twice_the_context_ranks_halve_activations_and_work():
     two, four = (shardplan.price("transformer:mixtral-8x7b,layers=2", cp=cp, **options) for cp in (2, 4))  # five axes
     assert four.spent.compute_ns == pytest.approx(two.spent.compute_ns / 2, rel=0.1)
     assert two.peak.activations / 2 < four.peak.activations < 0.65 * two.peak.activations  # whole keys and values
+
+
+@pytest.mark.parametrize("zero", [0, 3])
+def test_weights_of_convolutions_are_no_experts(zero):
+    """The weight of a state space's convolution has three dims, too: its channels are no experts."""
+    sizes = (
+        "layers=4,hidden=256,heads=8,kv_heads=2,ffn=128,vocab=1024,seq=256,pattern=MEM*,style=nemotron,state_heads=8"
+    )
+    model = f"transformer:{sizes},experts=8,top_k=2,routing=dropless"
+    priced = shardplan.price(model, zero=zero, tp=2, dp=32, ep=8, micro_batch=1)
+    held = {row.name: row.layout for row in priced.plan.tensors if row.name.endswith("conv1d.weight")}
+    sizes_of = [
+        [size for size, one in zip(priced.plan.mesh.shape, layout.placements, strict=True) if one.is_shard]
+        for layout in held.values()
+    ]
+    assert {math.prod(sizes) for sizes in sizes_of} == {2 if zero == 0 else 64}
+
+
+def test_expert_ways_need_experts():
+    with pytest.raises(ShardplanError, match="there are no experts to spread: no weight has one matrix for each"):
+        shardplan.price("transformer:layers=2,hidden=256,heads=8,ffn=512,mixers=M*,style=bamba", dp=2, ep=2)

@@ -21,12 +21,11 @@ from shardplan.graph.tensors import TensorKind
 from shardplan.layout.placement import Placement, S
 from shardplan.layout.transitions import State
 from shardplan.model.types import Model
-from shardplan.planning.parallelism import CONTEXT, DATA, EXPERT, TENSOR
+from shardplan.planning.parallelism import CONTEXT, DATA, EXPERT, TENSOR, experts_of
 from shardplan.planning.reduction import Mask
 from shardplan.rules.batch import batch_dims_of, dims_that_follow
 from shardplan.rules.types import Rule
 
-_RANK_OF_EXPERTS = 3
 Dims = Mapping[str, frozenset[int]]
 """Dims by kind of axis."""
 
@@ -41,8 +40,7 @@ class LeftOpen:
     @classmethod
     def of(cls, kinds: tuple[str, ...], model: Model, rules: Sequence[Rule]) -> LeftOpen:
         """What these kinds of axes leave open of `model`, whose operator i has rule `rules[i]`."""
-        weights = {parameter.tensor: model.tensor(parameter.tensor).shape for parameter in model.parameters}
-        experts = {name: 0 for name, shape in weights.items() if len(shape) == _RANK_OF_EXPERTS}
+        experts = dict.fromkeys(sorted(experts_of(model)), 0)
         sequences = {name: 1 for name in model.inputs if len(model.tensor(name).shape) > 1}
         batch, by_expert, sequence = (
             batch_dims_of(model, rules), dims_that_follow(model, rules, experts),
@@ -97,8 +95,7 @@ class Layouts:
     @property
     def _split(self) -> frozenset[str]:
         """Kinds of axes that shard a weight for its operator, and not for its memory only."""
-        is_expert = self._is_weight and len(self.kind.shape) == _RANK_OF_EXPERTS
-        return frozenset({TENSOR, EXPERT}) if is_expert else frozenset({TENSOR})
+        return frozenset({TENSOR, EXPERT}) if self._is_weight and self.dims.get(EXPERT) else frozenset({TENSOR})
 
     def _alphabet(self, axis: int) -> list[int]:
         shards, count = list(range(self._count)), self._count

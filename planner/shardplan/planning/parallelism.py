@@ -208,12 +208,22 @@ def _uneven(parallelism: Parallelism, model: Model, microbatches: int) -> Iterat
     for length in sorted(lengths):
         if cut > 1 and length > 1 and length % cut:
             yield bad(f"a sequence of {length} does not divide into {cut}", "--cp, times --tp with --sequence-parallel")
-    stacked = {shape[0] for _, shape in shapes if len(shape) == 3}
+    stacked = {model.tensor(name).shape[0] for name in experts_of(model)}
     for experts in sorted(stacked if parallelism.expert > 1 else ()):
         if experts % parallelism.expert:
             yield bad(f"{experts} experts do not divide over {parallelism.expert} ranks", "take a divisor for --ep")
     if parallelism.expert > 1 and not stacked:
         yield bad("there are no experts to spread: no weight has one matrix for each", "leave out --ep")
+
+
+def experts_of(model: Model) -> frozenset[str]:
+    """Weights that have a matrix for each expert: of rank 3, and multiplied."""
+    multiplied = {name for one in model.operators if one.op_type in ("MatMul", "Einsum", "Gemm") for name in one.inputs}
+    return frozenset(
+        weight.tensor
+        for weight in model.parameters
+        if weight.tensor in multiplied and len(model.tensor(weight.tensor).shape) == 3
+    )
 
 
 def _heads_of(model: Model) -> set[int]:
@@ -283,7 +293,7 @@ class _Fixed:
         """The choices left of every node that the configuration says something of."""
         built = self.built
         weights = {parameter.tensor for parameter in built.model.parameters if parameter.tensor in built.kept}
-        experts = self._experts(weights)
+        experts = experts_of(built.model) & weights
         inputs = [name for name in built.model.inputs if name in built.kept and name not in weights]
         found: dict[Node, Mask] = {("kept", name): self._activation(built.kept[name]) for name in inputs}
         for name in sorted(weights):
@@ -339,16 +349,6 @@ class _Fixed:
         most = max(ranks, default=_NO_END)
         names = [name for name, shape in shapes.items() if shape[-1:] == (self.hidden,) and len(shape) <= most]
         return {("kept", name): self._activation(self.built.kept[name]) for name in names}
-
-    def _experts(self, weights: set[str]) -> frozenset[str]:
-        """Weights of rank 3 that are multiplied: one matrix per expert."""
-        read = {
-            name
-            for operator in self.built.model.operators
-            if operator.op_type in ("MatMul", "Einsum", "Gemm")
-            for name in operator.inputs
-        }
-        return frozenset(name for name in weights & read if len(self.built.kept[name].kind.shape) == 3)
 
     def _activation(self, space: TensorSpace) -> Mask:
         """The batch sharded over data (and expert) axes, the sequence over context axes, and over tensor axes if
