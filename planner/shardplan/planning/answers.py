@@ -3,11 +3,13 @@ reports."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from shardplan.errors import Diagnostic, warning
-from shardplan.planning.chain import answer
+from shardplan.interruption import Deadline
+from shardplan.planning.chain import Assigned, answer
 from shardplan.planning.instance import CostGraphs, Instance
 from shardplan.planning.reduction import Restrict, both
 from shardplan.planning.search import Questions, Search, T
@@ -40,12 +42,18 @@ class Answers:
         """
         watch = Watch(on_progress)
         search.spent.report = lambda: watch.scheduling(search)
-        on_first = search.schedule_first if on_progress else None
+        is_early = on_progress is not None or math.isfinite(search.limit_s)
         try:
             question = next(questions)
             while True:
-                asked = replace(question, restriction=both(question.restriction, restriction))
+                restriction_of_both, deadline = both(question.restriction, restriction), search.deadline
+                asked = replace(
+                    question, restriction=restriction_of_both, deadline=deadline,
+                    is_late=question.is_late or search.is_late,
+                )  # fmt: skip
+                on_first = _scheduling(search, deadline) if is_early else None
                 found = answer(self.graphs, asked, watch.of(search, question), on_first)
+                search.clock.decided |= deadline.has_cut
                 self.work += found.solution.work
                 if found.solution.choices is not None:
                     search.interruption.arm()
@@ -56,6 +64,16 @@ class Answers:
         except StopIteration as end:
             result: T = end.value
             return result
+
+
+def _scheduling(search: Search, deadline: Deadline) -> Callable[[Assigned], None]:
+    """Schedules the first assignment of a question; with a plan, the rest of the question may be given up."""
+
+    def schedule(assigned: Assigned) -> None:
+        search.schedule_first(assigned)
+        deadline.armed = search.spent.best is not None
+
+    return schedule
 
 
 def _step_failed(failure: str) -> Diagnostic:

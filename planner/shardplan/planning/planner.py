@@ -25,7 +25,7 @@ from shardplan.planning.answers import Answers
 from shardplan.planning.candidates import shortest, unless_nothing_fits
 from shardplan.planning.chain import Answer
 from shardplan.planning.chosen import Chosen
-from shardplan.planning.constants import DEEPENING_S, IMPROVED_GAP, PROOF_TIMES, SEARCH_GAP
+from shardplan.planning.constants import DEEPENING_S, FINER_S, IMPROVED_GAP, PROOF_TIMES, SEARCH_GAP
 from shardplan.planning.decided import Decided
 from shardplan.planning.finer import (
     CoarsePlans,
@@ -148,21 +148,23 @@ class Planner:
         Raises as `plan_model`, and `NoBetterError` if it is proven early that every plan takes `enough_s` or more."""
         with Interruption() as interruption:
             try:
-                search = Search.of(self.instance, interruption, restricted=restriction is not None)
+                search = self._search(interruption, restriction)
                 search.spent.work += max(0.0, search.work_left - work)
                 found = self._found(search, restriction, enough_s)
             except NoPlanError as none:
                 raise self.refusal(none.answer) from None
             if restriction is None and math.isinf(work):
-                self._coarse.plans.setdefault((self.instance.cluster.mesh, ()), (Coarser.of(found), search.spent.work))
-            return self._assembled(found, scheduled_bytes, interrupted=interruption.asked)
+                self._coarse.plans.setdefault(
+                    (self.instance.cluster.mesh, ()), (Coarser.of(found, search), search.spent.work)
+                )
+            return self._assembled(found, search, scheduled_bytes)
 
     def started(self) -> Plan | None:
         """The start alone, as a plan of this mesh; `None` if nothing can be taken from it."""
         with Interruption() as interruption:
-            search = Search.of(self.instance, interruption)
+            search = self._search(interruption)
             found = self._from_start(search)
-            return None if found is None else self._assembled(found, interrupted=interruption.asked).plan
+            return None if found is None else self._assembled(found, search).plan
 
     def refined(
         self,
@@ -176,7 +178,7 @@ class Planner:
         allows; with `like`, only by what that function makes of it. `least_s`: a lower bound on every step. Raises
         `LimitError` if the coarse plan is not valid on this mesh."""
         with Interruption() as interruption:
-            search = Search.of(self.instance, interruption, restricted=restriction is not None)
+            search = self._search(interruption, restriction)
             try:
                 found = self._answered(transferred(search, coarser, least_s), search)
             except NoPlanError:
@@ -189,23 +191,27 @@ class Planner:
                 with contextlib.suppress(NoPlanError):
                     other = self._answered(transferred(search, coarser, least_s, decided), search)
                     found = found.better([other.candidate], self.limit_bytes)
-            return self._assembled(found, interrupted=interruption.asked).plan
+            return self._assembled(found, search).plan
 
-    def _assembled(self, found: Found, scheduled_bytes: int | None = None, *, interrupted: bool = False) -> Chosen:
-        """The plan of the best candidate, with its proof."""
-        if interrupted:
-            found = replace(found, outcome="interrupted", reproducible=False)
+    def _search(self, interruption: Interruption, restriction: Restrict | None = None) -> Search:
+        return Search.of(self.instance, interruption, restricted=restriction is not None)
+
+    def _assembled(self, found: Found, search: Search, scheduled_bytes: int | None = None) -> Chosen:
+        """The plan of the best candidate, with its proof. After the time limit, its buckets are as in its schedule."""
+        if search.interruption.asked:
+            found = replace(found, outcome="interrupted")
         for diagnostic in self.instance.pricing.compute.warnings:
             self._warn(diagnostic)
         candidate, limit = found.candidate, self.limit_bytes
         if scheduled_bytes is not None:
             candidate, limit = candidate.under(scheduled_bytes), scheduled_bytes
-        priced = in_best_buckets(candidate.priced, limit)
+        priced = candidate.priced if search.has_to_stop else in_best_buckets(candidate.priced, limit)
         if priced.mismatch:
             self._warn(warning("price-mismatch", priced.mismatch, hint="the plan has the former"))
         sizes = objective_of(candidate.layouts.built).sizes  # sums that were added for one problem have no place
         multipliers = tuple(row[:size] for row, size in zip(found.multipliers, sizes, strict=True))
-        proof = Proof(found.bound_s - priced.penalty_s, _outcome(found), found.reproducible, multipliers)
+        is_reproducible = not (search.clock.decided or search.interruption.asked)
+        proof = Proof(found.bound_s - priced.penalty_s, _outcome(found), is_reproducible, multipliers)
         return Chosen(assemble(priced, limit, proof), priced, candidate.layouts.memory)
 
     @property
@@ -262,7 +268,7 @@ class Planner:
             found = self._proven(search, restriction, enough_s)
         except (NoPlanError, LimitError):
             least = 0.0 if search.interruption.asked else least_s(self.instance)
-            return replace(start, bound_s=min(least, finished_s(start, self.instance)), reproducible=False)
+            return replace(start, bound_s=min(least, finished_s(start, self.instance)))
         return self._no_worse(found, start, search)
 
     def _from_start(self, search: Search) -> Found | None:
@@ -283,7 +289,7 @@ class Planner:
         self._warn(said)
         if found is not None:
             search.interruption.arm()
-            search.spent.first, search.spent.best_s = found.candidate, found.candidate.step_s
+            search.spent.best, search.spent.best_s = found.candidate, found.candidate.step_s
         return found
 
     def _no_worse(self, found: Found, start: Found, search: Search) -> Found:
@@ -314,13 +320,11 @@ class Planner:
             return self._searched(search, restriction, enough_s)
         own = replace(search, restricted=True)
         found = self._answered(same(own, kept, kept.decided), own)
-        now_s = time.monotonic()
-        if search.is_over or not found.gap or search.ends_s - now_s < PROOF_TIMES * (now_s - began_s):
+        if search.is_over or not found.gap or search.lacks(PROOF_TIMES * (time.monotonic() - began_s)):
             return found
         with contextlib.suppress(NoPlanError, LimitError):
             proven = self._searched(search, restriction, enough_s)
-            proven = proven.proven_by(found).better([found.candidate], self.limit_bytes)
-            found = replace(proven, reproducible=proven.reproducible and found.reproducible)
+            found = proven.proven_by(found).better([found.candidate], self.limit_bytes)
         return found
 
     def _searched(self, search: Search, restriction: Restrict | None, enough_s: float = math.inf) -> Found:
@@ -338,7 +342,7 @@ class Planner:
             shallow = self._shallower(search)
             if shallow is not None:
                 with contextlib.suppress(NoPlanError):
-                    return self._answered(deeper(search, shallow, least_s(self.instance)), search)
+                    return self._answered(deeper(search, shallow, self._least_s(search)), search)
             fewer = self._coarser(search, without_idle_axes(self.instance))
             if fewer is not None:
                 with contextlib.suppress(NoPlanError):
@@ -347,12 +351,18 @@ class Planner:
         coarser = self._coarser(search, fewer_axes)
         if coarser is not None:
             with contextlib.suppress(NoPlanError):
-                return self._answered(finer(search, coarser, least_s(self.instance)), search)
-        elif fewer_axes is not None and not self.instance.chooses_remat:  # a search of all axes takes minutes
+                return self._answered(finer(search, coarser, self._least_s(search)), search)
+        elif fewer_axes is not None and not (
+            self.instance.chooses_remat or search.is_late
+        ):  # a search of all axes takes minutes
             self._answered(unless_nothing_fits(search, objective_of(self._graphs.asked()[0])), search)
         found = self._answered(shortest(search, enough_s if coarser is None else math.inf), search, restriction)
-        found = search.with_first(found)
+        found = search.with_best(found)
         return found if restriction is not None else self._from_state_as_kept(found, search)
+
+    def _least_s(self, search: Search) -> float:
+        """A lower bound on every step, for which there is time."""
+        return 0.0 if search.is_late else least_s(self.instance)
 
     def _from_state_as_kept(self, found: Found, search: Search) -> Found:
         """The better of a plan and of what a search finds with the operators split as in the best plan without
@@ -400,7 +410,8 @@ class Planner:
         key = cluster.mesh, ()
         if key not in self._coarse.plans:
             asked, told = self.instance, without_effort(self._on_progress)
-            self._coarse.plans[key] = self._on(asked.model, cluster, search, asked.options, told)
+            room_s = FINER_S * len(asked.model.operators)
+            self._coarse.plans[key] = self._on(asked.model, cluster, search, asked.options, told, room_s=room_s)
         known = self._coarse.plans[key]
         if known is None:
             return None
@@ -432,8 +443,8 @@ class Planner:
             options = replace(options, time_limit=max(0.0, ends_s - time.monotonic()))
         try:
             other = Planner(model, cluster, options, told, reasons=False, coarse=coarse)
-            own = Search.of(other.instance, search.interruption)
-            return Coarser.of(other._found(own, None)), own.spent.work
+            own = Search.of(other.instance, search.interruption, search.clock)
+            return Coarser.of(other._found(own, None), own), own.spent.work
         except NoPlanError:
             return None, 0.0
         except ShardplanError:  # such as a constraint that names one of the axes
