@@ -228,9 +228,14 @@ class Search:
         return Deadline(self.ends_s, self.spent.best is not None, self.interruption)
 
     @property
+    def has_no_time(self) -> bool:
+        """Whether there is no time left to finish a plan well either, which the clock remembers."""
+        return self.is_late and (self.interruption.asked or time.monotonic() >= self.limit_s)
+
+    @property
     def has_to_stop(self) -> bool:
-        """Whether there is a plan, and neither time for another one nor for another schedule."""
-        return self.spent.best is not None and (self.interruption.asked or time.monotonic() >= self.limit_s)
+        """Whether there is a plan, and no time to schedule another one or to finish it well."""
+        return self.spent.best is not None and self.has_no_time
 
     def share(self, parts: float) -> float:
         """The time at which one of `parts` equal parts of the remaining time has passed."""
@@ -240,7 +245,7 @@ class Search:
     def judged(self, assignments: Sequence[Assigned]) -> list[Candidate]:
         """The plans of assignments, the best first. However late it is, at least one is scheduled, if only roughly, or
         known already."""
-        if self.is_late and self.has_to_stop and self.spent.best is not None:
+        if self.spent.best is not None and self.has_no_time:
             return [self.spent.best]
         before, known = time.monotonic(), len(self.known)
 
@@ -251,7 +256,7 @@ class Search:
         self.spent.report()
         found = judged(
             assignments, self.limit_bytes, self.known, is_over,
-            only_best=self.only_best, first_fit=self.is_late, heard=self._heard,
+            only_best=self.only_best, first_fit=self.has_no_time, heard=self._heard,
         )  # fmt: skip
         self._took(before, len(self.known) - known)
         return found

@@ -128,7 +128,8 @@ class Budget:
     def check(self) -> None:
         """Raises `GivenUpError` some time after the time limit or Ctrl-C: what comes before the first assignment is
         finished if it takes no longer."""
-        after_s = max(-self.seconds_left, time.monotonic() - self._interruption.asked_s)
+        asked_s = max(self.started, self._interruption.asked_s)
+        after_s = max(-self.seconds_left, time.monotonic() - asked_s)
         if after_s >= REDUCING_SECONDS:
             self.by_clock = True
             raise GivenUpError
