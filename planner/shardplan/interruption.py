@@ -3,6 +3,7 @@ deadlines of work that is given up then, or when a time limit has passed."""
 
 from __future__ import annotations
 
+import contextlib
 import math
 import signal
 import threading
@@ -94,6 +95,16 @@ class Deadline:
         if self.has_passed:
             self.has_cut = True
             raise GivenUpError
+
+    @contextlib.contextmanager
+    def armed_until(self, ends_s: float) -> Iterator[None]:
+        """In this context, work is given up at another time even if nothing is known without it."""
+        before = self.ends_s, self.armed
+        self.ends_s, self.armed = ends_s, True
+        try:
+            yield
+        finally:
+            self.ends_s, self.armed = before
 
     def over(self, items: Iterable[T]) -> Iterator[T]:
         """The items of a long loop, each one after a check."""

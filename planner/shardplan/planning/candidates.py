@@ -86,7 +86,8 @@ def searched(
     `NoBetterError` if every plan takes `enough_s` or more, or the plan without a memory limit `search.worth_s`."""
     limit_bytes, roomy = search.limit_bytes, search.without_limit()
     search.spent.left = _most_solved(search)
-    free = yield from without_limit(roomy, remat, enough_s)
+    skips = search.regather and search.is_late  # the same was done at other prices, in vain
+    free = None if skips else (yield from without_limit(roomy, remat, enough_s))
     if free is not None and free.candidate.step_s >= search.worth_s:
         raise NoBetterError(free.bound_s)
     if free is not None and not (free.candidate.keeps(limit_bytes) or chooses_remat or remat or search.is_over):

@@ -17,7 +17,7 @@ from shardplan.graph.memory import MemoryRows
 from shardplan.graph.neighbourhood import Offer
 from shardplan.graph.options import PlanOptions
 from shardplan.graph.problem import at, objective_of
-from shardplan.interruption import Interruption
+from shardplan.interruption import NEVER, Deadline, Interruption
 from shardplan.model.types import Model
 from shardplan.plan.assemble import Outcome, Proof, assemble, in_best_buckets
 from shardplan.plan.types import Plan
@@ -233,11 +233,11 @@ class Planner:
         search = Search(self.instance, float("inf"), Interruption(), only_best=False, known=self.known)
         return self._answered(of_linear(search, linear, work, enough_s), search, restriction)
 
-    def built_at(self, multipliers: Weights = ()) -> tuple[CostGraph, MemoryRows]:
+    def built_at(self, multipliers: Weights = (), deadline: Deadline = NEVER) -> tuple[CostGraph, MemoryRows]:
         """The cost graph and its memory rows, with costs and tables at given multipliers of the objective's sums
         (default: compute and blocking communication only). At any multipliers, the costs of an assignment are a lower
-        bound on its schedule."""
-        built, memory = self._graphs.asked()
+        bound on its schedule. Raises `GivenUpError` at the deadline."""
+        built, memory = self._graphs.asked(deadline)
         return at(built, at_multipliers(objective_of(built), multipliers)), memory
 
     def built_serial(self) -> tuple[CostGraph, MemoryRows]:
