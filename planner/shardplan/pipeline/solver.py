@@ -124,7 +124,7 @@ class PipelineSolver:
             best, bound = self._best, self.search_state.bound_ns
         if best is None:
             raise InfeasibleError(self._does_not_fit())
-        if not bound and self.options.cost_model.is_ours:
+        if not bound and self.options.cost_model.is_ours and self._finer is None:  # which has another bound
             bound = work_s(self.model, self.cluster, self.options) / self.cluster.mesh.size * NS_PER_S
         return replace(best, bound_ns=min(bound, best.step_ns))
 

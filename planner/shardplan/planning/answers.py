@@ -19,11 +19,12 @@ from shardplan.planning.standing import OnProgress, Watch
 @dataclass
 class Answers:
     """Answers questions about `instance`. Prices are computed once and shared by all questions. `warn` is called with a
-    warning when a step of a search failed; `work` is the work of all searches so far, in the units of
-    `shardplan.solve.constants`."""
+    warning when a step of a search failed; `reasons`: it will be said how much memory is missing; `work` is the work of
+    all searches so far, in the units of `shardplan.solve.constants`."""
 
     instance: Instance
     warn: Callable[[Diagnostic], None]
+    reasons: bool = True
     graphs: CostGraphs = field(init=False)
     work: float = field(init=False, default=0.0)
 
@@ -46,10 +47,10 @@ class Answers:
         try:
             question = next(questions)
             while True:
-                restriction_of_both, deadline = both(question.restriction, restriction), search.deadline
+                deadline, is_late = search.deadline, question.is_late or search.is_late
                 asked = replace(
-                    question, restriction=restriction_of_both, deadline=deadline,
-                    is_late=question.is_late or search.is_late,
+                    question, restriction=both(question.restriction, restriction), deadline=deadline, is_late=is_late,
+                    shortfall=question.shortfall and (self.reasons or not is_late),
                 )  # fmt: skip
                 on_first = _scheduling(search, deadline) if is_early else None
                 found = answer(self.graphs, asked, watch.of(search, question), on_first)

@@ -60,7 +60,7 @@ def best_for_runtime(
 
     def ask(roles: Roles, enough_s: float) -> Found | None:
         if search.is_over and enough_s < math.inf:
-            raise NoBetterError(min(enough_s, least_s(instance)))
+            raise NoBetterError(0.0 if search.is_late else min(enough_s, least_s(instance)))
         turn.next(", ".join(f"{axis} {role}" for axis, role in zip(cluster.mesh.names, roles, strict=True)))
         return plans.with_roles(roles, search, enough_s)
 

@@ -107,7 +107,7 @@ class Planner:
         self.instance = instance_of(
             model, cluster, options, self._warn, complete=complete, decided=decided, offer=offer
         )
-        self._answers = Answers(self.instance, self._warn)
+        self._answers = Answers(self.instance, self._warn, reasons)
         self._start = start
         self.known: Known = {}
         """Plans that `solve_at` has scheduled."""
