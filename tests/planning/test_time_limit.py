@@ -1,4 +1,4 @@
-"""A time limit or Ctrl-C at any moment: the plan that is known is the answer, soon, and it says that a clock decided."""
+"""A time limit or Ctrl-C at any moment: the plan that is known is the answer, and it says that a clock decided."""
 
 import math
 import signal
@@ -9,7 +9,6 @@ import pytest
 
 from shardplan.cluster.mesh import make_cluster
 from shardplan.cluster.profile import load_profile
-from shardplan.errors import LimitError
 from shardplan.interruption import Deadline, GivenUpError
 from shardplan.models import described
 from shardplan.pipeline.plan import plan_stages
@@ -23,7 +22,7 @@ from shardplan.study.solve import _is_by_clock
 MODEL = "transformer:hidden=256,layers=2,heads=8,ffn=1024,vocab=1024,batch=8,seq=128"
 LONG_S, LATER_S = 1e5, 1e6
 """A limit that no test takes, and a time after it."""
-MOMENTS = 14
+MOMENTS = 7
 """Moments of a search at which the time is over."""
 
 
@@ -62,7 +61,7 @@ def staged(model, mesh, **options):
     return lambda: plan_stages(model, on(mesh), asked, parse_schedule("1f1b"), stages=2, on_progress=lambda _: None)
 
 
-SEARCHES = [(flat, "2x4"), (flat, "4x2x2"), (flat, "2x2x2x2"), (staged, "2x4"), (staged, "2x2x2x2")]
+SEARCHES = [(flat, "2x4"), (flat, "2x2x2x2"), (staged, "2x4"), (staged, "2x2x2x2")]
 
 
 @pytest.mark.parametrize(("search", "mesh"), SEARCHES)
@@ -76,15 +75,11 @@ def test_a_plan_that_is_said_to_be_reproducible_is_that_of_a_search_with_time(mo
         with monkeypatch.context() as patch:
             clock = Clock(patch, 1 + moment * reads // MOMENTS)
             clock.then = clock.jump
-            try:
-                found = search()
-            except LimitError:
-                assert moment < MOMENTS / 2
-                continue
+            found = search()
         assert found.summary.bound_ns <= min(found.summary.step_ns, best.summary.step_ns)
         assert not found.summary.reproducible or found == best
         cut += found != best
-    assert cut > MOMENTS / 4
+    assert cut > MOMENTS / 2
 
 
 @pytest.mark.parametrize(("search", "mesh"), SEARCHES)
@@ -150,11 +145,14 @@ def test_a_graph_that_was_given_up_is_built_when_there_is_time(model):
 
 def test_the_items_of_a_long_loop_end_with_its_deadline():
     deadline, met = Deadline(armed=True), []
-    with pytest.raises(GivenUpError):
+
+    def loop():
         for item in deadline.over(range(5)):
             met.append(item)
-            if item == 2:
-                deadline.ends_s = 0.0
+            deadline.ends_s = 0.0 if item == 2 else math.inf
+
+    with pytest.raises(GivenUpError):
+        loop()
     assert met == [0, 1, 2]
 
 

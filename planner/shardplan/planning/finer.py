@@ -146,6 +146,8 @@ def transferred(
     is_late = search.lacks(FINER_S * len(search.instance.model.operators))  # for more than the decisions themselves
     question = Question(limit_bytes, remat=coarser.recompute, near=near, restriction=decided.fixed, is_late=is_late)
     answer = yield from asked(search, question, search.work_left)
+    if answer.solution.choices is None and answer.solution.outcome != "infeasible" and search.is_late:
+        answer = yield from asked(search, replace(question, is_late=True), search.work_left)
     if answer.solution.choices is None:
         raise NoPlanError(answer)
     best = search.judged(answer.candidates)[0]

@@ -352,6 +352,8 @@ class Planner:
         if coarser is not None:
             with contextlib.suppress(NoPlanError):
                 return self._answered(finer(search, coarser, self._least_s(search)), search)
+            if search.spent.best is None and search.is_late:
+                self._refuse_whole(search, fewer_axes)
         elif fewer_axes is not None and not (
             self.instance.chooses_remat or search.is_late
         ):  # a search of all axes takes minutes
@@ -417,14 +419,19 @@ class Planner:
             return None
         found, work = known
         if found is None:
-            asked = self.instance
-            if search.interruption.asked:
-                raise KeyboardInterrupt
-            if len(real_axes(asked.cluster.mesh)) > MOST_WHOLE or search.is_over:
-                raise LimitError(no_coarser_plan(asked.model, asked.cluster, cluster))
+            self._refuse_whole(search, other)
             return None
         search.spent.work += work
         return replace(found, groups=groups)
+
+    def _refuse_whole(self, search: Search, other: tuple[Cluster, tuple[tuple[int, ...], ...]] | None) -> None:
+        """Raises `LimitError` or `KeyboardInterrupt` if all plans of this mesh are not to be searched, since it has too
+        many axes or the search is over; `other`: the mesh that gave no plan."""
+        asked = self.instance
+        if search.interruption.asked:
+            raise KeyboardInterrupt
+        if other is not None and (len(real_axes(asked.cluster.mesh)) > MOST_WHOLE or search.is_over):
+            raise LimitError(no_coarser_plan(asked.model, asked.cluster, other[0]))
 
     def _on(
         self,

@@ -39,7 +39,7 @@ class Budget:
     time_limit: float | None = None
     work_limit: float | None = None
     effort: float = math.inf
-    started: float = field(default_factory=time.monotonic)
+    started: float = field(default_factory=lambda: time.monotonic())  # noqa: PLW0108 - as it is then
     work: float = 0.0
     timed_out: bool = False
     by_clock: bool = False
