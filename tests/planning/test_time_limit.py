@@ -13,15 +13,18 @@ from shardplan.interruption import Deadline, GivenUpError
 from shardplan.models import described
 from shardplan.pipeline.plan import plan_stages
 from shardplan.pipeline.schedule import parse_schedule
-from shardplan.planning import PlanOptions, plan_model
+from shardplan.planning import PlanOptions, answers, plan_model
 from shardplan.planning.instance import CostGraphs, instance_of
 from shardplan.planning.search import Search
+from shardplan.solve import solver
 from shardplan.study.meshes import MeshTrial
 from shardplan.study.solve import _is_by_clock
 
 MODEL = "transformer:hidden=256,layers=2,heads=8,ffn=1024,vocab=1024,batch=8,seq=128"
 LONG_S, LATER_S = 1e5, 1e6
 """A limit that no test takes, and a time after it."""
+SHARE_S = 0.6 * LONG_S
+"""A time after the share of a question, which leaves some for those that follow."""
 MOMENTS = 7
 """Moments of a search at which the time is over."""
 
@@ -48,8 +51,8 @@ class Clock:
             self.then()
         return self.real() + self.ahead_s
 
-    def jump(self):
-        self.ahead_s = LATER_S
+    def jump(self, ahead_s=LATER_S):
+        self.ahead_s = ahead_s
 
 
 def flat(model, mesh, **options):
@@ -64,8 +67,12 @@ def staged(model, mesh, **options):
 SEARCHES = [(flat, "2x4"), (flat, "2x2x2x2"), (staged, "2x4"), (staged, "2x2x2x2")]
 
 
-@pytest.mark.parametrize(("search", "mesh"), SEARCHES)
-def test_a_plan_that_is_said_to_be_reproducible_is_that_of_a_search_with_time(model, monkeypatch, search, mesh):
+@pytest.mark.parametrize(
+    ("search", "mesh", "ahead_s"), [*((*each, LATER_S) for each in SEARCHES), (flat, "2x4", SHARE_S)]
+)
+def test_a_plan_that_is_said_to_be_reproducible_is_that_of_a_search_with_time(
+    model, monkeypatch, search, mesh, ahead_s
+):
     search = search(model, mesh, time_limit=LONG_S)
     clock = Clock(monkeypatch)
     best, reads = search(), clock.reads
@@ -74,12 +81,12 @@ def test_a_plan_that_is_said_to_be_reproducible_is_that_of_a_search_with_time(mo
     for moment in range(MOMENTS):
         with monkeypatch.context() as patch:
             clock = Clock(patch, 1 + moment * reads // MOMENTS)
-            clock.then = clock.jump
+            clock.then = lambda: clock.jump(ahead_s)
             found = search()
         assert found.summary.bound_ns <= min(found.summary.step_ns, best.summary.step_ns)
         assert not found.summary.reproducible or found == best
         cut += found != best
-    assert cut > MOMENTS / 2
+    assert cut > (MOMENTS / 2 if ahead_s == LATER_S else 0)
 
 
 @pytest.mark.parametrize(("search", "mesh"), SEARCHES)
@@ -104,8 +111,9 @@ def test_a_plan_that_is_known_survives_ctrl_c_at_any_moment(model, monkeypatch, 
     assert plans
 
 
-@pytest.mark.parametrize("mesh", ["2x4", "4x2"])
-def test_once_there_is_a_plan_and_no_time_nothing_is_built_and_nothing_solved(model, monkeypatch, mesh):
+@pytest.mark.parametrize(("layers", "mesh"), [(4, "2x4"), (4, "4x2"), (2, "2x4")])
+def test_once_there_is_a_plan_and_no_time_nothing_is_built_and_nothing_solved(monkeypatch, layers, mesh):
+    """With many layers the first plan comes in the middle of the first question, else after it."""
     clock, after = Clock(monkeypatch), []
 
     def heard(self, candidate, _heard=Search._heard):
@@ -126,9 +134,28 @@ def test_once_there_is_a_plan_and_no_time_nothing_is_built_and_nothing_solved(mo
         module, function = name.split(".")
         place = __import__(f"shardplan.planning.{module}", fromlist=[function])
         monkeypatch.setattr(place, function, counted(name, getattr(place, function)))
-    plan = flat(model, mesh, time_limit=LONG_S)()
+    plan = flat(described(MODEL.replace("layers=2", f"layers={layers}")), mesh, time_limit=LONG_S)()
     assert clock.ahead_s
     assert not after
+    assert not plan.summary.reproducible
+
+
+def test_the_plan_of_a_coarser_mesh_is_taken_over_though_time_is_over_meanwhile(model, monkeypatch):
+    clock, near = Clock(monkeypatch), []
+
+    def answered(graphs, question, *given, _answer=answers.answer):
+        near[:] = [question] * (question.near is not None and not question.is_late)
+        return _answer(graphs, question, *given)
+
+    def built(*given, _build=solver.build):
+        if near:
+            clock.jump()
+        return _build(*given)
+
+    monkeypatch.setattr(answers, "answer", answered)
+    monkeypatch.setattr(solver, "build", built)
+    plan = flat(model, "2x2x2x2", time_limit=LONG_S)()
+    assert clock.ahead_s
     assert not plan.summary.reproducible
 
 
