@@ -1,5 +1,6 @@
 """A time limit or Ctrl-C at any moment: the plan that is known is the answer, and it says that a clock decided."""
 
+import functools
 import math
 import signal
 import time
@@ -81,7 +82,7 @@ def test_a_plan_that_is_said_to_be_reproducible_is_that_of_a_search_with_time(
     for moment in range(MOMENTS):
         with monkeypatch.context() as patch:
             clock = Clock(patch, 1 + moment * reads // MOMENTS)
-            clock.then = lambda: clock.jump(ahead_s)
+            clock.then = functools.partial(clock.jump, ahead_s)
             found = search()
         assert found.summary.bound_ns <= min(found.summary.step_ns, best.summary.step_ns)
         assert not found.summary.reproducible or found == best

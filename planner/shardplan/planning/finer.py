@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 
 from shardplan.cluster.mesh import merged
 from shardplan.cluster.types import Cluster
+from shardplan.errors import LimitError
 from shardplan.graph.neighbourhood import Neighbourhood
 from shardplan.graph.objective_cuts import plane_of
 from shardplan.graph.options import PlanOptions
@@ -36,6 +37,7 @@ from shardplan.planning.constants import (
     WHOLE_GAP,
 )
 from shardplan.planning.decided import Decided
+from shardplan.planning.infeasible import no_coarser_plan
 from shardplan.planning.instance import MOST_WHOLE, CostGraphs, Instance, instance_of, real_axes
 from shardplan.planning.questions import asked
 from shardplan.planning.runtimes.table import Roles
@@ -121,6 +123,21 @@ def with_an_axis_per_link(cluster: Cluster, options: PlanOptions) -> Cluster:
 def least_s(instance: Instance) -> float:
     """A lower bound on any step: the model's compute time, divided evenly."""
     return work_s(instance.model, instance.cluster, instance.options) / instance.cluster.mesh.size
+
+
+def least_in_time(search: Search) -> float:
+    """A lower bound on any step, for which there is time."""
+    return 0.0 if search.is_late else least_s(search.instance)
+
+
+def refuse_whole(search: Search, other: tuple[Cluster, tuple[tuple[int, ...], ...]] | None) -> None:
+    """Raises `LimitError` or `KeyboardInterrupt` if all plans of a mesh are not to be searched, since it has too many
+    axes or the search is over; `other`: the mesh that gave no plan."""
+    asked = search.instance
+    if search.interruption.asked:
+        raise KeyboardInterrupt
+    if other is not None and (len(real_axes(asked.cluster.mesh)) > MOST_WHOLE or search.is_over):
+        raise LimitError(no_coarser_plan(asked.model, asked.cluster, other[0]))
 
 
 def finer(search: Search, coarser: Coarser, no_less_s: float) -> Questions[Found]:

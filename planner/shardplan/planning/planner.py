@@ -33,7 +33,9 @@ from shardplan.planning.finer import (
     by_pairs,
     deeper,
     finer,
+    least_in_time,
     least_s,
+    refuse_whole,
     same,
     transferred,
     with_fewer_axes,
@@ -41,7 +43,7 @@ from shardplan.planning.finer import (
 )
 from shardplan.planning.for_runtime import best_for_runtime, start_for_runtime
 from shardplan.planning.infeasible import no_coarser_plan, refusal
-from shardplan.planning.instance import MOST_WHOLE, CostGraphs, instance_of, real_axes
+from shardplan.planning.instance import CostGraphs, instance_of
 from shardplan.planning.judge import Known
 from shardplan.planning.linear_questions import of_linear
 from shardplan.planning.reduction import Restrict
@@ -148,7 +150,7 @@ class Planner:
         Raises as `plan_model`, and `NoBetterError` if it is proven early that every plan takes `enough_s` or more."""
         with Interruption() as interruption:
             try:
-                search = self._search(interruption, restriction)
+                search = Search.of(self.instance, interruption, restricted=restriction is not None)
                 search.spent.work += max(0.0, search.work_left - work)
                 found = self._found(search, restriction, enough_s)
             except NoPlanError as none:
@@ -162,7 +164,7 @@ class Planner:
     def started(self) -> Plan | None:
         """The start alone, as a plan of this mesh; `None` if nothing can be taken from it."""
         with Interruption() as interruption:
-            search = self._search(interruption)
+            search = Search.of(self.instance, interruption)
             found = self._from_start(search)
             return None if found is None else self._assembled(found, search).plan
 
@@ -178,7 +180,7 @@ class Planner:
         allows; with `like`, only by what that function makes of it. `least_s`: a lower bound on every step. Raises
         `LimitError` if the coarse plan is not valid on this mesh."""
         with Interruption() as interruption:
-            search = self._search(interruption, restriction)
+            search = Search.of(self.instance, interruption, restricted=restriction is not None)
             try:
                 found = self._answered(transferred(search, coarser, least_s), search)
             except NoPlanError:
@@ -193,12 +195,9 @@ class Planner:
                     found = found.better([other.candidate], self.limit_bytes)
             return self._assembled(found, search).plan
 
-    def _search(self, interruption: Interruption, restriction: Restrict | None = None) -> Search:
-        return Search.of(self.instance, interruption, restricted=restriction is not None)
-
     def _assembled(self, found: Found, search: Search, scheduled_bytes: int | None = None) -> Chosen:
         """The plan of the best candidate, with its proof. After the time limit, its buckets are as in its schedule."""
-        if search.interruption.asked:
+        if search.interruption.asked and search.is_late:
             found = replace(found, outcome="interrupted")
         for diagnostic in self.instance.pricing.compute.warnings:
             self._warn(diagnostic)
@@ -210,8 +209,8 @@ class Planner:
             self._warn(warning("price-mismatch", priced.mismatch, hint="the plan has the former"))
         sizes = objective_of(candidate.layouts.built).sizes  # sums that were added for one problem have no place
         multipliers = tuple(row[:size] for row, size in zip(found.multipliers, sizes, strict=True))
-        is_reproducible = not (search.clock.decided or search.interruption.asked)
-        proof = Proof(found.bound_s - priced.penalty_s, _outcome(found), is_reproducible, multipliers)
+        outcome: Outcome = "interrupted" if found.outcome == "interrupted" else "feasible"
+        proof = Proof(found.bound_s - priced.penalty_s, outcome, not search.clock.decided, multipliers)
         return Chosen(assemble(priced, limit, proof), priced, candidate.layouts.memory)
 
     @property
@@ -342,7 +341,7 @@ class Planner:
             shallow = self._shallower(search)
             if shallow is not None:
                 with contextlib.suppress(NoPlanError):
-                    return self._answered(deeper(search, shallow, self._least_s(search)), search)
+                    return self._answered(deeper(search, shallow, least_in_time(search)), search)
             fewer = self._coarser(search, without_idle_axes(self.instance))
             if fewer is not None:
                 with contextlib.suppress(NoPlanError):
@@ -351,9 +350,9 @@ class Planner:
         coarser = self._coarser(search, fewer_axes)
         if coarser is not None:
             with contextlib.suppress(NoPlanError):
-                return self._answered(finer(search, coarser, self._least_s(search)), search)
+                return self._answered(finer(search, coarser, least_in_time(search)), search)
             if search.spent.best is None and search.is_late:
-                self._refuse_whole(search, fewer_axes)
+                refuse_whole(search, fewer_axes)
         elif fewer_axes is not None and not (
             self.instance.chooses_remat or search.is_late
         ):  # a search of all axes takes minutes
@@ -361,10 +360,6 @@ class Planner:
         found = self._answered(shortest(search, enough_s if coarser is None else math.inf), search, restriction)
         found = search.with_best(found)
         return found if restriction is not None else self._from_state_as_kept(found, search)
-
-    def _least_s(self, search: Search) -> float:
-        """A lower bound on every step, for which there is time."""
-        return 0.0 if search.is_late else least_s(self.instance)
 
     def _from_state_as_kept(self, found: Found, search: Search) -> Found:
         """The better of a plan and of what a search finds with the operators split as in the best plan without
@@ -419,19 +414,10 @@ class Planner:
             return None
         found, work = known
         if found is None:
-            self._refuse_whole(search, other)
+            refuse_whole(search, other)
             return None
         search.spent.work += work
         return replace(found, groups=groups)
-
-    def _refuse_whole(self, search: Search, other: tuple[Cluster, tuple[tuple[int, ...], ...]] | None) -> None:
-        """Raises `LimitError` or `KeyboardInterrupt` if all plans of this mesh are not to be searched, since it has too
-        many axes or the search is over; `other`: the mesh that gave no plan."""
-        asked = self.instance
-        if search.interruption.asked:
-            raise KeyboardInterrupt
-        if other is not None and (len(real_axes(asked.cluster.mesh)) > MOST_WHOLE or search.is_over):
-            raise LimitError(no_coarser_plan(asked.model, asked.cluster, other[0]))
 
     def _on(
         self,
@@ -460,7 +446,3 @@ class Planner:
     def _answered(self, questions: Questions[T], search: Search, restriction: Restrict | None = None) -> T:
         """The result of a generator of questions; progress is reported."""
         return self._answers.to(questions, search, restriction, self._on_progress)
-
-
-def _outcome(found: Found) -> Outcome:
-    return "interrupted" if found.outcome == "interrupted" else "feasible"
