@@ -351,12 +351,12 @@ class Planner:
         if coarser is not None:
             with contextlib.suppress(NoPlanError):
                 return self._answered(finer(search, coarser, least_in_time(search)), search)
-            if search.spent.best is None and search.is_late:
-                refuse_whole(search, fewer_axes)
         elif fewer_axes is not None and not (
             self.instance.chooses_remat or search.is_late
         ):  # a search of all axes takes minutes
             self._answered(unless_nothing_fits(search, objective_of(self._graphs.asked()[0])), search)
+        if restriction is None and search.spent.best is None and search.is_late:
+            refuse_whole(search, fewer_axes)
         found = self._answered(shortest(search, enough_s if coarser is None else math.inf), search, restriction)
         found = search.with_best(found)
         return found if restriction is not None else self._from_state_as_kept(found, search)
