@@ -81,7 +81,7 @@ def all_cuts(stager: PipelineSolver):
                 if sum(parts[mesh].size for mesh in meshes) != stager.cluster.mesh.size:
                     continue
                 walls = [
-                    range(len(stager.stage_costs.runs[meshes[side]].layouts[cut - 1]))
+                    range(len(stager.stage_costs.runs_on(meshes[side]).layouts[cut - 1]))
                     for place, cut in enumerate(inner)
                     for side in (place, place + 1)
                 ]
@@ -327,7 +327,7 @@ def test_the_timeline_ends_with_tied_weights(tied):
 
 
 def with_all_tied_layouts(stager, cuts):
-    weight, graphs = "shared", [runs.built for runs in stager.stage_costs.runs]
+    weight, graphs = "shared", [stager.stage_costs.runs_on(part).built for part in range(len(stager.parts))]
     if len(cuts) == 1:
         return [cuts]
     first, last = (range(len(graphs[cut.submesh].kept[weight])) for cut in (cuts[0], cuts[-1]))
@@ -361,7 +361,10 @@ def test_what_is_least_for_tied_weights_is_no_more_than_they_cost(tied, cluster)
         model, cluster, PlanOptions(effort="quick", microbatches=4), SCHEDULE, stages=2
     ).stage_costs
     least_ns = least_tied_ns(
-        stage_costs.transfers, stage_costs.chain, stage_costs.parts, [runs.built for runs in stage_costs.runs]
+        stage_costs.transfers,
+        stage_costs.chain,
+        stage_costs.parts,
+        [stage_costs.runs_on(part).built for part in range(len(stage_costs.parts))],
     )
     assert 0 < least_ns <= plan.pipeline.transfers[-1].time_ns
 

@@ -258,7 +258,7 @@ def test_roles_are_searched_in_the_order_of_their_estimates(models, monkeypatch)
         if len(roles) == len(own.cluster.mesh) and self.answers is answers:
             asked.append(roles)
         found = with_roles(self, roles, search, enough_s)
-        search.interruption.asked = is_stopped
+        search.interruption.asked_s = 0.0 if is_stopped else math.inf
         return found
 
     monkeypatch.setattr(RuntimePlans, "with_roles", heard)

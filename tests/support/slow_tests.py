@@ -14,6 +14,11 @@ SLOW: Mapping[str, tuple[str, ...]] = {
         "test_a_size_that_axes_do_not_divide_is_named_with_the_step_that_was_solved[transformer:layers=1,hidden=1024,heads=25",
         "test_when_there_is_none[given2]",
     ),
+    "tests/planning/test_time_limit.py": (
+        "test_a_plan_that_is_known_survives_ctrl_c_at_any_moment[flat-2x2x2x2",
+        "test_a_plan_that_is_known_survives_ctrl_c_at_any_moment[staged-2x2x2x2",
+        "test_a_plan_that_is_said_to_be_reproducible_is_that_of_a_search_with_time[flat-2x2x2x2",
+    ),
     "tests/torch/test_compiled_graphs.py": ("test_inductor_compiles_between_moves",),
     "tests/torch/test_fsdp2_export.py": (
         "test_four_ranks_give_what_one_process_gives[pieces and tensor]",

@@ -33,13 +33,16 @@ def hold_unevenly(
     Sizes are chosen one after the other by the shortest promised step. `left_s`: seconds left of a time limit. Ctrl-C
     ends it early.
     """
-    ends_s = time.monotonic() + left_s
+    ends_s, by_clock = time.monotonic() + left_s, False
     for _ in range(MOST_SIZES):
-        is_over = plan.summary.outcome == "interrupted" or time.monotonic() >= ends_s
-        if is_over or not options.cost_model.is_ours or not plan.summary.step_ns:
+        if not options.cost_model.is_ours or not plan.summary.step_ns:
+            break
+        by_clock = plan.summary.outcome == "interrupted" or time.monotonic() >= ends_s
+        if by_clock:
             break
         quick = replace(options, effort="quick", strict=False)
         best = Asked(model, cluster, quick, plan, ends_s).best_size(is_held=True)
+        by_clock = time.monotonic() >= ends_s
         if best is None:
             break
         _, held, _ = best
@@ -48,7 +51,9 @@ def hold_unevenly(
             found = plan_model(held, cluster, replace(options, time_limit=limit), on_progress)
         except ShardplanError:
             break
+        by_clock = not found.summary.reproducible
         if found.summary.step_ns >= plan.summary.step_ns:
             break
         model, plan = held, found
-    return model, plan
+    is_reproducible = plan.summary.reproducible and not by_clock
+    return model, replace(plan, summary=replace(plan.summary, reproducible=is_reproducible))

@@ -35,6 +35,7 @@ from shardplan.graph.pricing import Pricing
 from shardplan.graph.remat import Recompute, recompute, recomputed
 from shardplan.graph.tensor_kinds import TensorKinds, tensor_kinds
 from shardplan.graph.tensors import MovePrices, TensorKind, TensorSpace
+from shardplan.interruption import NEVER, Deadline
 from shardplan.model.types import Model
 from shardplan.rules.types import Rule
 from shardplan.schedule.links import LinkLevels
@@ -164,13 +165,15 @@ def build_cost_graph(
     complete: bool = True,
     remat: Recompute | None = None,
     near: Offer | None = None,
+    deadline: Deadline = NEVER,
 ) -> CostGraph:
     """The cost graph of `model`, whose operator i has rule `rules[i]`, on `cluster`.
 
     `pricing`: the cost model, by default ours; passing the same object again shares its prices. `constraints`: shards
     that must be among the choices because a constraint names them. `complete`: keep every strategy that is best at some
     multipliers of the objective's sums; otherwise only those that are best for the sum of all times. `remat`: what is
-    recomputed, by default what `options.remat` says. `near`: the only layouts to offer.
+    recomputed, by default what `options.remat` says. `near`: the only layouts to offer. Raises `GivenUpError` at the
+    deadline.
     """
     constraints = constraints or ResolvedConstraints()
     flow = trace(model, rules, training=options.training)
@@ -198,21 +201,21 @@ def build_cost_graph(
             iterations=model.iterations(operator.loops),
             complete=complete or index in asked,
         )
-        for index, (operator, rule) in enumerate(zip(model.operators, rules, strict=True))
+        for index, (operator, rule) in enumerate(deadline.over(zip(model.operators, rules, strict=True)))
     ]
     built = CostGraph(
         nx.MultiGraph(), model, cluster, options, rules, flow, fusion, remat, prices, pricer, operators, kept, served,
         updated, kinds.trainable, is_near=near is not None,
     )  # fmt: skip
-    return _with_prices(built)
+    return _with_prices(built, deadline)
 
 
-def regathering(built: CostGraph) -> CostGraph:
-    """The same choices with the prices as if no gathered weight stayed for backward."""
+def regathering(built: CostGraph, deadline: Deadline = NEVER) -> CostGraph:
+    """The same choices with the prices as if no gathered weight stayed for backward. Raises `GivenUpError`."""
     recompute = recomputed(
         built.model, built.rules, built.flow, built.recompute.until, built.recompute.saved, holds=False
     )
-    return _with_prices(replace(built, graph=nx.MultiGraph(), recompute=recompute))
+    return _with_prices(replace(built, graph=nx.MultiGraph(), recompute=recompute), deadline)
 
 
 def in_buckets(built: CostGraph, bucket_bytes: float) -> CostGraph:
@@ -226,10 +229,10 @@ def in_buckets(built: CostGraph, bucket_bytes: float) -> CostGraph:
     return _with_prices(replace(built, graph=nx.MultiGraph(), prices=prices, kept=kept, served=served, updated=updated))
 
 
-def _with_prices(built: CostGraph) -> CostGraph:
-    """A cost graph whose nodes and edges are still to be added, with them."""
+def _with_prices(built: CostGraph, deadline: Deadline = NEVER) -> CostGraph:
+    """A cost graph whose nodes and edges are still to be added, with them. Raises `GivenUpError` at the deadline."""
     _add_nodes(built)
-    _add_edges(built)
+    _add_edges(built, deadline)
     return built
 
 
@@ -312,11 +315,11 @@ def _add_nodes(built: CostGraph) -> None:
             add_tensor(name)
 
 
-def _add_edges(built: CostGraph) -> None:
+def _add_edges(built: CostGraph, deadline: Deadline) -> None:
     tables: dict[tuple[object, ...], Priced] = {}
     graph, remat, outputs = built.graph, built.recompute, frozenset(built.model.outputs)
     model = built.model
-    for index, (operator, space) in enumerate(zip(built.model.operators, built.operators, strict=True)):
+    for index, (operator, space) in enumerate(deadline.over(zip(model.operators, built.operators, strict=True))):
         node, strategies = ("operator", operator.name), space.strategies
         for position, name in enumerate(operator.inputs):
             source = _read_space(built.kept, built.served, name)
@@ -340,7 +343,7 @@ def _add_edges(built: CostGraph) -> None:
                         strategies, position, kept, forwards=times, unread=unread, iterations=iterations
                     )
                 _join(graph, node, ("kept", name), tables[made_key], index)
-    for name, serving in built.served.items():
+    for name, serving in deadline.over(built.served.items()):
         times, iterations = remat.serves(name), model.iterations(built.flow.lives_in.get(name, ()))
         serving_key = ("served", id(built.kept[name]), id(serving), times, iterations)
         if serving_key not in tables:

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from shardplan.graph.build import CostGraph, Node
 from shardplan.graph.memory import MemoryRows
+from shardplan.interruption import NEVER, Deadline
 from shardplan.schedule.objective import (
     Linear,
     Objective,
@@ -98,13 +99,18 @@ def to_problem(built: CostGraph, memory: MemoryRows, limit_bytes: int | None, li
 
 
 def to_problems(
-    built: CostGraph, memory: MemoryRows, limit_bytes: int | None, linears: Sequence[Linear]
+    built: CostGraph,
+    memory: MemoryRows,
+    limit_bytes: int | None,
+    linears: Sequence[Linear],
+    deadline: Deadline = NEVER,
 ) -> tuple[Problem, ...]:
-    """The problem of each of several linear functions; what is equal in several is the same object in each."""
+    """The problem of each of several linear functions; what is equal in several is the same object in each. Raises
+    `GivenUpError` at the deadline."""
     us, vs = zip(*built.ends, strict=True) if built.ends else ((), ())
     return tuple(
         Problem(costs, tuple(map(Edge, us, vs, tables)), memory.usages, limit_bytes)
-        for costs, tables in arrays(built, linears)
+        for costs, tables in arrays(built, linears, deadline)
     )
 
 
@@ -120,9 +126,9 @@ def at(built: CostGraph, linear: Linear) -> CostGraph:
     return replace(built, graph=graph)
 
 
-def arrays(built: CostGraph, linears: Sequence[Linear]) -> Iterator[Arrays]:
+def arrays(built: CostGraph, linears: Sequence[Linear], deadline: Deadline = NEVER) -> Iterator[Arrays]:
     """Costs and tables of linear functions of the terms, in graph order; equal ones are the same object, also in
-    different functions."""
+    different functions. Raises `GivenUpError` at the deadline."""
     kinds = _Kinds(linears)
     nodes = [kinds.number(data["priced"], data.get("position", 0)) for _, data in built.node_data]
     edges = [kinds.number(data["priced"], data["position"]) for data in built.edge_data]
@@ -132,6 +138,7 @@ def arrays(built: CostGraph, linears: Sequence[Linear]) -> Iterator[Arrays]:
         for priced, coefficients in kinds.of(linear):
             key = id(priced), coefficients
             if key not in made:
+                deadline.check()
                 made[key] = priced.at(coefficients)
             tables.append(made[key])
         yield tuple([tables[kind] for kind in nodes]), tuple([tables[kind] for kind in edges])

@@ -32,12 +32,13 @@ _LARGEST = 1 << 20
 @dataclass(frozen=True, slots=True)
 class FoundCuts:
     """`cuts` in order, `None` where there is no way; `cost` of it, and a lower bound on that of any. `work`: of the
-    search, in millions of table entries."""
+    search, in millions of table entries; `is_cut`: time has ended it."""
 
     cuts: tuple[Cut, ...] | None
     cost: float
     bound: float
     work: float = 0.0
+    is_cut: bool = False
 
 
 def search(
@@ -57,12 +58,12 @@ def search(
         on_bound(least)
     equal = _of_equal_stages(choices, ends_s)
     best = min(FoundCuts(None, worth, worth), equal, key=lambda found: found.cost)
-    bound, work = math.inf, equal.work
+    bound, work, is_cut = math.inf, equal.work, equal.is_cut
     for left, ending in zip(reversed(range(len(choices.endings))), choices.endings, strict=True):
         others = least if left else bound  # endings that wait may cost as little as anything
         best = _best_ending_on(choices, ending, values, best, tolerance, ends_s, on_bound, others)
-        bound, work = min(bound, best.bound), work + best.work
-    return replace(best, bound=min(bound, best.cost), work=work)
+        bound, work, is_cut = min(bound, best.bound), work + best.work, is_cut or best.is_cut
+    return replace(best, bound=min(bound, best.cost), work=work, is_cut=is_cut)
 
 
 def _first(choices: Choices, values: Costs) -> int:
@@ -89,7 +90,7 @@ def _best_ending_on(
         return replace(best, bound=math.inf)
     slow = 1.0 - choices.share
     first = _first(choices, values)
-    bound, entries = best.cost, 0.0
+    bound, entries, is_cut = best.cost, 0.0, False
     waiting = [(first, len(values) - 1, 0.0)]
     if best.cuts is not None:  # dearer stages are tried when it is known how little they may save
         known = min(max(first, _place(choices, values, best)), len(values) - 1)
@@ -102,7 +103,9 @@ def _best_ending_on(
         if high < low:
             continue
         lower = least + slow * float(values[low])
-        if lower >= best.cost * (1.0 - tolerance) or (entries and time.monotonic() >= ends_s):
+        is_late = bool(entries) and time.monotonic() >= ends_s
+        is_cut = is_cut or (is_late and lower < best.cost * (1.0 - tolerance))
+        if lower >= best.cost * (1.0 - tolerance) or is_late:
             bound = min(bound, lower)
             continue
         if on_bound is not None:
@@ -115,12 +118,12 @@ def _best_ending_on(
             if (cost := _total(choices, trial)) < best.cost:
                 best = FoundCuts(trial.cuts, cost, cost)
             waiting.append((low, _place(choices, values, trial) - 1, trial.cost))
-    return replace(best, bound=min(bound, best.cost), work=entries)
+    return replace(best, bound=min(bound, best.cost), work=entries, is_cut=is_cut)
 
 
 def _of_equal_stages(choices: Choices, ends_s: float) -> FoundCuts:
     """The best cut into stages of one size, roughly: no stage of a better one costs more than all of that."""
-    found, work = FoundCuts(None, math.inf, math.inf), 0.0
+    found, work, is_cut = FoundCuts(None, math.inf, math.inf), 0.0, False
     for number, size in reversed([*enumerate(choices.sizes)]):
         ends = (choices.costs[number][0, :-1], choices.costs[number][1:, -1])
         if len(choices.sizes) > 1 and choices.devices % size == 0 and all(np.isfinite(end).any() for end in ends):
@@ -136,10 +139,10 @@ def _of_equal_stages(choices: Choices, ends_s: float) -> FoundCuts:
                 },
             )
             best = search(alone, _ROUGHLY, found.cost, ends_s)
-            work += best.work
+            work, is_cut = work + best.work, is_cut or best.is_cut
             if best.cuts is not None:
                 found = replace(best, cuts=tuple(replace(cut, submesh=number) for cut in best.cuts))
-    return replace(found, work=work)
+    return replace(found, work=work, is_cut=is_cut)
 
 
 def _slowest(choices: Choices, found: FoundCuts) -> float:

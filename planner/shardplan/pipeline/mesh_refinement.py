@@ -100,7 +100,8 @@ class FinerStages:
         if place + 1 < len(found.cuts):
             ends[chain.borders[cut.last - 1]] = borders[place][0]
         planner = Planner(model, part.cluster, options, reasons=False)
-        least_s = self._work_s(found, place, model) / part.size
+        is_late = self.coarser.search_state.is_late
+        least_s = 0.0 if is_late else self._work_s(found, place, model) / part.size
         pattern = self._improved.get(cut.submesh)
         like = None if pattern is None else lambda one: one.with_layers_of(model, *pattern, ends)
         refined = planner.refined(coarser, least_s, lambda built: kept_so(built, ends), like=like)

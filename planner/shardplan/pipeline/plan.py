@@ -148,7 +148,7 @@ def _summary(asked: PipelineRequest, found: PipelineResult) -> Summary:
         hidden_ns=hidden_ns,
         memory=_fullest(asked, parts),
         memory_limit_bytes=parts[0].memory_limit_bytes * asked.schedule.chunks,
-        reproducible=all(part.reproducible for part in parts),
+        reproducible=not found.by_clock and all(part.reproducible for part in parts),
         step_bound_ns=step_ns if closed else bound_ns,
     )
 

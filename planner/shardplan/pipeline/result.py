@@ -26,7 +26,7 @@ class PipelineResult:
     """The stages found: their cuts, parts of the cluster, plans, and microbatches in flight. `borders`, `sizes`: the
     layouts of the values between stages, at either end, and the bytes of each and of its gradient in one microbatch.
     `tied`: transfers of tied weights. `step_ns`, transfers included; `bound_ns`: a lower bound on every pipeline of
-    this model. `interrupted`: Ctrl-C ended the search."""
+    this model. `interrupted`: Ctrl-C ended the search; `by_clock`: time or Ctrl-C decided something."""
 
     chain: Chain
     cuts: tuple[Cut, ...]
@@ -39,6 +39,7 @@ class PipelineResult:
     step_ns: float
     bound_ns: float
     interrupted: bool = False
+    by_clock: bool = False
 
 
 def assemble_result(

@@ -22,13 +22,16 @@ _FINISHING = 0.8
 class SearchState:
     """`best_ns`: the shortest step known, infinite before there is one; `bound_ns`: a lower bound on every pipeline.
     `work`, in the units of `shardplan.solve.constants`: that of planning stages and searching cuts. `ends_s`
-    (`time.monotonic`): when the search ends with what it has. For the progress line: `planned`, the number of cuts
+    (`time.monotonic`): when the search ends with what it has, and `limit_s` when its time is over. `by_clock`: whether
+    time or Ctrl-C has decided anything. For the progress line: `planned`, the number of cuts
     whose stages were planned, `left`, of those that may follow, 0 if unknown."""
 
     options: PlanOptions
     interruption: Interruption = field(default_factory=Interruption)
     on_progress: OnProgress | None = None
     ends_s: float = math.inf
+    limit_s: float = math.inf
+    by_clock: bool = False
     best_ns: float = math.inf
     bound_ns: float = 0.0
     work: float = 0.0
@@ -40,9 +43,8 @@ class SearchState:
         cls, options: PlanOptions, interruption: Interruption | None = None, on_progress: OnProgress | None = None
     ) -> SearchState:
         """A search that begins now."""
-        limit = options.time_limit
-        ends_s = math.inf if limit is None else time.monotonic() + _FINISHING * limit
-        return cls(options, interruption or Interruption(), on_progress, ends_s)
+        now_s, limit = time.monotonic(), math.inf if options.time_limit is None else options.time_limit
+        return cls(options, interruption or Interruption(), on_progress, now_s + _FINISHING * limit, now_s + limit)
 
     @property
     def is_over(self) -> bool:
@@ -55,7 +57,9 @@ class SearchState:
     @property
     def is_late(self) -> bool:
         """Whether a pipeline is known, and the time limit has passed or Ctrl-C was pressed."""
-        return math.isfinite(self.best_ns) and (self.interruption.asked or time.monotonic() >= self.ends_s)
+        is_late = math.isfinite(self.best_ns) and (self.interruption.asked or time.monotonic() >= self.ends_s)
+        self.by_clock = self.by_clock or is_late
+        return is_late
 
     @property
     def _most_work(self) -> float:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -19,7 +18,7 @@ from shardplan.cluster.types import Cluster
 from shardplan.constraints.resolve import resolve
 from shardplan.errors import Diagnostic, InfeasibleError, LimitError, ShardplanError, error
 from shardplan.graph.options import PlanOptions
-from shardplan.interruption import Interruption
+from shardplan.interruption import Deadline, GivenUpError, Interruption
 from shardplan.model.types import Model
 from shardplan.pipeline.cut_choices import Cut
 from shardplan.pipeline.cut_points import Chain, chain_of
@@ -33,6 +32,7 @@ from shardplan.pipeline.stage_planner import StagePlanner
 from shardplan.pipeline.submeshes import Submesh, submeshes
 from shardplan.plan.types import Plan
 from shardplan.planning.finer import work_s
+from shardplan.planning.infeasible import out_of_time
 from shardplan.planning.standing import OnProgress
 from shardplan.rules import model_rules
 from shardplan.units import NS_PER_S, PS_PER_NS, counted
@@ -48,6 +48,8 @@ _PACE = 8
 """Number of searches over cuts of a small model, without a better pipeline, that show how fast their costs rise."""
 _BOUNDING = 0.7
 """Share of a time limit within which the costs of runs have to be known; else the stages are equal ones."""
+_PLANNING_S = 1.2e-3
+"""Seconds of a time limit that are left for planning these, for each operator of the model."""
 _EXPLORED = 4
 """Number of further cuts of larger models that are planned for each of the `EASINGS`."""
 
@@ -70,6 +72,8 @@ class PipelineSolver:
     stage_costs: StageCosts = field(init=False)
     planner: StagePlanner = field(init=False)
     _finer: FinerStages | None = field(init=False, default=None)
+    _best: PipelineResult | None = field(init=False, default=None)
+    """The best pipeline so far."""
     _open: set[tuple[tuple[int, int, int], ...]] = field(init=False, default_factory=set)
     """Cuts that were looked at with each stage's own layout of tied weights."""
 
@@ -87,8 +91,9 @@ class PipelineSolver:
         finer = cluster is not self.cluster
         self.parts = tuple(Submesh(merged(part.cluster)[0]) for part in parts) if finer else parts
         self.stage_costs = StageCosts(
-            self.model, self.chain, cluster, self.parts, self.options, self.schedule, exact=self._is_small
-        )
+            self.model, self.chain, cluster, self.parts, self.options, self.schedule, exact=self._is_small,
+            deadline=Deadline(self.search_state.ends_s, interruption=self.search_state.interruption),
+        )  # fmt: skip
         self.planner = StagePlanner(self.stage_costs, cluster, self.options, self.schedule.chunks, self.search_state)
         if finer:
             self._finer = FinerStages(self.cluster, self.options, self.schedule, parts, self.planner)
@@ -103,36 +108,35 @@ class PipelineSolver:
             found = self._searched()
             if self._finer is not None:
                 found = self._finer.of(found)
-            return replace(found, interrupted=self.search_state.interruption.asked)
+            asked = self.search_state.interruption.asked
+            return replace(found, interrupted=asked, by_clock=asked or self.search_state.by_clock)
 
     def _searched(self) -> PipelineResult:
         """The pipeline on the mesh that is searched."""
         if self.schedule.chunks > 1:
             return self._interleaved()
-        best, bound = self._solve_small() if self._is_small else self._solve_large()
+        try:
+            best, bound = self._solve_small() if self._is_small else self._solve_large()
+            if best is not None and best.tied and self.stages is None:
+                best = self._or_one_stage(best)
+        except GivenUpError:
+            self.search_state.by_clock = True
+            best, bound = self._best, self.search_state.bound_ns
         if best is None:
             raise InfeasibleError(self._does_not_fit())
-        if best.tied and self.stages is None:
-            best = self._or_one_stage(best)
-        if not bound and self.options.cost_model.is_ours:
+        if not bound and self.options.cost_model.is_ours and self._finer is None:  # which has another bound
             bound = work_s(self.model, self.cluster, self.options) / self.cluster.mesh.size * NS_PER_S
         return replace(best, bound_ns=min(bound, best.step_ns))
 
     def _solve_small(self) -> tuple[PipelineResult | None, float]:
         """The best cut of a small model, layouts at borders included, and a bound on all in nanoseconds: searched,
         planned, and searched again with what planning told, until there is nothing more to learn."""
-        best: PipelineResult | None = None
-        costs_ns: list[float] = []
-        known_by_s = self.search_state.before_end(_BOUNDING)
+        best, costs_ns = self._best, list[float]()
         for rounds in reversed(range(_MOST_ROUNDS)):
             self.search_state.left = rounds + 1
-            found = self._cut(worth_ns=best.step_ns * (1.0 - CLOSE) if best else math.inf, known_by_s=known_by_s)
-            if best is None and time.monotonic() >= known_by_s and found.cuts is None:
-                best = self._equal_stages()
-                found = found if best else self._cut()
+            found = self._cut(worth_ns=best.step_ns * (1.0 - CLOSE)) if best else self._first_cut()
             if best is None:  # later searches end at what is worth it
                 self.search_state.know(math.inf, self._bound(found, 0.0))
-            known_by_s = self.search_state.ends_s
             if found.cuts is None or self.search_state.is_over:
                 break
             plans = self.planner.plans(found.cuts)
@@ -149,6 +153,19 @@ class PipelineSolver:
             return best, self.search_state.bound_ns
         return best, self._bound(self._cut(proven=True), 0.0)
 
+    def _first_cut(self) -> FoundCuts:
+        """The best cut as long as no pipeline is known. If the costs of runs come too late, stages are equal ones, and
+        it raises `GivenUpError`; or `LimitError`, if there are none that fit."""
+        state, room_s = self.search_state, _PLANNING_S * len(self.model.operators)
+        for ends_s in (min(state.before_end(_BOUNDING), state.limit_s - room_s), state.limit_s):
+            try:
+                with self.stage_costs.deadline.armed_until(ends_s):
+                    return self._cut()
+            except GivenUpError:
+                if self._equal_stages() is not None:
+                    raise
+        raise LimitError(out_of_time(self.model, self.cluster))
+
     def _equal_stages(self) -> PipelineResult | None:
         """A pipeline of stages of as many devices and about as much work each, or of one stage if their number is free:
         a search for the best may take longer than a time limit. None where it does not fit."""
@@ -159,9 +176,9 @@ class PipelineSolver:
         cuts = self._balanced(equal[0], stages)
         if not all(self.stage_costs.can_hold(cut, 0) for cut in cuts):
             return None
-        chosen = self.stage_costs.with_best_layouts(cuts)
+        chosen = cuts if stages == 1 else self.stage_costs.with_best_layouts(cuts)
         try:
-            plans = self.planner.plans(chosen)
+            plans = self.planner.of_all(chosen[0]) if stages == 1 else self.planner.plans(chosen)
         except LimitError:
             return None
         self.search_state.planned += 1
@@ -169,7 +186,9 @@ class PipelineSolver:
 
     def _balanced(self, part: int, count: int) -> list[Cut]:
         """So many runs of units of about equal cost, all on one kind of part."""
-        runs = self.stage_costs.runs[part]
+        if count == 1:
+            return [Cut(0, len(self.chain), part, 0, 0)]
+        runs = self.stage_costs.runs_on(part)
         edges = balanced([float(runs.of(u, u + 1).min()) for u in range(len(self.chain))], count)
         return [Cut(low, high, part, 0, 0) for low, high in itertools.pairwise(edges)]
 
@@ -207,7 +226,6 @@ class PipelineSolver:
         easing: float | None = None,
         proven: bool = False,
         worth_ns: float = math.inf,
-        known_by_s: float = math.inf,
     ) -> FoundCuts:
         """The best cut as far as is known, as `StageCosts.search`."""
         self.search_state.tell("searching cuts")
@@ -218,10 +236,10 @@ class PipelineSolver:
             proven=proven,
             worth_ns=worth_ns,
             ends_s=self.search_state.ends_s,
-            known_by_s=known_by_s,
             on_bound=self._report_bound if first else None,
         )
         self.search_state.work += found.work
+        self.search_state.by_clock |= found.is_cut
         return found
 
     def _report_bound(self, bound_ps: float) -> None:
@@ -232,7 +250,8 @@ class PipelineSolver:
     def _record(self, best: PipelineResult | None, other: PipelineResult) -> PipelineResult:
         """The better of two pipelines, which the search state records."""
         self.search_state.interruption.arm()
-        best = _better(best, other)
+        self.stage_costs.deadline.armed = True
+        best = self._best = _better(best, other)
         self.search_state.know(best.step_ns, 0.0)
         return best
 
@@ -246,7 +265,7 @@ class PipelineSolver:
         bound, roomy = 0.0, math.inf
         tried = set()
         for _ in range(_MOST_ROUNDS):
-            found = self._cut()
+            found = self._cut() if best else self._first_cut()
             roomy = min(roomy, found.bound)
             if found.cuts is None or (best is None and found.bound > _HOPELESS * roomy):
                 break

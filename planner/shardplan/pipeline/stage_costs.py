@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -12,6 +11,7 @@ import numpy as np
 
 from shardplan.cluster.types import Cluster
 from shardplan.graph.options import UNLIMITED_BYTES, PlanOptions
+from shardplan.interruption import Deadline
 from shardplan.layout.layout import Layout
 from shardplan.model.types import Model
 from shardplan.pipeline.bounds.cost import CostBounds
@@ -28,6 +28,7 @@ from shardplan.pipeline.submeshes import Submesh
 from shardplan.pipeline.tied_weights import least_tied_ns, tied_at_both_ends, tied_ns
 from shardplan.plan.types import Summary
 from shardplan.planning import Planner
+from shardplan.schedule.objective import Weights
 from shardplan.solve.problem import Costs
 from shardplan.units import PS_PER_NS
 
@@ -52,16 +53,12 @@ class _Seen:
     strain: float
 
 
-class _LateError(Exception):
-    """The costs of runs are not known in time."""
-
-
 @dataclass
 class StageCosts:
     """Lower bounds on what stages of `chain` cost on the parts of a cluster, and what planning has told since.
 
-    `exact`: the search is over the layouts at borders too, and for as long as nothing is left to learn.
-    """
+    `exact`: the search is over the layouts at borders too, and for as long as nothing is left to learn. What is needed
+    of a part is computed on first use; at the `deadline` all that computes costs raises `GivenUpError`."""
 
     model: Model
     chain: Chain
@@ -70,33 +67,42 @@ class StageCosts:
     options: PlanOptions
     schedule: Schedule
     exact: bool
+    deadline: Deadline
     transfers: Transfers = field(init=False)
-    runs: list[WeightedBounds] = field(init=False)
     proven: bool = field(init=False, default=True)
     """Whether nothing was left out that might have been good."""
     _behind: list[Counts] = field(init=False)
+    _runs: dict[int, WeightedBounds] = field(init=False, default_factory=dict)
     _known: dict[Cut, float] = field(init=False, default_factory=dict)
     _proven: dict[Cut, float] = field(init=False, default_factory=dict)
     _seen: list[_Seen] = field(init=False, default_factory=list)
     _memory_bounds: dict[int, CostBounds] = field(init=False, default_factory=dict)
     _tables: dict[StageSite, Costs] = field(init=False, default_factory=dict)
-    _handing: list[list[Costs]] = field(init=False)
+    _handing: list[list[Costs]] = field(init=False, default_factory=list)
     _handovers: dict[tuple[object, ...], Costs] = field(init=False, default_factory=dict)
     _tied: TiedLayouts | None = field(init=False, default=None)
-    _apart: Costs = field(init=False)
+    _apart: Costs | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         self.transfers = Transfers(self.cluster)
-        self.runs = [self._least_costs(self.chain, part) for part in self.parts]
         count = min(len(self.chain), self.cluster.mesh.size)
         self._behind = [self._fitting(part, count) for part in self.parts]
-        graphs = [runs.built for runs in self.runs]
-        if self.exact:
-            self._tied = TiedLayouts(self.transfers, self.parts, self.runs, self._least_costs)
+
+    def runs_on(self, part: int) -> WeightedBounds:
+        """Lower bounds on the costs of all runs of units on a part."""
+        if part not in self._runs:
+            self._runs[part] = self._least_costs(self.chain, self.parts[part])
+        return self._runs[part]
+
+    def _compute_apart(self) -> None:
+        """What stages cost together, for which all parts have to be known."""
         each = range(len(self.parts))
+        every = [self.runs_on(part) for part in each]
+        if self.exact and self._tied is None:
+            self._tied = TiedLayouts(self.transfers, self.parts, every, self._least_costs)
         self._handing = [[self._handed(sender, receiver) for receiver in each] for sender in each]
         if self._tied is None:
-            least_ns = least_tied_ns(self.transfers, self.chain, self.parts, graphs)
+            least_ns = least_tied_ns(self.transfers, self.chain, self.parts, [runs.built for runs in every])
             self._apart = np.full((len(self.parts), len(self.parts)), PS_PER_NS * least_ns)
         else:
             self._apart = PS_PER_NS * self._tied.apart_ns()
@@ -109,21 +115,19 @@ class StageCosts:
         proven: bool = False,
         worth_ns: float = math.inf,
         ends_s: float = math.inf,
-        known_by_s: float = math.inf,
         on_bound: OnBound | None = None,
     ) -> FoundCuts:
         """The best cut as far as is known, of `stages` stages or of any number; none where none is faster than
-        `worth_ns`, or where the costs of runs are not known by `known_by_s` (`time.monotonic`). `ends_s`, `on_bound`:
-        as in `shardplan.pipeline.cut_search.search`.
+        `worth_ns`. `ends_s`, `on_bound`: as in `shardplan.pipeline.cut_search.search`. Raises `GivenUpError` at the
+        deadline.
 
         `easing`: as far as is guessed, a run costs as many times its least as any did that was seen, was no longer
         and had no more in flight; where it costs less than that by this share, no more than is known. `proven`: stages
         that were planned cost what is proven of them, and not what they were found to take.
         """
-        try:
-            costs = self._current_costs(self._proven if proven else self._known, known_by_s)
-        except _LateError:
-            return FoundCuts(None, math.inf, 0.0)
+        if self._apart is None:
+            self._compute_apart()
+        costs = self._current_costs(self._proven if proven else self._known)
         sites = self._sites
         choices = Choices(
             costs=costs,
@@ -149,11 +153,11 @@ class StageCosts:
         return self._tied.sites if self._tied else [StageSite(part) for part in range(len(self.parts))]
 
     def _least(self, cut: Cut) -> Costs:
-        return self._tied.of(cut) if self._tied else self.runs[cut.submesh].of(cut.first, cut.last)
+        return self._tied.of(cut) if self._tied else self.runs_on(cut.submesh).of(cut.first, cut.last)
 
     def apart_ns(self, part: int) -> float:
         """The least that tied weights cost when the first and the last stage run on this part."""
-        graphs, parts = [self.runs[part].built], [self.parts[part]]
+        graphs, parts = [self.runs_on(part).built], [self.parts[part]]
         names = tied_at_both_ends(self.chain, graphs)
         return sum(float(tied_ns(self.transfers, parts, graphs, name)[0][0].min()) for name in names)
 
@@ -177,7 +181,7 @@ class StageCosts:
         return self._least_ps(cut) / PS_PER_NS
 
     def _least_ps(self, cut: Cut) -> float:
-        return float(self.runs[cut.submesh].of(cut.first, cut.last).min())
+        return float(self.runs_on(cut.submesh).of(cut.first, cut.last).min())
 
     def bound_ns(self, cut: Cut, in_flight: int) -> float:
         """The least that a stage costs with so many microbatches in flight, between borders as the cut has them."""
@@ -191,7 +195,7 @@ class StageCosts:
 
     def handed_ps(self, sender: int, receiver: int, border: int) -> Costs:
         """Exposed picoseconds per step of handing `border` over, shape (layouts of the sender, of the receiver)."""
-        leaves, enters = self.runs[sender].layouts[border], self.runs[receiver].layouts[border]
+        leaves, enters = self.runs_on(sender).layouts[border], self.runs_on(receiver).layouts[border]
         key = (sender, receiver, id(leaves), id(enters), self.sizes_of(border))
         if key not in self._handovers:
             self._handovers[key] = self._handover_ps(sender, receiver, border)
@@ -203,23 +207,23 @@ class StageCosts:
         mine, theirs = self.parts[sender], self.parts[receiver]
         there = [
             exposed_ns(self.transfers.send_receive(mine, theirs, layout, value), hidden, micro)
-            for layout in self.runs[receiver].layouts[border]
+            for layout in self.runs_on(receiver).layouts[border]
         ]
         back = [
             exposed_ns(self.transfers.send_receive(theirs, mine, layout, gradient), hidden, micro) if gradient else 0.0
-            for layout in self.runs[sender].layouts[border]
+            for layout in self.runs_on(sender).layouts[border]
         ]
         table: Costs = PS_PER_NS * (np.array(back)[:, None] + np.array(there)[None, :])
         return table
 
     def sizes_of(self, border: int) -> tuple[int, int]:
         """Bytes of the value at a border and of its gradient, in one microbatch."""
-        kind = self.runs[0].built.kept[self.chain.borders[border]].kind
+        kind = next(iter(self._runs.values())).built.kept[self.chain.borders[border]].kind
         return kind.size_bytes, kind.gradient_bytes if kind.has_gradient else 0
 
     def kind_of(self, cut: Cut) -> tuple[object, ...]:
         """Equal for stages that run equal units between equal borders."""
-        runs = self.runs[cut.submesh].first
+        runs = self.runs_on(cut.submesh).first
         ends = [
             runs.layouts[border][number]
             for border, number in ((cut.first - 1, cut.enters), (cut.last - 1, cut.leaves))
@@ -229,7 +233,7 @@ class StageCosts:
 
     def layout_of(self, submesh: int, border: int, number: int) -> Layout:
         """The layout that a `Cut` means by a number."""
-        return self.runs[submesh].layouts[border][number]
+        return self.runs_on(submesh).layouts[border][number]
 
     def tied_layout(self, cut: Cut) -> Mapping[str, Layout]:
         """How a stage keeps the weight that the first and the last hold, if that is said."""
@@ -237,7 +241,7 @@ class StageCosts:
 
     def with_best_layouts(self, cuts: Sequence[Cut]) -> tuple[Cut, ...]:
         """The same stages with the layouts at their borders for which the sum of stages and transfers is least."""
-        tables = [self.share * self.runs[cut.submesh].of(cut.first, cut.last) for cut in cuts]
+        tables = [self.share * self.runs_on(cut.submesh).of(cut.first, cut.last) for cut in cuts]
         slowest = max(range(len(cuts)), key=lambda place: float(tables[place].min()))
         tables[slowest] = tables[slowest] / self.share
         least, pointers = np.zeros(1), []
@@ -278,7 +282,7 @@ class StageCosts:
 
     def raise_bound(self, cut: Cut, in_flight: int) -> bool:
         """Bring memory into the bound of a run (`shardplan.pipeline.bounds.cost`); whether that made it costlier."""
-        runs = self.runs[cut.submesh].first
+        runs = self.runs_on(cut.submesh).first
         if cut.submesh not in self._memory_bounds:
             self._memory_bounds[cut.submesh] = CostBounds(runs, limit_bytes(self.options, self.cluster))
         return self._memory_bounds[cut.submesh].raise_for(
@@ -289,7 +293,7 @@ class StageCosts:
         """Where a stage costs more than it is known to at least, bring the multipliers at which its own bound was found
         into the bounds (`shardplan.pipeline.bounds.weighted`); whether they were not there."""
         close = self.bound_ns(cut, in_flight) * (1.0 + _STRAINED)
-        if summary.step_ns <= close or not self.runs[cut.submesh].sharpen(summary.multipliers):
+        if summary.step_ns <= close or not self.runs_on(cut.submesh).sharpen(summary.multipliers):
             return False
         if self._tied:
             self._tied.sharpen(cut.submesh)
@@ -316,7 +320,11 @@ class StageCosts:
     def _least_costs(self, chain: Chain, part: Submesh) -> WeightedBounds:
         options = replace(self.options, constraints=(), memory_limit_bytes=UNLIMITED_BYTES)
         planner = Planner(chain.model, part.cluster, options, reasons=False)
-        return WeightedBounds(lambda multipliers: RunCosts(planner.built_at(multipliers)[0], chain))
+
+        def costs_at(multipliers: Weights) -> RunCosts:
+            return RunCosts(planner.built_at(multipliers, self.deadline)[0], chain, self.deadline)
+
+        return WeightedBounds(costs_at)
 
     def _fitting(self, part: Submesh, count: int) -> Counts:
         """How many stages may follow a run of units on `part`, as far as its weights and their states tell."""
@@ -350,12 +358,13 @@ class StageCosts:
     @property
     def _layouts(self) -> int:
         """How many layouts at borders the search tells apart."""
-        return max((len(row) for runs in self.runs for row in runs.layouts), default=1) if self.exact else 1
+        every = map(self.runs_on, range(len(self.parts)))
+        return max((len(row) for runs in every for row in runs.layouts), default=1) if self.exact else 1
 
-    def _current_costs(self, known: Mapping[Cut, float], known_by_s: float) -> list[Costs]:
-        """The tables, and what planning has told. Raises `_LateError` after `known_by_s`."""
+    def _current_costs(self, known: Mapping[Cut, float]) -> list[Costs]:
+        """The tables, and what planning has told."""
         sites = self._sites
-        tables = [self._table(site, known_by_s) for site in sites]
+        tables = [self._table(site) for site in sites]
         for cut, cost_ps in known.items():
             number = self._tied.number(cut) if self._tied else cut.submesh
             if tables[number] is self._tables[sites[number]]:
@@ -363,23 +372,21 @@ class StageCosts:
             tables[number][cut.first, cut.last, cut.enters, cut.leaves] = cost_ps
         return tables
 
-    def _table(self, site: StageSite, known_by_s: float) -> Costs:
+    def _table(self, site: StageSite) -> Costs:
         if site not in self._tables:
-            self._tables[site] = self._leasts(site, known_by_s)
+            self._tables[site] = self._leasts(site)
         return self._tables[site]
 
-    def _leasts(self, site: StageSite, known_by_s: float) -> Costs:
-        """Costs of all runs that may be so; where the search is not exact, of the best layouts at both ends. Raises
-        `_LateError` after `known_by_s`."""
+    def _leasts(self, site: StageSite) -> Costs:
+        """Costs of all runs that may be so; where the search is not exact, of the best layouts at both ends."""
         units, layouts = len(self.chain), self._layouts
         if not self.exact:
-            return self.runs[site.part].leasts()[:, :, None, None]
+            return self.runs_on(site.part).leasts()[:, :, None, None]
         tied = self._tied is not None and self._tied.weight
         table = np.full((units + 1, units + 1, layouts, layouts), np.inf)
         for first, last in itertools.combinations(range(units + 1), 2):
             if not tied or site.allows(first, last, units):
-                if time.monotonic() >= known_by_s:
-                    raise _LateError
+                self.deadline.check()
                 cost = self._least(Cut(first, last, site.part, 0, 0, site.tied))
                 table[first, last, : cost.shape[0], : cost.shape[1]] = cost
         return table

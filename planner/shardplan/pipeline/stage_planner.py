@@ -76,6 +76,12 @@ class StagePlanner:
             plans.append(plan)
         return tuple(plans)
 
+    def of_all(self, cut: Cut) -> tuple[Plan] | None:
+        """The plan of the only stage, which needs no costs; `None` if none fits."""
+        self._left = 1
+        plan = self._plan(cut, self.in_flight(0, 1), f"{self.stage_costs.model.name}.stage0")
+        return None if plan is None else (plan,)
+
     def in_flight(self, place: int, count: int) -> int:
         """Microbatches that stage `place` of `count` holds; model chunks of one stage count one by one."""
         stages = count // self.chunks
@@ -174,8 +180,12 @@ class StagePlanner:
                 chosen = planner.chosen(None if free else lambda built: kept_so(built, ends), enough_s=enough_s)
         except InfeasibleError:
             return None
+        except LimitError:
+            self.search_state.by_clock |= options.time_limit is not None
+            raise
         finally:
             self.search_state.work += planner.work
+        self.search_state.by_clock |= not chosen.plan.summary.reproducible
         if not free:
             self._recompute[cut, in_flight] = chosen.recompute
         return chosen.plan

@@ -3,11 +3,13 @@ reports."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from shardplan.errors import Diagnostic, warning
-from shardplan.planning.chain import answer
+from shardplan.interruption import Deadline
+from shardplan.planning.chain import Assigned, answer
 from shardplan.planning.instance import CostGraphs, Instance
 from shardplan.planning.reduction import Restrict, both
 from shardplan.planning.search import Questions, Search, T
@@ -17,11 +19,12 @@ from shardplan.planning.standing import OnProgress, Watch
 @dataclass
 class Answers:
     """Answers questions about `instance`. Prices are computed once and shared by all questions. `warn` is called with a
-    warning when a step of a search failed; `work` is the work of all searches so far, in the units of
-    `shardplan.solve.constants`."""
+    warning when a step of a search failed; `reasons`: it will be said how much memory is missing; `work` is the work of
+    all searches so far, in the units of `shardplan.solve.constants`."""
 
     instance: Instance
     warn: Callable[[Diagnostic], None]
+    reasons: bool = True
     graphs: CostGraphs = field(init=False)
     work: float = field(init=False, default=0.0)
 
@@ -40,12 +43,18 @@ class Answers:
         """
         watch = Watch(on_progress)
         search.spent.report = lambda: watch.scheduling(search)
-        on_first = search.schedule_first if on_progress else None
+        is_early = on_progress is not None or math.isfinite(search.limit_s)
         try:
             question = next(questions)
             while True:
-                asked = replace(question, restriction=both(question.restriction, restriction))
+                deadline, is_late = search.deadline, question.is_late or search.is_late
+                asked = replace(
+                    question, restriction=both(question.restriction, restriction), deadline=deadline, is_late=is_late,
+                    shortfall=question.shortfall and (self.reasons or not is_late),
+                )  # fmt: skip
+                on_first = _scheduling(search, deadline) if is_early else None
                 found = answer(self.graphs, asked, watch.of(search, question), on_first)
+                search.clock.decided |= deadline.has_cut
                 self.work += found.solution.work
                 if found.solution.choices is not None:
                     search.interruption.arm()
@@ -56,6 +65,16 @@ class Answers:
         except StopIteration as end:
             result: T = end.value
             return result
+
+
+def _scheduling(search: Search, deadline: Deadline) -> Callable[[Assigned], None]:
+    """Schedules the first assignment of a question; with a plan, the rest of the question may be given up."""
+
+    def schedule(assigned: Assigned) -> None:
+        search.schedule_first(assigned)
+        deadline.armed = search.spent.best is not None
+
+    return schedule
 
 
 def _step_failed(failure: str) -> Diagnostic:

@@ -86,7 +86,8 @@ def searched(
     `NoBetterError` if every plan takes `enough_s` or more, or the plan without a memory limit `search.worth_s`."""
     limit_bytes, roomy = search.limit_bytes, search.without_limit()
     search.spent.left = _most_solved(search)
-    free = yield from without_limit(roomy, remat, enough_s)
+    skips = search.regather and search.is_late  # the same was done at other prices, in vain
+    free = None if skips else (yield from without_limit(roomy, remat, enough_s))
     if free is not None and free.candidate.step_s >= search.worth_s:
         raise NoBetterError(free.bound_s)
     if free is not None and not (free.candidate.keeps(limit_bytes) or chooses_remat or remat or search.is_over):
@@ -104,7 +105,8 @@ def searched(
         found = yield from under_the_limit(search, free, remat, chooses_remat=chooses_remat, enough_s=enough_s)
     except NoPlanError as none:
         found = yield from from_recipes(search, none.answer)
-    if not chooses_remat:
+        found = found.proven_by(free) if free is not None and search.is_late else found
+    if not (chooses_remat or search.has_to_stop):
         found = found.better(_rescheduled(search, roomy), limit_bytes)
     if found.candidate.step_s < min(below_s, search.worth_s):
         found = yield from improved(search, found)
@@ -118,7 +120,7 @@ def _with_fewer_staying(
     that plan with as many as fit, and the result of a search at prices as if none stayed. The bound holds for any
     choice of what stays."""
     limit_bytes = search.limit_bytes
-    others = _rescheduled(search, roomy, RESCHEDULED_STAYING)
+    others = [] if search.has_to_stop else _rescheduled(search, roomy, RESCHEDULED_STAYING)
     free = replace(free, limit_bytes=limit_bytes).better(others, limit_bytes)
     if free.candidate.keeps(limit_bytes) and (free.gap <= UNLIMITED_GAP or search.is_over):
         return free
@@ -233,9 +235,12 @@ def under_the_limit(
 
 
 def from_recipes(search: Search, none: Answer) -> Questions[Found]:
-    """The first plan found in the layouts of a hand-written recipe, for a search that was stopped or failed before it
-    had any plan. Raises `NoPlanError` if no recipe gives a plan either, or if `none` is a proof that there is no plan.
+    """The best plan that was scheduled, if time or Ctrl-C ended a search; or the first plan found in the layouts of a
+    hand-written recipe, for a search that was stopped or failed before it had any plan. Raises `NoPlanError` if no
+    recipe gives a plan either, or if `none` is a proof that there is no plan.
     """
+    if search.spent.best is not None and search.is_late:
+        return search.best_without(none)
     for recipe in RECIPES.values() if none.solution.outcome == "limit" else ():
         ends_s = max(search.limit_s, time.monotonic()) + RESCUE_S
         question = replace(none.question, restriction=recipe, chooses_remat=False, ends_s=ends_s)
@@ -286,7 +291,7 @@ def of_phases(
         raise NoPlanError(answer)
     best = search.judged(answer.candidates)[0]
     multipliers = _by_phase(answer.objective, solution.sum_multipliers)
-    proof = solution.outcome, solution.reproducible, solution.planes, solution.memory_multipliers
+    proof = solution.outcome, solution.planes, solution.memory_multipliers
     return Found(best, bound_s, answer.objective, multipliers, limit_bytes, *proof, answer.whole)
 
 

@@ -17,7 +17,7 @@ from shardplan.graph.objective_cuts import binding_cuts
 from shardplan.graph.options import PlanOptions
 from shardplan.graph.problem import objective_of, to_problem, to_problems
 from shardplan.graph.remat import Recompute
-from shardplan.interruption import Interruption
+from shardplan.interruption import NEVER, Deadline, GivenUpError
 from shardplan.planning.constants import (
     ANSWER_JUDGED,
     ANSWER_JUDGED_NODES,
@@ -37,6 +37,7 @@ from shardplan.planning.restrictions import KnownToPlanner, Restriction
 from shardplan.planning.staying_weights import StayingWeights
 from shardplan.schedule.objective import Linear, Objective, Sum, Weights, fitting, single_sums
 from shardplan.solve import Plane, Problem, Progress, Solution, Start, solve
+from shardplan.solve.problem import Outcome
 from shardplan.units import PS_PER_S
 
 
@@ -65,6 +66,8 @@ class Question:
 
     averages: int | None = None  # maximum number of plain problems; default: that of the instance's effort
     ends_s: float = math.inf  # end by the clock `time.monotonic`
+    is_late: bool = False  # there is time for one assignment only, and for the bound of the base sums
+    deadline: Deadline = NEVER  # after which it is given up
     unproven: float = 0.0  # relative gap that may stay open where a proof takes long
     work: float = math.inf  # maximum work, in the units of `shardplan.solve.constants`
     below_s: float = math.inf  # the search ends once it is proven that no plan takes less
@@ -77,16 +80,22 @@ Assigned: TypeAlias = tuple[Layouts, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Answer:
-    """`solution` has the choices of `layouts`, the problem of the phases' base sums. `whole` is that problem with all
-    maxima, if it has the same choices. `candidates` are the assignments met during the solve, the best first, each with
-    the cost graph of what it recomputes."""
+    """`solution` has the choices of `within`, the problem of the phases' base sums, which is `None` if the question was
+    given up. `whole` is that problem with all maxima, if it has the same choices. `candidates` are the assignments met
+    during the solve, the best first, each with the cost graph of what it recomputes."""
 
     question: Question
     objective: Objective
-    layouts: Layouts
+    within: Layouts | None
     solution: Solution
     whole: Layouts | None = None
     candidates: tuple[Assigned, ...] = ()
+
+    @property
+    def layouts(self) -> Layouts:
+        """`within`, of a question that was not given up."""
+        assert self.within is not None
+        return self.within
 
 
 def most_solved(question: Question, options: PlanOptions) -> int:
@@ -128,17 +137,35 @@ def answer(
     on_first: Callable[[Assigned], None] | None = None,
 ) -> Answer:
     """The best assignment, or the proof that there is none. `on_first` is called with the best assignment that treats
-    equal layers alike, which is known long before the answer. Raises `ShardplanError` for constraints that leave an
-    operator or a tensor without any choice."""
+    equal layers alike, which is known long before the answer. A question that is given up has an answer without
+    assignment and bound. Raises `ShardplanError` for constraints that leave an operator or a tensor without any choice.
+    """
+    try:
+        return _answered(graphs, question, on_progress, on_first)
+    except GivenUpError:
+        outcome: Outcome = "interrupted" if question.deadline.interruption.asked else "limit"
+        return Answer(question, Objective((), 0.0), None, Solution(outcome, None, math.inf, -math.inf))
+
+
+def _answered(
+    graphs: CostGraphs,
+    question: Question,
+    on_progress: Callable[[Progress], None] | None,
+    on_first: Callable[[Assigned], None] | None,
+) -> Answer:
+    """As `answer`. Raises `GivenUpError` at the question's deadline."""
+    question.deadline.check()
     instance, asked = graphs.instance, _graph(graphs, question)
     reduced, solution = _solved_with_cuts(graphs, question, asked, on_progress, on_first)
     objective, layouts, undo, alike = reduced.objective, reduced.layouts, reduced.undo, reduced.start.assignments
     if solution.choices is None:
         return Answer(question, objective, layouts, solution)
-    candidates = []
+    candidates: list[Assigned] = []
     most = max(ANSWER_JUDGED, ANSWER_JUDGED_NODES // len(solution.choices))
     ranked = (solution.candidates or (solution.choices,))[:most]
     for choices in dict.fromkeys((*ranked, *alike[:EQUAL_JUDGED])):
+        if question.deadline.has_passed and candidates:
+            break
         assignment = _inverted(undo, choices)
         chosen = layouts
         if assignment.remat is not None:
@@ -147,7 +174,7 @@ def answer(
             restricted, _ = _applied(chain(instance, question, objective)[0], Problems((alone,)))
             chosen = restricted.sums[0]
         candidates.append((chosen, assignment.choices))
-    is_part = _most_left(instance, question) and not instance.options.equal_layers
+    is_part = question.is_late or (_most_left(instance, question) and not instance.options.equal_layers)
     whole = None if question.chooses_remat or is_part else layouts.having(reduced.whole)
     best, choices = candidates[0]
     return Answer(question, objective, best, replace(solution, choices=choices), whole, tuple(candidates))
@@ -193,8 +220,10 @@ def _solved_with_cuts(
     """The question after all reductions, with the sums that its first assignment shows to be missing (one with equal
     layers, or else the solution), and its solution."""
     options = graphs.instance.options
-    reduced = _reduced(graphs, question, asked, question.objective or objective_of(asked[0]))
+    objective = question.objective or objective_of(asked[0])
+    reduced = _reduced(graphs, question, asked, objective.base if question.is_late else objective)
     is_open = question.objective is None and question.linear is None and options.cost_model.is_ours
+    is_open = is_open and not question.is_late
     solution: Solution | None = None
     for left in range(CUT_ROUNDS if is_open else 0, -1, -1):
         met = reduced.first(reduced.start.assignments)
@@ -206,11 +235,18 @@ def _solved_with_cuts(
             solution = reduced.solved(question, options, on_progress)
             met = reduced.first(solution.candidates)
         cuts = reduced.binding_cuts(met)
-        if not cuts or Interruption.is_stopping() or time.monotonic() >= question.ends_s:
+        if not cuts or _is_over(question):
             break
         solution = None
         reduced = _reduced(graphs, question, asked, reduced.objective.with_cuts(cuts))
     return reduced, solution or reduced.solved(question, options, on_progress)
+
+
+def _is_over(question: Question) -> bool:
+    """Whether time or Ctrl-C end a question with the answer that it has, which its deadline remembers."""
+    is_over = question.deadline.interruption.asked or time.monotonic() >= question.ends_s
+    question.deadline.has_cut |= is_over
+    return is_over
 
 
 def _reduced(
@@ -219,22 +255,23 @@ def _reduced(
     """The question with an objective, after all reductions."""
     instance = graphs.instance
     restricting, transforming = chain(instance, question, objective)
-    restricted, _ = _applied(restricting, _problems(graphs, question, asked, _linears(question, objective)))
+    problems = _problems(graphs, question, asked, _linears(question, objective))
+    restricted, _ = _applied(restricting, problems, question.deadline)
     *others, alike = transforming
-    unmerged, undo = _applied(others, restricted)
-    last, merged = _applied((alike,), unmerged)
+    unmerged, undo = _applied(others, restricted, question.deadline)
+    last, merged = _applied((alike,), unmerged, question.deadline)
     usual, given = (
         Start(tuple(each for each in multipliers if each), question.planes, question.memory_multipliers)
         for multipliers in (objective.usual_multipliers, question.start and fitting(question.start, objective))
     )
     start = given if given.sum_multipliers else usual
-    is_new = question.linear is None and not (_most_left(instance, question) or question.planes)
+    is_new = question.linear is None and not (_most_left(instance, question) or question.planes or question.is_late)
     if is_new and _averages(question, instance.options):
         start = _from_equal_layers(last, instance.options, question, usual) or start
-    problems = unmerged.sums[0].problem, last.sums[0].problem
+    whole, problem = unmerged.sums[0].problem, last.sums[0].problem
     if question.known is not None:
-        start = replace(start, assignments=_assignment(question.known, asked[0], problems[-1]))
-    return _Reduced(objective, restricted.sums[0], *problems, [*undo, *merged], start)
+        start = replace(start, assignments=_assignment(question.known, asked[0], problem))
+    return _Reduced(objective, restricted.sums[0], whole, problem, [*undo, *merged], start)
 
 
 def _assignment(known: Restrict, built: CostGraph, problem: Problem) -> tuple[tuple[int, ...], ...]:
@@ -248,9 +285,10 @@ def _assignment(known: Restrict, built: CostGraph, problem: Problem) -> tuple[tu
 
 def _graph(graphs: CostGraphs, question: Question) -> tuple[CostGraph, MemoryRows]:
     """The cost graph that a question is about."""
+    deadline = question.deadline
     if question.near is not None:
-        return graphs.near(question.near, question.remat)
-    return graphs.asked() if question.remat is None else graphs.recomputing(question.remat)
+        return graphs.near(question.near, question.remat, deadline)
+    return graphs.asked(deadline) if question.remat is None else graphs.recomputing(question.remat, deadline)
 
 
 def _problems(
@@ -259,26 +297,28 @@ def _problems(
     """The problems of layouts for every sum of the objective."""
 
     def layouts_of(priced: tuple[CostGraph, MemoryRows]) -> tuple[Layouts, ...]:
-        made = to_problems(*priced, question.limit_bytes, linears)
+        made = to_problems(*priced, question.limit_bytes, linears, question.deadline)
         return tuple(Layouts(*(priced if question.chooses_remat else asked), problem, {}) for problem in made)
 
     if question.chooses_remat:
-        return Problems(layouts_of(asked), layouts_of(graphs.recomputing(everything(asked[0]))))
+        repeated = graphs.recomputing(everything(asked[0]), question.deadline)
+        return Problems(layouts_of(asked), layouts_of(repeated))
     is_open = question.limit_bytes is not None and not question.stay
     size_bytes = question.bucket_bytes
     priced = asked if size_bytes is None else (in_buckets(asked[0], size_bytes), asked[1])
     if not asked[0].recompute.held or not (question.regather or is_open):
         return Problems(layouts_of(priced))
-    regathered = layouts_of(graphs.regathering(priced))
+    regathered = layouts_of(graphs.regathering(priced, question.deadline))
     return Problems(regathered) if question.regather else Problems(layouts_of(priced), regathered=regathered)
 
 
 def _applied(
-    reductions: Sequence[Reduction[Any]], problems: Problems
+    reductions: Sequence[Reduction[Any]], problems: Problems, deadline: Deadline = NEVER
 ) -> tuple[Problems, list[tuple[Reduction[Any], Any]]]:
-    """The problems after all of `reductions`, and the data that their inversions need."""
+    """The problems after all of `reductions`, and the data that their inversions need. Raises `GivenUpError`."""
     undo = []
     for reduction in reductions:
+        deadline.check()
         problems, data = reduction.apply(problems)
         undo.append((reduction, data))
     return problems, undo
@@ -316,10 +356,11 @@ def _solved(
     start: Start,
     on_progress: Callable[[Progress], None] | None,
 ) -> Solution:
+    question.deadline.check()
     left_s = question.ends_s - time.monotonic()
     if options.time_limit is not None:
         left_s = min(options.time_limit, left_s)
-    return solve(
+    found = solve(
         problem,
         time_limit=None if left_s == math.inf else max(0.0, left_s),
         gap=options.gap,
@@ -336,3 +377,5 @@ def _solved(
         effort=question.work,
         shortfall=question.shortfall,
     )
+    question.deadline.has_cut |= not found.reproducible
+    return found

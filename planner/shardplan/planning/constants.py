@@ -138,6 +138,9 @@ WHOLE_GAP = 0.02
 WHOLE_AVERAGES = 2
 """Plain problems of all axes together, each of which takes seconds; good multipliers are known from the pairs."""
 
+FINER_S: Final = 1.2e-3
+"""Seconds of a time limit that are left for the plan of the finer mesh, for each operator."""
+
 # Deep models, from the plan of a shallower one
 
 MANY_OPERATORS: Final = 3_000

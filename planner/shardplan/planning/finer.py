@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 
 from shardplan.cluster.mesh import merged
 from shardplan.cluster.types import Cluster
+from shardplan.errors import LimitError
 from shardplan.graph.neighbourhood import Neighbourhood
 from shardplan.graph.objective_cuts import plane_of
 from shardplan.graph.options import PlanOptions
@@ -28,6 +29,7 @@ from shardplan.planning.chain import Question
 from shardplan.planning.constants import (
     ALL_SUMS_AXES,
     AVERAGES,
+    FINER_S,
     PAIR_JUDGED,
     PAIR_WORK,
     ROUGH_GAP,
@@ -35,6 +37,7 @@ from shardplan.planning.constants import (
     WHOLE_GAP,
 )
 from shardplan.planning.decided import Decided
+from shardplan.planning.infeasible import no_coarser_plan
 from shardplan.planning.instance import MOST_WHOLE, CostGraphs, Instance, instance_of, real_axes
 from shardplan.planning.questions import asked
 from shardplan.planning.runtimes.table import Roles
@@ -48,9 +51,9 @@ from shardplan.units import PS_PER_S
 class Coarser:
     """The plan of a coarser mesh or a shallower model: its decisions, what it recomputes (`None`: as the options say),
     its proven lower bound (seconds) and the multipliers of that bound. `limit_bytes`: the memory limit of its search.
-    `reproducible`: no clock ended its search. `groups[i]`: the axes of the finer mesh that axis i was made of, if there
-    is a finer mesh. `planes`: cutting planes of the assignments met, which are assignments of the finer mesh too.
-    `step_s`: its step, seconds."""
+    `reproducible`: no clock decided anything in its search. `groups[i]`: the axes of the finer mesh that axis i was
+    made of, if there is a finer mesh. `planes`: cutting planes of the assignments met, which are assignments of the
+    finer mesh too. `step_s`: its step, seconds."""
 
     decided: Decided
     recompute: Recompute | None
@@ -64,11 +67,11 @@ class Coarser:
     step_s: float = 0.0
 
     @classmethod
-    def of(cls, found: Found) -> Coarser:
+    def of(cls, found: Found, search: Search) -> Coarser:
         """The plan that a search found, for any finer mesh."""
         candidate = found.candidate
         decided, recompute = Decided.of_priced(candidate.priced), candidate.layouts.built.recompute
-        proof = found.outcome, found.reproducible, found.bound_s, found.planes, candidate.step_s
+        proof = found.outcome, not search.clock.decided, found.bound_s, found.planes, candidate.step_s
         return cls(decided, recompute, found.multipliers, found.limit_bytes, (), *proof)
 
     def on(self, mesh: Mesh) -> Decided:
@@ -122,6 +125,21 @@ def least_s(instance: Instance) -> float:
     return work_s(instance.model, instance.cluster, instance.options) / instance.cluster.mesh.size
 
 
+def least_in_time(search: Search) -> float:
+    """A lower bound on any step, for which there is time."""
+    return 0.0 if search.is_late else least_s(search.instance)
+
+
+def refuse_whole(search: Search, other: tuple[Cluster, tuple[tuple[int, ...], ...]] | None) -> None:
+    """Raises `LimitError` or `KeyboardInterrupt` if all plans of a mesh are not to be searched, since it has too many
+    axes or the search is over; `other`: the mesh that gave no plan."""
+    asked = search.instance
+    if search.interruption.asked:
+        raise KeyboardInterrupt
+    if other is not None and (len(real_axes(asked.cluster.mesh)) > MOST_WHOLE or search.is_over):
+        raise LimitError(no_coarser_plan(asked.model, asked.cluster, other[0]))
+
+
 def finer(search: Search, coarser: Coarser, no_less_s: float) -> Questions[Found]:
     """The best plan of a finer mesh. `no_less_s`: a lower bound on the step of any. Raises `NoPlanError` where the plan
     of the coarser mesh is none of this one."""
@@ -141,15 +159,19 @@ def transferred(
     """
     decided, limit_bytes = decided or coarser.on(search.instance.cluster.mesh), coarser.limit_bytes
     near = None if every_path else Neighbourhood(decided.met())
-    question = Question(limit_bytes, remat=coarser.recompute, near=near, restriction=decided.fixed)
+    search.clock.decided |= not coarser.reproducible
+    is_late = search.lacks(FINER_S * len(search.instance.model.operators))  # for more than the decisions themselves
+    question = Question(limit_bytes, remat=coarser.recompute, near=near, restriction=decided.fixed, is_late=is_late)
     answer = yield from asked(search, question, search.work_left)
+    if answer.solution.choices is None and answer.solution.outcome != "infeasible" and search.is_late:
+        answer = yield from asked(search, replace(question, is_late=True), search.work_left)
     if answer.solution.choices is None:
         raise NoPlanError(answer)
     best = search.judged(answer.candidates)[0]
     none = tuple(() for _ in answer.objective.sizes)
     bound_s = min(no_less_s, best.step_s)
     planes = (*coarser.planes, *answer.solution.planes)
-    return Found(best, bound_s, answer.objective, none, limit_bytes, coarser.outcome, coarser.reproducible, planes)
+    return Found(best, bound_s, answer.objective, none, limit_bytes, coarser.outcome, planes)
 
 
 def same(search: Search, fewer: Coarser, decided: Decided | None = None) -> Questions[Found]:
@@ -188,7 +210,7 @@ def _proven(
             known=Decided.of_priced(found.candidate.priced).fixed,
         )
         best = found.better([whole.candidate], search.instance.limit_bytes)
-        found = replace(whole, candidate=best.candidate, reproducible=whole.reproducible and found.reproducible)
+        found = replace(whole, candidate=best.candidate)
     return found
 
 
@@ -213,7 +235,7 @@ def _proven_by_single_problems(
         )
         solution = answer.solution
         outcome = "interrupted" if solution.outcome == "interrupted" else found.outcome
-        found = replace(found, outcome=outcome, reproducible=found.reproducible and solution.reproducible)
+        found = replace(found, outcome=outcome)
         if solution.outcome == "infeasible":  # which the known plan contradicts
             break
         if solution.choices is not None:
@@ -248,8 +270,7 @@ def by_pairs(search: Search, found: Found) -> Questions[Found]:
         )
         solution = answer.solution
         outcome = "interrupted" if solution.outcome == "interrupted" else found.outcome
-        reproducible, planes = found.reproducible and solution.reproducible, (*found.planes, *solution.planes)
-        found = replace(found, outcome=outcome, reproducible=reproducible, planes=planes)
+        found = replace(found, outcome=outcome, planes=(*found.planes, *solution.planes))
         if answer.solution.choices is not None:
             here = replace(search, known={})  # a graph of its own, which is not to outlive the pair
             found = found.better(here.judged(answer.candidates[:PAIR_JUDGED]), instance.limit_bytes)

@@ -60,7 +60,7 @@ def best_for_runtime(
 
     def ask(roles: Roles, enough_s: float) -> Found | None:
         if search.is_over and enough_s < math.inf:
-            raise NoBetterError(min(enough_s, least_s(instance)))
+            raise NoBetterError(0.0 if search.is_late else min(enough_s, least_s(instance)))
         turn.next(", ".join(f"{axis} {role}" for axis, role in zip(cluster.mesh.names, roles, strict=True)))
         return plans.with_roles(roles, search, enough_s)
 
@@ -193,7 +193,7 @@ class RuntimePlans:
                 self.coarse.plans[key] = None, 0.0
             raise
         if self.restriction is None:
-            self.coarse.plans[key] = Coarser.of(found), 0.0
+            self.coarse.plans[key] = Coarser.of(found, search), 0.0
         return found
 
     def among_all(self, roles: Roles, search: Search, enough_s: float = math.inf) -> Found:
@@ -231,7 +231,7 @@ class RuntimePlans:
         are left."""
         known = {} if known is None else known
         restricted = "any" not in roles
-        return Search(self._instance, search.limit_s, search.interruption, restricted=restricted, known=known)
+        return Search(self._instance, search.limit_s, search.interruption, restricted, search.clock, known=known)
 
     def _coarser(self, roles: Roles, search: Search, enough_s: float) -> tuple[Coarser | None] | None:
         """The plan of the mesh on which neighbours over one link with one role are one axis. `None` if it has no plan,
@@ -261,11 +261,11 @@ class RuntimePlans:
         if other is None:
             return None
         try:
-            own = Search(other.answers.instance, search.share(2), search.interruption)
+            own = Search(other.answers.instance, search.share(2), search.interruption, clock=search.clock)
             found = other.with_roles(roles, own, enough_s)
         except NoPlanError:
             return None, 0.0
-        return None if found is None else Coarser.of(found), 0.0
+        return None if found is None else Coarser.of(found, search), 0.0
 
 
 def _raised_bound(search: Search, near: Found, enough_s: float) -> Questions[float]:

@@ -18,6 +18,7 @@ from shardplan.graph.neighbourhood import Neighbourhood, Offer
 from shardplan.graph.options import PlanOptions
 from shardplan.graph.pricing import Pricing
 from shardplan.graph.remat import Recompute
+from shardplan.interruption import NEVER, Deadline
 from shardplan.layout.mesh import Mesh
 from shardplan.model.types import DTYPE_BITS, Model
 from shardplan.plan.assemble import recompute_of
@@ -110,12 +111,13 @@ class CostGraphs:
         self._regathering: tuple[CostGraph, tuple[CostGraph, MemoryRows]] | None = None
         self._near: tuple[tuple[Neighbourhood, Recompute | None], tuple[CostGraph, MemoryRows]] | None = None
 
-    def asked(self) -> tuple[CostGraph, MemoryRows]:
-        """The cost graph with the rematerialisation of the options."""
+    def asked(self, deadline: Deadline = NEVER) -> tuple[CostGraph, MemoryRows]:
+        """The cost graph with the rematerialisation of the options. This and the other graphs raise `GivenUpError` at
+        the deadline."""
         if self._asked is None:
-            built = self._build(near=self._decided())
+            built = self._build(None, self._decided(), deadline)
             if self.instance.decided is not None and self.instance.options.remat == "auto":
-                built = self._build(recompute_of(self.instance.decided, built), self._decided())
+                built = self._build(recompute_of(self.instance.decided, built), self._decided(), deadline)
             self._asked = (built, MemoryRows(built))
         return self._asked
 
@@ -126,35 +128,39 @@ class CostGraphs:
             return None
         return Neighbourhood(Decided.of_plan(decided).met())
 
-    def recomputing(self, remat: Recompute) -> tuple[CostGraph, MemoryRows]:
+    def recomputing(self, remat: Recompute, deadline: Deadline = NEVER) -> tuple[CostGraph, MemoryRows]:
         """The cost graph with a given rematerialisation. The latest one is kept, as several questions follow on the
         same graph."""
-        if remat == self.asked()[0].recompute:
+        if remat == self.asked(deadline)[0].recompute:
             return self.asked()
         if self._recomputing is None or self._recomputing[0] != remat:
-            built = self._build(remat)
+            built = self._build(remat, None, deadline)
             self._recomputing = remat, (built, MemoryRows(built))
         return self._recomputing[1]
 
-    def regathering(self, asked: tuple[CostGraph, MemoryRows]) -> tuple[CostGraph, MemoryRows]:
+    def regathering(
+        self, asked: tuple[CostGraph, MemoryRows], deadline: Deadline = NEVER
+    ) -> tuple[CostGraph, MemoryRows]:
         """A cost graph as if no gathered weight stayed. The latest one is kept."""
         if self._regathering is None or self._regathering[0] is not asked[0]:
-            self._regathering = asked[0], (regathering(asked[0]), asked[1])
+            self._regathering = asked[0], (regathering(asked[0], deadline), asked[1])
         return self._regathering[1]
 
-    def near(self, near: Neighbourhood, remat: Recompute | None) -> tuple[CostGraph, MemoryRows]:
+    def near(
+        self, near: Neighbourhood, remat: Recompute | None, deadline: Deadline = NEVER
+    ) -> tuple[CostGraph, MemoryRows]:
         """The cost graph with only the layouts near some plans, and a given rematerialisation (default: the
         options). The latest one is kept."""
         if self._near is None or self._near[0] != (near, remat):
-            built = self._build(remat, near)
+            built = self._build(remat, near, deadline)
             self._near = (near, remat), (built, MemoryRows(built))
         return self._near[1]
 
-    def _build(self, remat: Recompute | None = None, near: Offer | None = None) -> CostGraph:
+    def _build(self, remat: Recompute | None, near: Offer | None, deadline: Deadline) -> CostGraph:
         asked = self.instance
         return build_cost_graph(
             asked.model, asked.rules, asked.cluster, asked.options, pricing=asked.pricing,
-            constraints=asked.constraints, remat=remat, near=near or asked.offer,
+            constraints=asked.constraints, remat=remat, near=near or asked.offer, deadline=deadline,
         )  # fmt: skip
 
 

@@ -58,12 +58,13 @@ def judged(
     is_over: Callable[[], bool] = bool,
     *,
     only_best: bool = False,
+    first_fit: bool = False,
     heard: Callable[[Candidate], None] = lambda _: None,
 ) -> list[Candidate]:
     """The plans of assignments, the best first: those that fit, by their scheduled steps. `known`: plans scheduled
     earlier; new ones are added to it. If no assignment can fit under any schedule, one of them is scheduled; after
-    `is_over`, only one is. With `only_best`, a plan that cannot become the best is not scheduled fully. `heard` is
-    called with every plan."""
+    `is_over`, only one is. With `only_best`, a plan that cannot become the best is not scheduled fully; with
+    `first_fit`, none is. `heard` is called with every plan."""
     known = {} if known is None else known
     is_roomy = limit_bytes >= UNLIMITED_BYTES
     fitting = [one for one in assignments if is_roomy or _holds_bytes(*one) <= limit_bytes]
@@ -76,7 +77,9 @@ def judged(
             break
         key = id(layouts.built), choices
         if key not in known:
-            priced = price(layouts.built, layouts.memory, choices, limit_bytes, layouts.penalties, best_s)
+            priced = price(
+                layouts.built, layouts.memory, choices, limit_bytes, layouts.penalties, best_s, first_fit=first_fit
+            )
             known[key] = Candidate(priced, layouts)
             if only_best and known[key].keeps(limit_bytes):
                 best_s = min(best_s, known[key].step_s)

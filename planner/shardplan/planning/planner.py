@@ -17,7 +17,7 @@ from shardplan.graph.memory import MemoryRows
 from shardplan.graph.neighbourhood import Offer
 from shardplan.graph.options import PlanOptions
 from shardplan.graph.problem import at, objective_of
-from shardplan.interruption import Interruption
+from shardplan.interruption import NEVER, Deadline, Interruption
 from shardplan.model.types import Model
 from shardplan.plan.assemble import Outcome, Proof, assemble, in_best_buckets
 from shardplan.plan.types import Plan
@@ -25,7 +25,7 @@ from shardplan.planning.answers import Answers
 from shardplan.planning.candidates import shortest, unless_nothing_fits
 from shardplan.planning.chain import Answer
 from shardplan.planning.chosen import Chosen
-from shardplan.planning.constants import DEEPENING_S, IMPROVED_GAP, PROOF_TIMES, SEARCH_GAP
+from shardplan.planning.constants import DEEPENING_S, FINER_S, IMPROVED_GAP, PROOF_TIMES, SEARCH_GAP
 from shardplan.planning.decided import Decided
 from shardplan.planning.finer import (
     CoarsePlans,
@@ -33,7 +33,9 @@ from shardplan.planning.finer import (
     by_pairs,
     deeper,
     finer,
+    least_in_time,
     least_s,
+    refuse_whole,
     same,
     transferred,
     with_fewer_axes,
@@ -41,7 +43,7 @@ from shardplan.planning.finer import (
 )
 from shardplan.planning.for_runtime import best_for_runtime, start_for_runtime
 from shardplan.planning.infeasible import no_coarser_plan, refusal
-from shardplan.planning.instance import MOST_WHOLE, CostGraphs, instance_of, real_axes
+from shardplan.planning.instance import CostGraphs, instance_of
 from shardplan.planning.judge import Known
 from shardplan.planning.linear_questions import of_linear
 from shardplan.planning.reduction import Restrict
@@ -107,7 +109,7 @@ class Planner:
         self.instance = instance_of(
             model, cluster, options, self._warn, complete=complete, decided=decided, offer=offer
         )
-        self._answers = Answers(self.instance, self._warn)
+        self._answers = Answers(self.instance, self._warn, reasons)
         self._start = start
         self.known: Known = {}
         """Plans that `solve_at` has scheduled."""
@@ -154,15 +156,17 @@ class Planner:
             except NoPlanError as none:
                 raise self.refusal(none.answer) from None
             if restriction is None and math.isinf(work):
-                self._coarse.plans.setdefault((self.instance.cluster.mesh, ()), (Coarser.of(found), search.spent.work))
-            return self._assembled(found, scheduled_bytes, interrupted=interruption.asked)
+                self._coarse.plans.setdefault(
+                    (self.instance.cluster.mesh, ()), (Coarser.of(found, search), search.spent.work)
+                )
+            return self._assembled(found, search, scheduled_bytes)
 
     def started(self) -> Plan | None:
         """The start alone, as a plan of this mesh; `None` if nothing can be taken from it."""
         with Interruption() as interruption:
             search = Search.of(self.instance, interruption)
             found = self._from_start(search)
-            return None if found is None else self._assembled(found, interrupted=interruption.asked).plan
+            return None if found is None else self._assembled(found, search).plan
 
     def refined(
         self,
@@ -189,23 +193,24 @@ class Planner:
                 with contextlib.suppress(NoPlanError):
                     other = self._answered(transferred(search, coarser, least_s, decided), search)
                     found = found.better([other.candidate], self.limit_bytes)
-            return self._assembled(found, interrupted=interruption.asked).plan
+            return self._assembled(found, search).plan
 
-    def _assembled(self, found: Found, scheduled_bytes: int | None = None, *, interrupted: bool = False) -> Chosen:
-        """The plan of the best candidate, with its proof."""
-        if interrupted:
-            found = replace(found, outcome="interrupted", reproducible=False)
+    def _assembled(self, found: Found, search: Search, scheduled_bytes: int | None = None) -> Chosen:
+        """The plan of the best candidate, with its proof. After the time limit, its buckets are as in its schedule."""
+        if search.interruption.asked and search.is_late:
+            found = replace(found, outcome="interrupted")
         for diagnostic in self.instance.pricing.compute.warnings:
             self._warn(diagnostic)
         candidate, limit = found.candidate, self.limit_bytes
         if scheduled_bytes is not None:
             candidate, limit = candidate.under(scheduled_bytes), scheduled_bytes
-        priced = in_best_buckets(candidate.priced, limit)
+        priced = candidate.priced if search.has_to_stop else in_best_buckets(candidate.priced, limit)
         if priced.mismatch:
             self._warn(warning("price-mismatch", priced.mismatch, hint="the plan has the former"))
         sizes = objective_of(candidate.layouts.built).sizes  # sums that were added for one problem have no place
         multipliers = tuple(row[:size] for row, size in zip(found.multipliers, sizes, strict=True))
-        proof = Proof(found.bound_s - priced.penalty_s, _outcome(found), found.reproducible, multipliers)
+        outcome: Outcome = "interrupted" if found.outcome == "interrupted" else "feasible"
+        proof = Proof(found.bound_s - priced.penalty_s, outcome, not search.clock.decided, multipliers)
         return Chosen(assemble(priced, limit, proof), priced, candidate.layouts.memory)
 
     @property
@@ -227,11 +232,11 @@ class Planner:
         search = Search(self.instance, float("inf"), Interruption(), only_best=False, known=self.known)
         return self._answered(of_linear(search, linear, work, enough_s), search, restriction)
 
-    def built_at(self, multipliers: Weights = ()) -> tuple[CostGraph, MemoryRows]:
+    def built_at(self, multipliers: Weights = (), deadline: Deadline = NEVER) -> tuple[CostGraph, MemoryRows]:
         """The cost graph and its memory rows, with costs and tables at given multipliers of the objective's sums
         (default: compute and blocking communication only). At any multipliers, the costs of an assignment are a lower
-        bound on its schedule."""
-        built, memory = self._graphs.asked()
+        bound on its schedule. Raises `GivenUpError` at the deadline."""
+        built, memory = self._graphs.asked(deadline)
         return at(built, at_multipliers(objective_of(built), multipliers)), memory
 
     def built_serial(self) -> tuple[CostGraph, MemoryRows]:
@@ -262,7 +267,7 @@ class Planner:
             found = self._proven(search, restriction, enough_s)
         except (NoPlanError, LimitError):
             least = 0.0 if search.interruption.asked else least_s(self.instance)
-            return replace(start, bound_s=min(least, finished_s(start, self.instance)), reproducible=False)
+            return replace(start, bound_s=min(least, finished_s(start, self.instance)))
         return self._no_worse(found, start, search)
 
     def _from_start(self, search: Search) -> Found | None:
@@ -283,7 +288,7 @@ class Planner:
         self._warn(said)
         if found is not None:
             search.interruption.arm()
-            search.spent.first, search.spent.best_s = found.candidate, found.candidate.step_s
+            search.spent.best, search.spent.best_s = found.candidate, found.candidate.step_s
         return found
 
     def _no_worse(self, found: Found, start: Found, search: Search) -> Found:
@@ -314,13 +319,11 @@ class Planner:
             return self._searched(search, restriction, enough_s)
         own = replace(search, restricted=True)
         found = self._answered(same(own, kept, kept.decided), own)
-        now_s = time.monotonic()
-        if search.is_over or not found.gap or search.ends_s - now_s < PROOF_TIMES * (now_s - began_s):
+        if search.is_over or not found.gap or search.lacks(PROOF_TIMES * (time.monotonic() - began_s)):
             return found
         with contextlib.suppress(NoPlanError, LimitError):
             proven = self._searched(search, restriction, enough_s)
-            proven = proven.proven_by(found).better([found.candidate], self.limit_bytes)
-            found = replace(proven, reproducible=proven.reproducible and found.reproducible)
+            found = proven.proven_by(found).better([found.candidate], self.limit_bytes)
         return found
 
     def _searched(self, search: Search, restriction: Restrict | None, enough_s: float = math.inf) -> Found:
@@ -338,7 +341,7 @@ class Planner:
             shallow = self._shallower(search)
             if shallow is not None:
                 with contextlib.suppress(NoPlanError):
-                    return self._answered(deeper(search, shallow, least_s(self.instance)), search)
+                    return self._answered(deeper(search, shallow, least_in_time(search)), search)
             fewer = self._coarser(search, without_idle_axes(self.instance))
             if fewer is not None:
                 with contextlib.suppress(NoPlanError):
@@ -347,11 +350,15 @@ class Planner:
         coarser = self._coarser(search, fewer_axes)
         if coarser is not None:
             with contextlib.suppress(NoPlanError):
-                return self._answered(finer(search, coarser, least_s(self.instance)), search)
-        elif fewer_axes is not None and not self.instance.chooses_remat:  # a search of all axes takes minutes
+                return self._answered(finer(search, coarser, least_in_time(search)), search)
+        elif fewer_axes is not None and not (
+            self.instance.chooses_remat or search.is_late
+        ):  # a search of all axes takes minutes
             self._answered(unless_nothing_fits(search, objective_of(self._graphs.asked()[0])), search)
+        if restriction is None and search.spent.best is None and search.is_late:
+            refuse_whole(search, fewer_axes)
         found = self._answered(shortest(search, enough_s if coarser is None else math.inf), search, restriction)
-        found = search.with_first(found)
+        found = search.with_best(found)
         return found if restriction is not None else self._from_state_as_kept(found, search)
 
     def _from_state_as_kept(self, found: Found, search: Search) -> Found:
@@ -400,17 +407,14 @@ class Planner:
         key = cluster.mesh, ()
         if key not in self._coarse.plans:
             asked, told = self.instance, without_effort(self._on_progress)
-            self._coarse.plans[key] = self._on(asked.model, cluster, search, asked.options, told)
+            room_s = FINER_S * len(asked.model.operators)
+            self._coarse.plans[key] = self._on(asked.model, cluster, search, asked.options, told, room_s=room_s)
         known = self._coarse.plans[key]
         if known is None:
             return None
         found, work = known
         if found is None:
-            asked = self.instance
-            if search.interruption.asked:
-                raise KeyboardInterrupt
-            if len(real_axes(asked.cluster.mesh)) > MOST_WHOLE or search.is_over:
-                raise LimitError(no_coarser_plan(asked.model, asked.cluster, cluster))
+            refuse_whole(search, other)
             return None
         search.spent.work += work
         return replace(found, groups=groups)
@@ -432,8 +436,8 @@ class Planner:
             options = replace(options, time_limit=max(0.0, ends_s - time.monotonic()))
         try:
             other = Planner(model, cluster, options, told, reasons=False, coarse=coarse)
-            own = Search.of(other.instance, search.interruption)
-            return Coarser.of(other._found(own, None)), own.spent.work
+            own = Search.of(other.instance, search.interruption, search.clock)
+            return Coarser.of(other._found(own, None), own), own.spent.work
         except NoPlanError:
             return None, 0.0
         except ShardplanError:  # such as a constraint that names one of the axes
@@ -442,7 +446,3 @@ class Planner:
     def _answered(self, questions: Questions[T], search: Search, restriction: Restrict | None = None) -> T:
         """The result of a generator of questions; progress is reported."""
         return self._answers.to(questions, search, restriction, self._on_progress)
-
-
-def _outcome(found: Found) -> Outcome:
-    return "interrupted" if found.outcome == "interrupted" else "feasible"

@@ -11,7 +11,8 @@ from typing import TypeAlias, TypeVar
 import numpy as np
 
 from shardplan.graph.options import UNLIMITED_BYTES
-from shardplan.interruption import Interruption
+from shardplan.graph.problem import objective_of
+from shardplan.interruption import Deadline, Interruption
 from shardplan.planning.chain import Answer, Assigned, Question, most_solved
 from shardplan.planning.constants import CLOSING_RESERVE, SEARCH_WORK
 from shardplan.planning.instance import Instance
@@ -47,9 +48,9 @@ class NoBetterError(Exception):
 class Found:
     """The best result of a search: the plan with the shortest schedule, the greatest proven lower bound on any schedule
     (seconds), and the multipliers of that bound. `limit_bytes`: the memory limit of that proof, kept for further
-    questions, since a limit that does not bind only costs time. `outcome`: of the last answer; `reproducible`: no clock
-    ended it; `planes`: cutting planes of the assignments met; `memory_multipliers`: those of memory, picoseconds per
-    byte at each moment. `whole`: the problem with all its maxima, if it has the choices of a cost graph."""
+    questions, since a limit that does not bind only costs time. `outcome`: of the last answer; `planes`: cutting planes
+    of the assignments met; `memory_multipliers`: those of memory, picoseconds per byte at each moment. `whole`: the
+    problem with all its maxima, if it has the choices of a cost graph."""
 
     candidate: Candidate
     bound_s: float
@@ -57,7 +58,6 @@ class Found:
     multipliers: Weights
     limit_bytes: int | None
     outcome: str = "feasible"
-    reproducible: bool = True
     planes: tuple[Plane, ...] = ()
     memory_multipliers: Mapping[int, float] = field(default_factory=dict)
     whole: Layouts | None = None
@@ -116,8 +116,8 @@ class Spent:
     """What a search has spent: `work`, in the units of `shardplan.solve.constants`, and the longest time (seconds) that
     the schedule of one plan took. For the progress line only: `best_s`, the shortest step of a plan that fits;
     `solved`, the plain problems of answered questions at most; `left`, those of questions to come, and `later`, those
-    of later searches; `report`, which is called when `best_s` may have changed. `first`: a plan that was scheduled
-    before the first answer, which Ctrl-C keeps."""
+    of later searches; `report`, which is called when `best_s` may have changed. `best`: the best plan that was
+    scheduled and keeps the memory limit, with which the search can end at any time."""
 
     work: float = 0.0
     layout_s: float = 0.0
@@ -125,13 +125,22 @@ class Spent:
     solved: int = 0
     left: int = 0
     later: int = 0
-    first: Candidate | None = None
+    best: Candidate | None = None
     report: Callable[[], None] = lambda: None
+
+
+@dataclass
+class Clock:
+    """Whether time or Ctrl-C has decided anything in a search, or in one inside of it: another run may end
+    elsewhere."""
+
+    decided: bool = False
 
 
 @dataclass(frozen=True)
 class Search:
-    """What is searched and until when (`time.monotonic`); `interruption` is set by Ctrl-C. `restricted`: the choices
+    """What is searched and until when (`time.monotonic`); `interruption` is set by Ctrl-C. `clock`: shared with the
+    searches inside of it. `restricted`: the choices
     are few, as in a recipe, so recipes are no candidates. `only_best`: plans that cannot become the best are not
     scheduled fully. `roomy`: there is no memory limit. `regather`: questions are asked as if all gathered weights were
     gathered again for backward; plans are scheduled with as many staying as fit. `worth_s`: if the plan without a
@@ -141,6 +150,7 @@ class Search:
     limit_s: float
     interruption: Interruption = field(default_factory=Interruption)
     restricted: bool = False
+    clock: Clock = field(default_factory=Clock)
     only_best: bool = True
     roomy: bool = False
     regather: bool = False
@@ -153,11 +163,18 @@ class Search:
     spent: Spent = field(default_factory=Spent)
 
     @classmethod
-    def of(cls, instance: Instance, interruption: Interruption | None = None, *, restricted: bool = False) -> Search:
+    def of(
+        cls,
+        instance: Instance,
+        interruption: Interruption | None = None,
+        clock: Clock | None = None,
+        *,
+        restricted: bool = False,
+    ) -> Search:
         """A new search for a plan of an instance."""
         limit = instance.options.time_limit
         ends_s = math.inf if limit is None else time.monotonic() + limit
-        return cls(instance, ends_s, interruption or Interruption(), restricted)
+        return cls(instance, ends_s, interruption or Interruption(), restricted, clock or Clock())
 
     def without_limit(self) -> Search:
         """The same search without a memory limit; it keeps its own record of scheduled plans."""
@@ -191,11 +208,34 @@ class Search:
 
     @property
     def is_over(self) -> bool:
-        return self.interruption.asked or self._is_timed_out or self.work_left <= 0.0
+        """Whether nothing more is to be searched. If time or Ctrl-C decide that, the clock has decided something."""
+        return self.work_left <= 0.0 or self.is_late
 
     @property
-    def _is_timed_out(self) -> bool:
-        return time.monotonic() >= self.ends_s
+    def is_late(self) -> bool:
+        """Whether time or Ctrl-C end the search, which the clock remembers."""
+        return self.lacks(0.0)
+
+    def lacks(self, seconds: float) -> bool:
+        """Whether less time is left than that, which the clock remembers if it is so."""
+        is_short = self.interruption.asked or self.ends_s - time.monotonic() <= seconds
+        self.clock.decided = self.clock.decided or is_short
+        return is_short
+
+    @property
+    def deadline(self) -> Deadline:
+        """When a question is given up: if there is a plan, the search can end without the answer."""
+        return Deadline(self.ends_s, self.spent.best is not None, self.interruption)
+
+    @property
+    def has_no_time(self) -> bool:
+        """Whether there is no time left to finish a plan well either, which the clock remembers."""
+        return self.is_late and (self.interruption.asked or time.monotonic() >= self.limit_s)
+
+    @property
+    def has_to_stop(self) -> bool:
+        """Whether there is a plan, and no time to schedule another one or to finish it well."""
+        return self.spent.best is not None and self.has_no_time
 
     def share(self, parts: float) -> float:
         """The time at which one of `parts` equal parts of the remaining time has passed."""
@@ -203,33 +243,58 @@ class Search:
         return now + max(0.0, self.ends_s - now) / parts
 
     def judged(self, assignments: Sequence[Assigned]) -> list[Candidate]:
-        """The plans of assignments, the best first; at least one, however late it is."""
+        """The plans of assignments, the best first. However late it is, at least one is scheduled, if only roughly, or
+        known already."""
+        if self.spent.best is not None and self.has_no_time:
+            return [self.spent.best]
         before, known = time.monotonic(), len(self.known)
-        limit, is_over = self.limit_bytes, lambda: self._is_late(before, known)
+
+        def is_over() -> bool:
+            self._took(before, len(self.known) - known)
+            return self.is_late
+
         self.spent.report()
-        found = judged(assignments, limit, self.known, is_over, only_best=self.only_best, heard=self._heard)
-        self._is_late(before, known)
+        found = judged(
+            assignments, self.limit_bytes, self.known, is_over,
+            only_best=self.only_best, first_fit=self.has_no_time, heard=self._heard,
+        )  # fmt: skip
+        self._took(before, len(self.known) - known)
         return found
 
     def schedule_first(self, assigned: Assigned) -> None:
-        """Schedules an assignment if no plan is known yet: for the progress line, and for Ctrl-C."""
-        if math.isinf(self.spent.best_s) and not self.is_over:
+        """Schedules an assignment if no plan is known yet: for the progress line, and for an early end."""
+        if self.spent.best is None and not self.is_over:
+            before = time.monotonic()
             first = first_judged(assigned, self.instance.limit_bytes)
-            if first.keeps(self.instance.limit_bytes):
-                self.interruption.arm()
-                self.spent.first = first
-                self._heard(first)
+            self._took(before, 1)
+            self._heard(first)
 
-    def with_first(self, found: Found) -> Found:
-        """After Ctrl-C, the better of a plan and of the one that was scheduled first: what is known is kept."""
-        if self.spent.first is None or not self.interruption.asked:
+    def with_best(self, found: Found) -> Found:
+        """After an early end, the better of a plan and of the best that was scheduled: what is known is kept."""
+        if self.spent.best is None or not self.clock.decided:
             return found
-        return found.better([self.spent.first], self.instance.limit_bytes)
+        return found.better([self.spent.best], self.instance.limit_bytes)
+
+    def best_without(self, none: Answer) -> Found:
+        """The best plan that was scheduled, with no bound, in place of the answer to a question that was given up.
+        Raises `NoPlanError` if there is none."""
+        best = self.spent.best
+        if best is None or none.solution.outcome == "infeasible":
+            raise NoPlanError(none)
+        objective = objective_of(best.layouts.built)
+        outcome = "interrupted" if self.interruption.asked else "feasible"
+        return Found(best, 0.0, objective, tuple(() for _ in objective.sizes), self.instance.limit_bytes, outcome)
 
     def _heard(self, candidate: Candidate) -> None:
-        if candidate.keeps(self.instance.limit_bytes):
-            self.spent.best_s = min(self.spent.best_s, candidate.step_s)
-        self.spent.report()
+        spent = self.spent
+        if candidate.keeps(self.instance.limit_bytes) and (spent.best is None or candidate.step_s < spent.best.step_s):
+            self.interruption.arm()
+            spent.best, spent.best_s = candidate, candidate.step_s
+        spent.report()
+
+    def _took(self, before: float, plans: int) -> None:
+        """Records the time since `before` in which so many plans were scheduled."""
+        self.spent.layout_s = max(self.spent.layout_s, (time.monotonic() - before) / max(1, plans))
 
     def best_of(self, found: Found, assignments: Sequence[Assigned]) -> Found:
         """The best of the known plan and of those of `assignments` that may be better; the others are kept as
@@ -238,9 +303,3 @@ class Search:
         self.hopeless.update(hopeless)
         hopeful = [one for one in assignments if one[1] not in hopeless]
         return found.better(self.judged(hopeful), self.limit_bytes)
-
-    def _is_late(self, before: float, known: int) -> bool:
-        """Whether to stop scheduling plans; records how long one takes."""
-        taken = (time.monotonic() - before) / max(1, len(self.known) - known)
-        self.spent.layout_s = max(self.spent.layout_s, taken)
-        return self.interruption.asked or self._is_timed_out

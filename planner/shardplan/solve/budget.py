@@ -7,8 +7,8 @@ import time
 from dataclasses import dataclass, field
 from typing import Literal
 
-from shardplan.interruption import Interruption
-from shardplan.solve.constants import PROOF_WORK, PROOF_WORK_SMALL
+from shardplan.interruption import GivenUpError, Interruption
+from shardplan.solve.constants import PROOF_WORK, PROOF_WORK_SMALL, REDUCING_SECONDS
 
 Phase = Literal["reduce", "bound", "search", "prove"]
 
@@ -30,7 +30,8 @@ class Progress:
 class Budget:
     """The limits of a solve, and what it has spent. One unit of work is about a million table entries looked at.
 
-    `spent` and `expired` give the same result on every machine as long as there is no time limit. `effort`: work after
+    `spent` and `expired` give the same result on every machine as long as there is no time limit; `by_clock`: the time
+    limit has ended something, so that another run may end elsewhere. `effort`: work after
     which a search ends with what it has; unlike a work limit, it does not change the search of a problem that needs
     less.
     """
@@ -38,9 +39,10 @@ class Budget:
     time_limit: float | None = None
     work_limit: float | None = None
     effort: float = math.inf
-    started: float = field(default_factory=time.monotonic)
+    started: float = field(default_factory=lambda: time.monotonic())  # noqa: PLW0108 - as it is then
     work: float = 0.0
     timed_out: bool = False
+    by_clock: bool = False
     _interruption: Interruption = field(default_factory=lambda: Interruption(armed=True))
 
     @property
@@ -87,7 +89,11 @@ class Budget:
 
     def past(self, end: tuple[float, float]) -> bool:
         """Whether a part of the search has ended."""
-        return self.work >= end[1] or (self.time_limit is not None and self.seconds >= end[0])
+        if self.work >= end[1]:
+            return True
+        is_late = self.time_limit is not None and self.seconds >= end[0]
+        self.by_clock = self.by_clock or is_late
+        return is_late
 
     def proof(self, share: float) -> tuple[float, float, float]:
         """Work, gap and seconds of a proof that may take a share of what is left of the limits."""
@@ -111,7 +117,22 @@ class Budget:
         if self.work >= (self.effort if self.work_limit is None else min(self.effort, self.work_limit)):
             return True
         self.timed_out = self.timed_out or self.seconds_left <= 0
+        self.by_clock = self.by_clock or self.timed_out
         return self.timed_out
+
+    @property
+    def reproducible(self) -> bool:
+        """Whether neither the time limit nor Ctrl-C has ended anything."""
+        return not self.by_clock and not self.interrupted
+
+    def check(self) -> None:
+        """Raises `GivenUpError` some time after the time limit or Ctrl-C: what comes before the first assignment is
+        finished if it takes no longer."""
+        asked_s = max(self.started, self._interruption.asked_s)
+        after_s = max(-self.seconds_left, time.monotonic() - asked_s)
+        if after_s >= REDUCING_SECONDS:
+            self.by_clock = True
+            raise GivenUpError
 
     def __enter__(self) -> Budget:
         """From here on, the first Ctrl-C only asks to stop; a second one raises."""

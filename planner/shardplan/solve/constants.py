@@ -43,6 +43,9 @@ GRACE_SECONDS = 0.7
 """Seconds after the end of a budget before a call that does not return is abandoned."""
 TICK_SECONDS = 0.05
 """Seconds between two checks of a call that does not return: shorter reacts to Ctrl-C sooner."""
+REDUCING_SECONDS = 0.5
+"""Seconds after the end of a budget before reductions are given up: a search that has none yet finds its first
+assignment after them."""
 
 # Reductions
 

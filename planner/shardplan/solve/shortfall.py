@@ -44,7 +44,9 @@ def least_limit(problem: Problem, budget: Budget) -> int | None:
         if len(cutset(graph)) > CUTSET_NODES:
             return _Large(free, budget).least(int(graph.base.max(initial=0)), everything)
         low = _of_one_moment(graph, budget)
-        return low if low is None else _Small(_thinned(graph, low), whole, budget).least(low, everything)
+        if low is None or budget.expired():
+            return low
+        return _Small(_thinned(graph, low), whole, budget).least(low, everything)
     except Contradiction:
         return None
 

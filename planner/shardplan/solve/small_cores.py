@@ -8,6 +8,7 @@ from itertools import permutations
 
 import numpy as np
 
+from shardplan.interruption import GivenUpError
 from shardplan.solve.bound.ascent import ascend
 from shardplan.solve.bound.decoding import cutset
 from shardplan.solve.bound.lagrange import DeadEnd, Point, Relaxation
@@ -136,6 +137,8 @@ def _roomy(
             _prove_maxima(Relaxation(free, limit, budget, whole), trial, enough, fits, start)
     except Contradiction:
         trial.prove(trial.cost)
+    except GivenUpError:  # what is known without the limit is kept; the caller's budget has ended
+        pass
     best.multipliers = trial.multipliers
     best.prove(trial.bound)
     if fits(trial.choices):

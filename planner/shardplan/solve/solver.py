@@ -10,6 +10,7 @@ from functools import partial
 import numpy as np
 
 from shardplan.errors import checks_itself
+from shardplan.interruption import GivenUpError
 from shardplan.solve.bound.averages import by_averages
 from shardplan.solve.budget import Budget, Phase, Progress
 from shardplan.solve.constants import (
@@ -114,7 +115,7 @@ def search(
             )
         wide = sums_to_nodes(problem)
         try:
-            graph = build(wide.problem, Tables(), wide.amounts, wide.groups)
+            graph = build(wide.problem, Tables(budget), wide.amounts, wide.groups)
             best.scale, best.below = graph.scale, below * graph.scale
             phase[0] = "bound"
             if not presolve:
@@ -126,6 +127,8 @@ def search(
                 fit(graph, problem.limit or 0, best, budget, gap, seed, roomy, unproven, start)
         except Contradiction:
             best.bound = np.inf
+        except GivenUpError:  # the bound and the assignment so far are the answer
+            pass
         except Exception as defect:  # what is known by now is an answer, whatever fails
             if checks_itself():
                 raise
@@ -173,7 +176,7 @@ def _averaged(
         found = by_averages(problem, plain, start, budget.expired, most, below)
         is_cut = budget.interrupted and found.outcome != "infeasible"  # a proof holds, whatever comes after it
         outcome: Outcome = "interrupted" if is_cut else found.outcome
-        reproducible = found.reproducible and not budget.timed_out
+        reproducible = found.reproducible and budget.reproducible
         return replace(found, outcome=outcome, reproducible=reproducible, work=budget.work, failure=max(failures))
 
 
@@ -221,7 +224,7 @@ def _solution(problem: Problem, wide: SumsOnNodes, best: Incumbent, budget: Budg
         cost=cost,
         bound=bound,
         shortfall_bytes=shortfall,
-        reproducible=not budget.timed_out and not budget.interrupted,
+        reproducible=budget.reproducible,
         seconds=budget.seconds,
         work=budget.work,
         sum_multipliers=_sum_multipliers(problem, best),

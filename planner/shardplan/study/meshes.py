@@ -24,6 +24,7 @@ from shardplan.model.types import Model
 from shardplan.plan.types import Plan
 from shardplan.planning import CoarsePlans, Planner, plan_model
 from shardplan.planning.finer import work_s
+from shardplan.planning.infeasible import out_of_time
 from shardplan.planning.instance import MOST_AXES
 from shardplan.planning.runtimes import RUNTIMES
 from shardplan.planning.runtimes.table import FREE_ROLES
@@ -35,6 +36,9 @@ from shardplan.units import NS_PER_S, PS_PER_NS, counted
 
 _SOME_SECONDS = 0.01
 """Time for a mesh when other meshes have used up the time limit."""
+_WORKERS_S = 5.0
+"""Seconds that have to be left of a time limit for processes that search in parallel: each takes more than one to
+begin."""
 _NO_ROOM = "does not fit in memory"
 OUT_OF_TIME = "out of time"
 INTERRUPTED = "interrupted"
@@ -211,6 +215,8 @@ def _solved(
         processes = 1  # most of what one mesh says the next ones say too: it is searched once
     shared = model, coarse, start
     yield _try(shared, (first, clusters[first], options, ends_s, 1 + len(rest)), without_effort(on_progress))
+    if ends_s - time.monotonic() < _WORKERS_S:
+        processes = 1
     if processes > 1:
         rest.reverse()
     waiting = [math.ceil((len(rest) - number) / processes) for number in range(len(rest))]
@@ -228,6 +234,10 @@ def _try(
     (model, coarse, start), (text, cluster, options, ends_s, waiting) = shared, asked
     if start is not None and start.plan.mesh.shape != cluster.mesh.shape:
         start = None
+    if time.monotonic() >= ends_s and any(
+        known is not None and known[0] is not None for known in coarse.plans.values()
+    ):
+        return MeshTrial(text, cluster.mesh, None, 0, OUT_OF_TIME, (out_of_time(model, cluster),))
     if options.time_limit is not None:
         options = replace(options, time_limit=max(_SOME_SECONDS, (ends_s - time.monotonic()) / waiting))
     heard: list[Diagnostic] = []

@@ -12,6 +12,7 @@ from shardplan.cluster.build import profile_from_resolved
 from shardplan.cluster.types import Cluster
 from shardplan.errors import Diagnostic, InfeasibleError, LimitError
 from shardplan.garbage import few_collections
+from shardplan.graph.options import PlanOptions
 from shardplan.model.types import Model
 from shardplan.pipeline.plan import plan_stages
 from shardplan.plan.recorded_request import cluster_of
@@ -112,7 +113,18 @@ def _solved(
     if on_warning is not None:
         for diagnostic in best.diagnostics:
             on_warning(diagnostic)
+    summary = best.plan.summary
     if any(trial.reason == INTERRUPTED for trial in trials):
-        best = replace(best, plan=replace(best.plan, summary=replace(best.plan.summary, outcome="interrupted")))
+        summary = replace(summary, outcome="interrupted")
+    if any(_is_by_clock(trial, options) for trial in trials):
+        summary = replace(summary, reproducible=False)
+    best = replace(best, plan=replace(best.plan, summary=summary))
     assert best.plan is not None
     return Solved(best.plan, model, cluster_of(best.plan, "the plan"), trials)
+
+
+def _is_by_clock(trial: MeshTrial, options: PlanOptions) -> bool:
+    """Whether time or Ctrl-C decided what is known of a mesh, and so which one is the best."""
+    if trial.plan is not None:
+        return not trial.plan.summary.reproducible
+    return trial.reason == INTERRUPTED or (trial.reason == OUT_OF_TIME and options.time_limit is not None)

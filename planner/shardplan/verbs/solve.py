@@ -192,6 +192,12 @@ def _by_now(instance: Instance, session: Session) -> Instance:
     return replace(instance, options=replace(instance.options, time_limit=left))
 
 
+def _has_no_time(session: Session, instance: Instance) -> bool:
+    """Whether the time limit has passed: what a plan is worth is not asked then."""
+    limit = instance.options.time_limit
+    return limit is not None and time.monotonic() - session.started_s >= limit
+
+
 def _with_remedies(session: Session, problem: InfeasibleError, instance: Instance) -> InfeasibleError:
     """The same, with a hint that was tried; where constraints are to blame they are all there is to say."""
     from shardplan.study.remedies import find_remedies, remedies_record, remedies_text
@@ -278,7 +284,7 @@ def _limits(session: Session, order: _Order, answer: Solved) -> Mapping[str, Any
     from shardplan.study.target_limits import limits_of
     from shardplan.units import Measure
 
-    if not order.instance.options.target:
+    if not order.instance.options.target or _has_no_time(session, order.instance):
         return {}
     measure = Measure(order.instance.options.cost_model.unit)
     on_progress = session.begin("planning without a runtime's limits", measure.of_picoseconds)

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardplan.graph.build import CostGraph
+from shardplan.interruption import NEVER, Deadline
 from shardplan.layout.layout import Layout
 from shardplan.pipeline.bounds.units import AddedCosts, UnitProblem, unit_problems
 from shardplan.pipeline.cut_points import Chain, needed_for
@@ -38,11 +39,13 @@ class RunCosts:
     """Costs, in picoseconds per step, of all runs of units of a chain on the submesh of a cost graph.
 
     `added`: extra costs of choices of some nodes. `layouts[b]`: the layouts in which border b may be sent, none of
-    them partial; equal ones are the same object. Costs of a unit are computed on first use.
+    them partial; equal ones are the same object. Costs of a unit are computed on first use. At the deadline, what
+    computes them raises `GivenUpError`.
     """
 
     built: CostGraph
     chain: Chain
+    deadline: Deadline = NEVER
     added: AddedCosts = field(init=False, default_factory=AddedCosts)
     layouts: tuple[tuple[Layout, ...], ...] = field(init=False)
     _units: Sequence[UnitProblem] = field(init=False)
@@ -139,6 +142,7 @@ class RunCosts:
         """Number of the product of another (`_NOTHING`: of no units) and one more unit of that kind."""
         key = (product, kind)
         if key not in self._longer:
+            self.deadline.check()
             if kind not in self._matrices:
                 self._matrices[kind] = self._matrix(self._like[kind])
             end = self._matrices[kind]

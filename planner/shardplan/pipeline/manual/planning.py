@@ -20,8 +20,10 @@ from shardplan.pipeline.manual.matching import stage_starts
 from shardplan.pipeline.manual.stages import ManualStage, ManualStages
 from shardplan.pipeline.result import PipelineResult, result_of_plans
 from shardplan.pipeline.schedule import Schedule
+from shardplan.pipeline.search_state import SearchState
 from shardplan.pipeline.stage_inputs import constraints_on
 from shardplan.pipeline.submeshes import Submesh
+from shardplan.plan.types import Plan
 from shardplan.planning import Planner
 from shardplan.units import counted
 
@@ -42,14 +44,17 @@ def plan_manual(
         raise ShardplanError(error("bad-stages", summary, **manual.stages[0].mark.where))
     _refuse_unknown_axes(manual, [part.mesh for part in parts])
     _refuse_dims_beyond(manual, chain)
-    plans, waiting = [], []
+    plans, waiting, state = list[Plan](), list[int](), SearchState.of(options)
     for place, (stage, part) in enumerate(zip(manual.stages, parts, strict=True)):
         held = schedule.in_flight(len(parts) - 1 - place, len(parts), options.microbatches)
         waiting.append(held if options.training else 1)
         own = part_of(chain, place, place + 1, f"{model.name}.stage{place}")
         everywhere = constraints_on(options.constraints, own, part.mesh)
         handed = _handed(chain, place, stage, part, manual.intermediate)
-        asked = replace(options, in_flight=waiting[-1], constraints=(*everywhere, *stage.constraints, *handed))
+        asked = replace(
+            options, in_flight=waiting[-1], constraints=(*everywhere, *stage.constraints, *handed),
+            time_limit=state.stage_s(len(parts) - place - 1),
+        )  # fmt: skip
         plans.append(Planner(own, part.cluster, asked).plan())
     cuts = [Cut(place, place + 1, 0, 0, 0) for place in range(len(parts))]
     return result_of_plans(chain, cuts, parts, plans, waiting, cluster, options, schedule)

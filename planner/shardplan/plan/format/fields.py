@@ -188,7 +188,7 @@ DETAILS = Record("details", (
           default=False, since=6),
     _detail("reduces_beside", Flag(), "Whether gradients are reduced while backward still computes.", "reduces_beside",
             default=True),
-    _detail("reproducible", Flag(), "False if a time limit ended the search, so that another run may end elsewhere.",
+    _detail("reproducible", Flag(), "False if time or Ctrl-C ended any of the search: another run may end elsewhere.",
             "reproducible"),
     Field("warnings", TEXTS),
 ), make=dict, shared=False, part=True)  # fmt: skip

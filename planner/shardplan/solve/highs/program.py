@@ -128,7 +128,10 @@ class Program:
         try:
             within_deadline(self._create, self.budget)
             return self._solved()
-        except (AbandonedError, HighsError):
+        except AbandonedError:
+            self.budget.by_clock = True
+            return Answer("limit", None, self.offset)
+        except HighsError:
             return Answer("limit", None, self.offset)
 
     def _solved(self) -> Answer:
@@ -217,7 +220,7 @@ class Program:
         try:
             ended = within_deadline(highs.run, self.budget, PROGRAM_HUNG * left + PROGRAM_HUNG)
         except AbandonedError:
-            self.abandoned = True
+            self.abandoned = self.budget.by_clock = True
             return "limit", None
         if ended == highspy.HighsStatus.kError:
             raise HighsError(f"HiGHS failed: {highs.modelStatusToString(highs.getModelStatus())}")
@@ -226,6 +229,7 @@ class Program:
         status = highs.getModelStatus()
         if status not in _VERDICTS:
             raise HighsError(f"HiGHS stopped with {highs.modelStatusToString(status)}")
+        self.budget.by_clock |= status == highspy.HighsModelStatus.kTimeLimit
         found = info.primal_solution_status == highspy.kSolutionStatusFeasible
         return _VERDICTS[status], np.array(highs.getSolution().col_value) if found else None
 

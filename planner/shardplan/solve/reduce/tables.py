@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from shardplan.solve.budget import Budget
 from shardplan.solve.problem import Costs
 from shardplan.solve.reduce.minplus import min_plus
 
@@ -37,9 +38,11 @@ class Split(NamedTuple):
 
 
 class Tables:
-    """The store of all tables of one solve. Numbers are handed out in order of arrival, so runs are equal."""
+    """The store of all tables of one solve, which is within `budget`. Numbers are handed out in order of arrival, so
+    runs are equal."""
 
-    def __init__(self) -> None:
+    def __init__(self, budget: Budget | None = None) -> None:
+        self._budget = budget
         self.arrays: list[Costs] = []
         self._by_object: dict[int, tuple[Any, int]] = {}
         self._by_content: dict[tuple[tuple[int, ...], int], list[int]] = {}
@@ -69,9 +72,12 @@ class Tables:
         return self._memo.get(key)
 
     def memo(self, key: Any, compute: Callable[[], T]) -> T:
-        """What `compute` gave the first time that `key` was requested."""
+        """What `compute` gave the first time that `key` was requested. Raises `GivenUpError` some time after the budget
+        has ended."""
         value: T | None = self._memo.get(key)
         if value is None:
+            if self._budget is not None:
+                self._budget.check()
             value = self._memo[key] = compute()
         return value
 
