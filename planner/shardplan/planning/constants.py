@@ -136,7 +136,8 @@ ALL_SUMS_AXES = 2
 WHOLE_GAP = 0.02
 """Gap from which on one plain problem of all axes is enough: another one closes a part of it, and takes as long."""
 WHOLE_AVERAGES = 2
-"""Plain problems of all axes together, each of which takes seconds; good multipliers are known from the pairs."""
+"""Plain problems of all axes together, each of which takes seconds; good multipliers are known from the pairs. From the
+multipliers of a shallow model there is one: a second one raised no bound."""
 
 FINER_S: Final = 1.2e-3
 """Seconds of a time limit that are left for the plan of the finer mesh, for each operator."""

@@ -206,7 +206,7 @@ def _proven(
             objective=found.objective if planes else None,
             start=start,
             planes=planes,
-            averages=WHOLE_AVERAGES,
+            averages=1 if start else WHOLE_AVERAGES,
             known=Decided.of_priced(found.candidate.priced).fixed,
         )
         best = found.better([whole.candidate], search.instance.limit_bytes)
