@@ -133,13 +133,20 @@ def test_layers_to_recompute_are_told_by_scheme(shardplan, folder):
         values = [each[key]["total"] if key == "memory_bytes" else -each[key] for each in (none, some, full)]
         assert values == sorted(values, reverse=True)
         assert len(set(values)) == 3
-    run = shardplan(*ALONE, "--recompute", "core_attn,mlp", "--tp", "0")
+    run = shardplan(*ALONE, "--recompute", "mlp,half", "--tp", "0")
     assert run.code == 2
     assert "error[bad-parallelism]: tensor: 0 ways" in run.err
-    assert (
-        "error[bad-argument]: --recompute 'core_attn,mlp' is no scheme of recomputation that can be priced" in run.err
-    )
-    assert "hint: none, selective (or core_attn), alternate (or op), full, block:N, every:N or uniform:N; " in run.err
+    assert "error[bad-argument]: --recompute 'mlp,half' is no scheme of recomputation that can be priced" in run.err
+    assert "hint: none, selective (or core_attn), alternate (or op), full, block:N, every:N, uniform:N, or " in run.err
+
+
+def test_modules_to_recompute_are_in_the_model(shardplan, folder):
+    none, mlp, both = (told(shardplan, "--recompute", scheme) for scheme in ("none", "mlp", "mlp,layernorm"))
+    memory = [each["memory_bytes"]["activations"] for each in (none, mlp, both)]
+    assert memory[0] > memory[1] > memory[2]
+    run = shardplan(*ALONE, "--recompute", "moe")
+    assert run.code == 2
+    assert "error[bad-argument]: no repeated layer of this model has moe, which is to be recomputed" in run.err
 
 
 def test_seven_axes_are_too_many(shardplan, folder):
