@@ -215,3 +215,24 @@ def test_the_best_of_several_meshes_is_by_the_clock_if_one_of_them_is(model):
     assert _is_by_clock(MeshTrial("2x2", mesh, None, 0, "out of time"), timed)
     assert not _is_by_clock(MeshTrial("2x2", mesh, None, 0, "out of time"), untimed)
     assert not _is_by_clock(MeshTrial("2x2", mesh, None, 0, "does not fit in memory"), timed)
+
+
+@pytest.mark.parametrize("limit_s", [None, LONG_S])
+def test_with_a_time_limit_the_cheapest_question_comes_first(model, monkeypatch, limit_s):
+    asked = []
+
+    def recorded(graphs, question, *rest):
+        asked.append(question.is_late)
+        return answers_of(graphs, question, *rest)
+
+    answers_of = answers.answer
+    monkeypatch.setattr(answers, "answer", recorded)
+    assert flat(model, "2x4", time_limit=limit_s)().summary.reproducible
+    assert asked[0] is (limit_s is not None)
+    assert not any(asked[1:])
+
+
+def test_what_is_asked_at_once_changes_no_plan_that_has_time(model):
+    first, with_limit = (flat(model, "2x4", time_limit=limit_s)() for limit_s in (None, LONG_S))
+    assert [each.layout for each in first.tensors] == [each.layout for each in with_limit.tensors]
+    assert first.summary == with_limit.summary

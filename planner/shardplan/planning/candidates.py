@@ -16,6 +16,7 @@ from typing import TypeAlias
 
 from shardplan.graph.remat import Recompute
 from shardplan.planning.chain import Answer, Question
+from shardplan.planning.at_once import at_once
 from shardplan.planning.constants import (
     AVERAGES,
     CROSSOVER_PARENTS,
@@ -60,6 +61,8 @@ def shortest(search: Search, enough_s: float = math.inf) -> Questions[Found]:
     `NoBetterError` if every plan takes `enough_s` seconds or more."""
     instance, spent, most = search.instance, search.spent, _most_solved(search)
     spent.later = most * len(FLAGS) if instance.chooses_remat else 0
+    if not instance.chooses_remat:
+        yield from at_once(search)
     found = yield from searched(search, chooses_remat=instance.chooses_remat, enough_s=enough_s)
     if not instance.chooses_remat or found.limit_bytes is None or found.gap <= IMPROVED_GAP:
         return found

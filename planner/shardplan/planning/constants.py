@@ -148,7 +148,7 @@ MANY_OPERATORS: Final = 3_000
 """Number of operators from which on a shallower model is searched: a search of the whole model takes minutes then."""
 SHALLOW_COPIES: Final = 8
 """Copies of a block in the shallow model: more are closer to the whole model, whose first and last copies differ."""
-DEEPENING_S: Final = 4e-3
+DEEPENING_S: Final = 3e-3
 """Seconds of a time limit that are left for the plan of the whole model, for each of its operators."""
 
 # Runtimes, which name the role of each mesh axis
