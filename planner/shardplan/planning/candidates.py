@@ -15,8 +15,8 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from shardplan.graph.remat import Recompute
-from shardplan.planning.chain import Answer, Question
 from shardplan.planning.at_once import at_once
+from shardplan.planning.chain import Answer, Question
 from shardplan.planning.constants import (
     AVERAGES,
     CROSSOVER_PARENTS,
