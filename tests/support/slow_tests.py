@@ -18,6 +18,7 @@ SLOW: Mapping[str, tuple[str, ...]] = {
         "test_a_plan_that_is_known_survives_ctrl_c_at_any_moment[flat-2x2x2x2",
         "test_a_plan_that_is_known_survives_ctrl_c_at_any_moment[staged-2x2x2x2",
         "test_a_plan_that_is_said_to_be_reproducible_is_that_of_a_search_with_time[flat-2x2x2x2",
+        "test_a_plan_that_is_said_to_be_reproducible_is_that_of_a_search_with_time[staged-2x2x2x2",
     ),
     "tests/torch/test_compiled_graphs.py": ("test_inductor_compiles_between_moves",),
     "tests/torch/test_fsdp2_export.py": (
