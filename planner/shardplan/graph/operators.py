@@ -13,6 +13,7 @@ from shardplan.cluster.types import Cluster
 from shardplan.cost.compute import GROUPED
 from shardplan.cost.moves import Index, Seconds
 from shardplan.cost.recipes import optimizer_seconds
+from shardplan.graph.experts import RANK_OF_EXPERTS
 from shardplan.graph.options import PlanOptions
 from shardplan.graph.precision import Cast
 from shardplan.graph.pricing import Pricing
@@ -276,11 +277,8 @@ def _is_grouped(strategies: StrategySpace) -> bool:
     """Whether it is a grouped matrix product with one matrix per expert."""
     operands = [space for space in strategies.operands[:2] if space is not None]
     return strategies.rule.cost == "gemm" and any(
-        space.kind.traffic == "weight" and len(space.kind.shape) == _RANK_OF_EXPERTS for space in operands
+        space.kind.traffic == "weight" and len(space.kind.shape) == RANK_OF_EXPERTS for space in operands
     )
-
-
-_RANK_OF_EXPERTS = 3
 
 
 def _local_size(strategies: StrategySpace, factors: tuple[str, ...], microbatches: int) -> Seconds:

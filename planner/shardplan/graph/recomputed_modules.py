@@ -13,14 +13,13 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from shardplan.errors import ShardplanError, error
+from shardplan.graph.experts import RANK_OF_EXPERTS
 from shardplan.graph.flow import Flow, trace
 from shardplan.graph.recomputed_layers import RecomputedSegment, layers_of
 from shardplan.model.types import Model
 from shardplan.rules.types import Rule
 
 _NORMS = frozenset({"LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization"})
-_RANK_OF_EXPERTS = 3
-"""Weights of all experts stand in one tensor, [experts, inner, outer]."""
 
 
 def recomputed_modules(
@@ -28,7 +27,7 @@ def recomputed_modules(
 ) -> list[RecomputedSegment]:
     """The segments of the modules `names`, words of `MODULES`, the larger ones last; none of modules that no repeated
     layer has."""
-    layers = [_Layer(model, rules, flow, segment.operators) for segment in layers_of(model)] if names else []
+    layers = _layers(model, rules, flow) if names else []
     return [
         _segment(part, layer, name in _DROPPED)
         for name in MODULES
@@ -41,12 +40,16 @@ def recomputed_modules(
 
 def check_modules(model: Model, rules: Sequence[Rule], names: Sequence[str]) -> None:
     """Raise `ShardplanError` (`bad-argument`) for modules that no repeated layer has."""
-    flow = trace(model, rules, training=True)
-    missing = [name for name in MODULES if name in names and not recomputed_modules(model, rules, flow, (name,))]
-    if missing:
+    layers = _layers(model, rules, trace(model, rules, training=True))
+    asked = (name for name in MODULES if name in names)
+    if missing := [name for name in asked if not any(part for layer in layers for part in MODULES[name](layer))]:
         summary = f"no repeated layer of this model has {' or '.join(missing)}, which is to be recomputed"
         hint = "layers are told apart by what their operators do; shardplan inspect lists the repeated blocks"
         raise ShardplanError(error("bad-argument", summary, hint=hint))
+
+
+def _layers(model: Model, rules: Sequence[Rule], flow: Flow) -> list[_Layer]:
+    return [_Layer(model, rules, flow, segment.operators) for segment in layers_of(model)]
 
 
 def _segment(part: Set[int], layer: _Layer, is_dropped: bool) -> RecomputedSegment:
@@ -86,14 +89,19 @@ class _Layer:
     @cached_property
     def branches(self) -> tuple[frozenset[int], ...]:
         """What is made of the residual stream and added to it, without norms."""
-        return tuple(self._without_norms(part) for add in sorted(self.operators) if (part := self._branch(add)))
+        return tuple(part - set(self.norms) for part in self._by_addition.values())
 
     @cached_property
     def norms(self) -> tuple[int, ...]:
         """Norms of the residual stream."""
-        wide = {self._shape(add) for add in self.operators if self._branch(add)}
+        wide = {self._shape(add) for add in self._by_addition}
         is_norm = (index for index in sorted(self.operators) if self.model.operators[index].op_type in _NORMS)
         return tuple(index for index in is_norm if self._shape(index) in wide)
+
+    @cached_property
+    def _by_addition(self) -> Mapping[int, frozenset[int]]:
+        """The branches with their norms, by the addition to the residual stream."""
+        return {add: part for add in sorted(self.operators) if (part := self._branch(add))}
 
     def chooses(self, branch: Set[int]) -> frozenset[int]:
         """Operators that choose experts."""
@@ -119,7 +127,7 @@ class _Layer:
         """Products with the weights of all experts."""
 
         def many(name: str) -> bool:
-            return name in self.flow.weightlike and len(self.model.tensor(name).shape) == _RANK_OF_EXPERTS
+            return name in self.flow.weightlike and len(self.model.tensor(name).shape) == RANK_OF_EXPERTS
 
         return frozenset(
             index for index in self.weighed(branch) if any(map(many, filter(None, self.model.operators[index].inputs)))
@@ -142,9 +150,6 @@ class _Layer:
             if readers:
                 return frozenset(index for index in self.before[maker] if self.before[index] & readers)
         return frozenset()
-
-    def _without_norms(self, branch: frozenset[int]) -> frozenset[int]:
-        return branch - set(self.norms)
 
     def _shape(self, index: int) -> tuple[int, ...]:
         return self.model.tensor(self.model.operators[index].outputs[0]).shape

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from shardplan.models.graph import GraphWriter
+from shardplan.models.graph import GraphWriter, Linear
 from shardplan.models.spec import TransformerSpec
 
-Linear = Callable[[str, str, int, int], str]
 Shape = tuple[int, ...]
 
 
@@ -41,8 +40,7 @@ def causal_convolution(
 
 
 def short_convolution(graph: GraphWriter, spec: TransformerSpec, x: str, module: str, linear: Linear) -> str:
-    """[batch, seq, hidden] -> the same: a convolution of a few tokens between two gates, after LFM2. `linear`: (value,
-    module, inner, outer)."""
+    """[batch, seq, hidden] -> the same: a convolution of a few tokens between two gates, after LFM2."""
     rows, hidden = (spec.batch, spec.seq), spec.hidden
     sizes, wide = (hidden,) * 3, (spec.batch, spec.seq, spec.hidden)
     made = linear(x, f"{module}.in_proj", hidden, 3 * hidden)

@@ -10,24 +10,23 @@ keys and queries of a group.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
 
 from shardplan.model.types import AttributeValue
 from shardplan.models.convolution import causal_convolution
-from shardplan.models.graph import GraphWriter
+from shardplan.models.graph import GraphWriter, Linear
+from shardplan.models.heads import repeated
 from shardplan.models.names import DeltaNames
 from shardplan.models.spec import TransformerSpec
-
-Linear = Callable[[str, str, int, int], str]
 
 
 def delta_rule(
     graph: GraphWriter, spec: TransformerSpec, x: str, module: str, names: DeltaNames, linear: Linear
 ) -> str:
-    """[batch, seq, hidden] -> the same, through a gated delta rule. `linear`: (value, module, inner, outer)."""
+    """[batch, seq, hidden] -> the same, through a gated delta rule."""
     return _Rule(graph, spec, module, names, linear).mixed(x)
 
 
@@ -83,11 +82,9 @@ class _Rule:
         weight = self.graph.long_constant(f"unit.{size}", (size,), one, self.spec.dtype)
         x = self._reshape(x, by_group)
         x = self.graph.apply("RMSNormalization", [x, weight], by_group, self.module, axis=-1, epsilon=epsilon)
-        if self.heads != self.groups:
-            shape = (*self.rows, self.groups, self.heads // self.groups, size)
-            x = self._reshape(x, (*self.rows, self.groups, 1, size))
-            x = self._apply("Expand", [x, self.graph.integers(*shape)], shape)
-        return self._reshape(x, (*self.rows, self.heads * size))
+        if self.heads == self.groups:
+            return self._reshape(x, (*self.rows, self.heads * size))
+        return repeated(self.graph, x, self.rows, (self.groups, self.heads // self.groups, size), self.module)
 
     def _share(self, x: str) -> str:
         return self._apply("Sigmoid", [x], (*self.rows, self.heads))

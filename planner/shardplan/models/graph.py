@@ -19,6 +19,10 @@ _MOST_WRITTEN = 1 << 24
 Shape = Sequence[int]
 
 
+Linear = Callable[[str, str, int, int], str]
+"""A product with the weight of a module: (value, module, inner size, outer size) -> value."""
+
+
 class GraphWriter:
     """Collects operators, tensors and parameters under their final names."""
 

@@ -12,9 +12,9 @@ from shardplan.models.architecture import (
     DECODER,
     MAYBE,
     PLAIN,
-    ROUTED,
     Architecture,
     decoder,
+    qwen_experts,
 )
 
 _STATES: Final = {
@@ -31,15 +31,10 @@ _QWEN: Final = decoder(
     sizes={**DECODER, **_DELTA}, flags=BIASES, given={"qk_norm": True, "attention_gate": True}, mixer="D",
     assumed={"full_attention_interval": 4},
 )  # fmt: skip
-_QWEN_EXPERTS: Final = replace(
-    _QWEN,
-    sizes={
-        **ROUTED, **_DELTA, "dense_ffn": "intermediate_size", "moe_every": "decoder_sparse_step",
-        "shared_ffn": "shared_expert_intermediate_size",
-    },
-    given={**_QWEN.given, "routing": "dropless", "shared_gate": True}, unrouted="mlp_only_layers",
-    optional=(*MAYBE, "dense_ffn", "moe_every", "shared_ffn"),
+_ROUTED: Final = qwen_experts(
+    "all", given={**_QWEN.given, "routing": "dropless", "shared_gate": True}, assumed=_QWEN.assumed, mixer="D",
 )  # fmt: skip
+_QWEN_EXPERTS: Final = replace(_ROUTED, sizes={**_ROUTED.sizes, **_DELTA})
 _GRANITE: Final = decoder(
     style="granite_hybrid", sizes={**DECODER, **_STATES, "ffn": "shared_intermediate_size"}, mixer="M",
     flags={**BIASES, "conv_bias": "mamba_conv_bias"}, assumed={"mamba_conv_bias": True},

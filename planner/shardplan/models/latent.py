@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from shardplan.models.graph import GraphWriter
+from shardplan.models.graph import GraphWriter, Linear
 from shardplan.models.spec import TransformerSpec
 
-Linear = Callable[[str, str, int, int], str]
 Norm = Callable[[str, str, tuple[int, ...]], str]
 
 
@@ -15,7 +14,7 @@ def latent_heads(
     graph: GraphWriter, spec: TransformerSpec, x: str, module: str, linear: Linear, norm: Norm
 ) -> tuple[str, str, str]:
     """[batch, seq, hidden] -> queries and keys [batch, heads, seq, head_size], values [batch, heads, seq, value_size];
-    of a head the first `rope_size` are to be rotated. `linear`: (value, module, inner, outer); `norm`: (value, module,
+    of a head the first `rope_size` are to be rotated. `norm`: (value, module,
     shape)."""
     rows, heads, width, rope = (spec.batch, spec.seq), spec.heads, spec.width, spec.rope_size
     value = spec.value_size or width - rope

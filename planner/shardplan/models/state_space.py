@@ -10,7 +10,7 @@ share B and C.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Final
 
@@ -18,16 +18,16 @@ import numpy as np
 
 from shardplan.model.types import AttributeValue
 from shardplan.models.convolution import causal_convolution
-from shardplan.models.graph import GraphWriter
+from shardplan.models.graph import GraphWriter, Linear
+from shardplan.models.heads import repeated
 from shardplan.models.spec import TransformerSpec
 
 STATE_SPACE_OPSET: Final = 27
 """The first one that has `LinearAttention` and `CausalConvWithState`."""
-Linear = Callable[[str, str, int, int], str]
 
 
 def state_space(graph: GraphWriter, spec: TransformerSpec, x: str, module: str, linear: Linear) -> str:
-    """[batch, seq, hidden] -> the same, through a Mamba-2 mixer. `linear`: (value, module, inner, outer)."""
+    """[batch, seq, hidden] -> the same, through a Mamba-2 mixer."""
     return _Mixer(graph, spec, module).mixed(x, linear)
 
 
@@ -88,13 +88,10 @@ class _Mixer:
 
     def _repeated(self, x: str) -> str:
         """[batch, seq, groups * state] -> [batch, seq, heads * state]: the heads of a group have the same."""
-        batch, seq = self.rows
         if self.heads == self.groups:
             return x
-        x = self._reshape(x, (batch, seq, self.groups, 1, self.state))
-        shape = (batch, seq, self.groups, self.heads // self.groups, self.state)
-        x = self._apply("Expand", [x, self.graph.integers(*shape)], shape)
-        return self._reshape(x, (batch, seq, self.heads * self.state))
+        sizes = (self.groups, self.heads // self.groups, self.state)
+        return repeated(self.graph, x, self.rows, sizes, self.module)
 
     def _gated_norm(self, y: str, gate: str) -> str:
         """Gated by what stands beside the recurrence, and normalised group by group unless there is no norm."""

@@ -16,12 +16,13 @@ from functools import cached_property
 
 import numpy as np
 
+from shardplan.graph.experts import experts_of
 from shardplan.graph.neighbourhood import Codes, gradient_codes, value_codes
 from shardplan.graph.tensors import TensorKind
 from shardplan.layout.placement import Placement, S
 from shardplan.layout.transitions import State
 from shardplan.model.types import Model
-from shardplan.planning.parallelism import CONTEXT, DATA, EXPERT, TENSOR, experts_of
+from shardplan.planning.parallelism import CONTEXT, DATA, EXPERT, TENSOR
 from shardplan.planning.reduction import Mask
 from shardplan.rules.batch import batch_dims_of, dims_that_follow
 from shardplan.rules.types import Rule

@@ -19,6 +19,7 @@ from shardplan.cluster.build import Profile
 from shardplan.cost.moves import Index
 from shardplan.errors import Diagnostic, ShardplanError, error
 from shardplan.graph.build import CostGraph, Node
+from shardplan.graph.experts import experts_of
 from shardplan.graph.tensors import TensorSpace
 from shardplan.layout.placement import S
 from shardplan.model.types import Model
@@ -214,16 +215,6 @@ def _uneven(parallelism: Parallelism, model: Model, microbatches: int) -> Iterat
             yield bad(f"{experts} experts do not divide over {parallelism.expert} ranks", "take a divisor for --ep")
     if parallelism.expert > 1 and not stacked:
         yield bad("there are no experts to spread: no weight has one matrix for each", "leave out --ep")
-
-
-def experts_of(model: Model) -> frozenset[str]:
-    """Weights that have a matrix for each expert: of rank 3, and multiplied."""
-    multiplied = {name for one in model.operators if one.op_type in ("MatMul", "Einsum", "Gemm") for name in one.inputs}
-    return frozenset(
-        weight.tensor
-        for weight in model.parameters
-        if weight.tensor in multiplied and len(model.tensor(weight.tensor).shape) == 3
-    )
 
 
 def _heads_of(model: Model) -> set[int]:

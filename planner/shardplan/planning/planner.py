@@ -288,7 +288,7 @@ class Planner:
         self._warn(said)
         if found is not None:
             search.interruption.arm()
-            search.spent.best, search.spent.best_s = found.candidate, found.candidate.step_s
+            search.spent.best = found.candidate
         return found
 
     def _no_worse(self, found: Found, start: Found, search: Search) -> Found:
@@ -351,9 +351,8 @@ class Planner:
         if coarser is not None:
             with contextlib.suppress(NoPlanError):
                 return self._answered(finer(search, coarser, least_in_time(search)), search)
-        elif fewer_axes is not None and not (
-            self.instance.chooses_remat or search.is_late
-        ):  # a search of all axes takes minutes
+        elif fewer_axes is not None and not (self.instance.chooses_remat or search.is_late):
+            # a search of all axes takes minutes
             self._answered(unless_nothing_fits(search, objective_of(self._graphs.asked()[0])), search)
         if restriction is None and search.spent.best is None and search.is_late:
             refuse_whole(search, fewer_axes)

@@ -114,19 +114,23 @@ class Found:
 @dataclass
 class Spent:
     """What a search has spent: `work`, in the units of `shardplan.solve.constants`, and the longest time (seconds) that
-    the schedule of one plan took. For the progress line only: `best_s`, the shortest step of a plan that fits;
-    `solved`, the plain problems of answered questions at most; `left`, those of questions to come, and `later`, those
-    of later searches; `report`, which is called when `best_s` may have changed. `best`: the best plan that was
-    scheduled and keeps the memory limit, with which the search can end at any time."""
+    the schedule of one plan took. For the progress line only: `solved`, the plain problems of answered questions at
+    most; `left`, those of questions to come, and `later`, those of later searches; `report`, which is called when
+    `best` may have changed. `best`: the best plan that was scheduled and keeps the memory limit, with which the search
+    can end at any time."""
 
     work: float = 0.0
     layout_s: float = 0.0
-    best_s: float = math.inf
     solved: int = 0
     left: int = 0
     later: int = 0
     best: Candidate | None = None
     report: Callable[[], None] = lambda: None
+
+    @property
+    def best_s(self) -> float:
+        """The step of the best plan, seconds; infinite if there is none."""
+        return math.inf if self.best is None else self.best.step_s
 
 
 @dataclass
@@ -140,11 +144,10 @@ class Clock:
 @dataclass(frozen=True)
 class Search:
     """What is searched and until when (`time.monotonic`); `interruption` is set by Ctrl-C. `clock`: shared with the
-    searches inside of it. `restricted`: the choices
-    are few, as in a recipe, so recipes are no candidates. `only_best`: plans that cannot become the best are not
-    scheduled fully. `roomy`: there is no memory limit. `regather`: questions are asked as if all gathered weights were
-    gathered again for backward; plans are scheduled with as many staying as fit. `worth_s`: if the plan without a
-    memory limit takes so long, no other is searched."""
+    searches inside of it. `restricted`: the choices are few, as in a recipe, so recipes are no candidates. `only_best`:
+    plans that cannot become the best are not scheduled fully. `roomy`: there is no memory limit. `regather`: questions
+    are asked as if all gathered weights were gathered again for backward; plans are scheduled with as many staying as
+    fit. `worth_s`: if the plan without a memory limit takes so long, no other is searched."""
 
     instance: Instance
     limit_s: float
@@ -287,9 +290,9 @@ class Search:
 
     def _heard(self, candidate: Candidate) -> None:
         spent = self.spent
-        if candidate.keeps(self.instance.limit_bytes) and (spent.best is None or candidate.step_s < spent.best.step_s):
+        if candidate.keeps(self.instance.limit_bytes) and candidate.step_s < spent.best_s:
             self.interruption.arm()
-            spent.best, spent.best_s = candidate, candidate.step_s
+            spent.best = candidate
         spent.report()
 
     def _took(self, before: float, plans: int) -> None:
