@@ -68,13 +68,15 @@ class Decided:
         return Decided(operators, {node: finer(layout) for node, layout in self.layouts.items()})
 
     def with_layers_of(self, model: Model, other: Decided, their: Model, kept: Container[str]) -> Decided:
-        """The same decisions, except that the repeated blocks of `model` take the decisions of `other` for the middle
-        copy of the equal block of `their` model. Values in `kept` keep their layouts."""
+        """The same decisions, except that each copy of a repeated block of `model` takes the decisions of `other` for
+        the copy at the same share of the depth of the equal block of `their` model: in a plan whose first copies differ
+        from its last ones, as many do in proportion. Values in `kept` keep their layouts."""
         operators, layouts = dict(self.operators), dict(self.layouts)
         weights = {parameter.tensor for parameter in model.parameters}
         for block in model.blocks:
-            pattern = _pattern(model, block, their)
-            for copy in block.copies if pattern else ():
+            patterns = _equal_block(model, block, their)
+            for place, copy in enumerate(block.copies if patterns else ()):
+                pattern = patterns[(2 * place + 1) * len(patterns) // (2 * len(block.copies))]
                 for mine, theirs in zip(copy, pattern, strict=True):
                     own, like = model.operators[mine], their.operators[theirs]
                     operators[own.name] = replace(
@@ -134,18 +136,14 @@ class Decided:
         return {node: mask for node, mask in self.fixed(built).items() if node[0] == "operator"}
 
 
-def _pattern(model: Model, block: Block, their: Model) -> tuple[int, ...]:
-    """The operators of the middle copy of the block of `their` model that equals this one; empty if no block does."""
+def _equal_block(model: Model, block: Block, their: Model) -> Sequence[Sequence[int]]:
+    """The copies of the block of `their` model that equals this one; none if no block does."""
 
     def kinds(of: Model, copy: Sequence[int]) -> list[tuple[str, int, int]]:
         return [(one.kind, len(one.inputs), len(one.outputs)) for one in (of.operators[index] for index in copy)]
 
     wanted = kinds(model, block.copies[0])
-    for one in their.blocks:
-        middle = one.copies[len(one.copies) // 2]
-        if kinds(their, middle) == wanted:
-            return middle
-    return ()
+    return next((one.copies for one in their.blocks if kinds(their, one.copies[0]) == wanted), ())
 
 
 def _as_split(space: OperatorSpace, wanted: OperatorDecision) -> Mask:

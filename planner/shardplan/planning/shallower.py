@@ -27,6 +27,6 @@ def shallower(instance: Instance) -> Model | None:
 
 
 def deepened(coarser: Coarser, thin: Model, model: Model) -> Coarser:
-    """The plan of a shallow model for the whole one: every copy of a block is as the middle one."""
+    """The plan of a shallow model for the whole one: every copy of a block is as the one at its share of the depth."""
     decided = coarser.decided.with_layers_of(model, coarser.decided, thin, ())
     return replace(coarser, decided=decided, recompute=None, planes=())
