@@ -73,6 +73,8 @@ class CostGraph:
     """The decision of a plan on an operator, by its number and strategy."""
     emitted: dict[tuple[object, ...], object] = field(default_factory=dict)
     """The moves along one edge for a pair of choices."""
+    emitted_around: dict[tuple[object, ...], object] = field(default_factory=dict)
+    """The moves of what an operator reads and makes, for its number and the choices of `nodes_around`."""
     is_near: bool = False
     """Whether only some layouts are offered: moves that pass through others may be priced too high."""
 
@@ -148,6 +150,17 @@ class CostGraph:
         if weight in self.updated:
             return ("updated", weight), self.updated[weight]
         return ("kept", weight), self.kept[weight]
+
+    @cached_property
+    def nodes_around(self) -> tuple[tuple[Node, ...], ...]:
+        """By operator, the nodes on whose choices the moves of what it reads and makes depend."""
+        places = (("kept", self.kept), ("served", self.served))
+        found = []
+        for operator in self.model.operators:
+            names = dict.fromkeys((*operator.inputs, *operator.outputs))
+            own = [(kind, name) for name in names for kind, spaces in places if name in spaces]
+            found.append((("operator", operator.name), *own))
+        return tuple(found)
 
     def source_of_reads(self, tensor: str) -> Node:
         """The node from which readers take a tensor: its served node if it has one, else its kept node."""

@@ -25,6 +25,7 @@ from typing import Final, Literal, NamedTuple
 
 from shardplan.schedule.links import WHOLE, Levels, LinkLevels
 
+_NONE: Final[Levels] = frozenset()
 Action = Literal["compute", "blocking", "issue", "wait"]
 MOST_PASSING: Final = 0.5
 """Share of a link that collectives bound by other links may take beside one that this link bounds: more would slow down
@@ -116,7 +117,8 @@ class _Running:
 class _Device:
     """State of the simulated device. `left`: remaining seconds of issued collectives; `queue`: those that depend on no
     other, by precedence; `after`: collectives that depend on the end of one; `missing`: on how many a collective still
-    depends; `bounds`: how many in the queue each level bounds; `uses`: what collectives take, by their levels."""
+    depends; `bounds`: how many in the queue each level bounds; `uses`: what collectives take, by their levels;
+    `beside`: what of the queue runs, by the levels of what has started, until the queue changes."""
 
     def __init__(self, program: Sequence[Item], kappa: float, links: LinkLevels) -> None:
         self.program, self.kappa = program, max(1.0, kappa)
@@ -127,6 +129,7 @@ class _Device:
         self.bounds: Counter[str] = Counter()
         self.left: dict[int, float] = {}
         self.queue: list[tuple[bool, int]] = []
+        self.beside: dict[Levels, tuple[list[tuple[int, float]], float]] = {}
         self.after: dict[int, list[int]] = {}
         self.missing: dict[int, int] = {}
         self.issued: dict[int, int] = {}
@@ -162,6 +165,7 @@ class _Device:
     def _queue(self, index: int, item: Item) -> None:
         insort(self.queue, (item.deferred, index))
         self.bounds[self.uses[item.levels].bound] += 1
+        self.beside.clear()
 
     def _wait(self, item: Item) -> None:
         if item.number not in self.issued:
@@ -172,7 +176,7 @@ class _Device:
 
     def _idle(self) -> None:
         """Only issued collectives run, until one of them ends."""
-        active = self._active(_Running())
+        active, _ = self._active(_NONE)
         step = min(self.left[index] / speed for index, speed in active)
         self.waited += step
         for index, _ in active:
@@ -182,23 +186,29 @@ class _Device:
     def _do(self, index: int, item: Item) -> None:
         """Computes or communicates until the item ends."""
         start, left = self.now, item.seconds
-        use = self.uses.get(item.levels) if item.action == "blocking" else None
+        levels = item.levels if item.action == "blocking" else _NONE
         while left > 0.0 and self.queue:
-            running = _Running()
-            if use is not None:
-                running.take(use)
-            active = self._active(running)
-            slower = (self.kappa if active else 1.0) if use is None else 1.0 / running.speed(use)
-            until_done = left * slower
-            step = min([until_done, *(self.left[number] / speed for number, speed in active)])
+            active, slower = self._active(levels)
+            step = until_done = left * slower
+            for number, speed in active:
+                step = min(step, self.left[number] / speed)
             left = 0.0 if step >= until_done else left - step / slower
             self._advance(active, step)
         self.now += max(0.0, left)
         exposed = self.now - start if item.action == "blocking" else 0.0
         self.spans.append(Span(index, start, self.now, exposed))
 
-    def _active(self, running: _Running) -> list[tuple[int, float]]:
-        """The issued collectives that run now beside what has started, by precedence, with the speed of each."""
+    def _active(self, levels: Levels) -> tuple[list[tuple[int, float]], float]:
+        """The issued collectives that run now, by precedence, with the speed of each, beside a blocking collective on
+        `levels`, or on none beside compute; and how many times as long as alone that takes."""
+        if levels not in self.beside:
+            self.beside[levels] = self._running_beside(self.uses.get(levels))
+        return self.beside[levels]
+
+    def _running_beside(self, started: _Use | None) -> tuple[list[tuple[int, float]], float]:
+        running = _Running()
+        if started is not None:
+            running.take(started)
         found, free = [], len(self.bounds.keys() - running.owners)
         for _, index in self.queue:
             if not free:
@@ -207,7 +217,8 @@ class _Device:
             if running.take(use):
                 found.append((index, use))
                 free -= 1
-        return [(index, running.speed(use)) for index, use in found]
+        slower = (self.kappa if found else 1.0) if started is None else 1.0 / running.speed(started)
+        return [(index, running.speed(use)) for index, use in found], slower
 
     def _advance(self, active: Sequence[tuple[int, float]], step: float) -> None:
         for index, _ in active:
@@ -227,6 +238,7 @@ class _Device:
         self.bounds[bound] -= 1
         if not self.bounds[bound]:
             del self.bounds[bound]
+        self.beside.clear()
         self.spans.append(Span(index, self.started[index], self.now, self.exposed.pop(index)))
         for other in self.after.pop(index, ()):
             self.missing[other] -= 1

@@ -81,7 +81,8 @@ class _Backward:
         for tensor in filter(None, operator.outputs):
             if tensor not in self.step.readers:
                 self._gradient(self.step.back.shared.get(tensor, ()), index)
-            self.writer.wait(self.reduced[tensor], tensor, index)
+            if tensor in self.reduced:
+                self.writer.wait(self.reduced[tensor], tensor, index)
         nanoseconds = operator.backward_ns - operator.recompute_ns
         self.writer.compute(f"backward: {operator.name}", nanoseconds / self.parts.microbatches, index)
         self.writer.block(self.step.inner(operator, operator.inner_backward_ns), index)
@@ -123,7 +124,7 @@ class _Backward:
         operator = self.parts.operators[index]
         self.fetch.issue(index, self.available, index)
         self.fetch.wait(index)
-        for tensor in self.step.reads[index]:
+        for tensor in self.fetch.reads[index]:
             for key in ((tensor, ""), (tensor, operator.name)):
                 if key not in self.blocked:
                     self.blocked.add(key)
@@ -137,7 +138,7 @@ class _Backward:
         for number in numbers:
             move = self.parts.moves[number]
             once = move.count < self.parts.microbatches
-            if once and not self.last:
+            if (once and not self.last) or move.bucket in self.step.unsent:
                 continue
             times = 1.0 if once else move.count / self.parts.microbatches
             if move.kind == "blocking" or not self.policy.deferred:

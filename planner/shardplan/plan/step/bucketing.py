@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from functools import cached_property, partial
 from itertools import pairwise
 from typing import Final
@@ -122,14 +123,15 @@ def in_buckets(step: StepMoves, prices: BucketPrices, dtype: Callable[[str], str
     for number, move in enumerate(parts.moves):
         if move.bucket in _TO_BUCKET:
             groups[_group(move, dtype)].append(number)
-    moves, count = list(parts.moves), 0
+    moves, count, timed = list(parts.moves), 0, _Timed(prices)
+    held = {number: timed.held_bytes(parts.moves[number]) for rows in groups.values() for number in rows}
     for phase in sorted({parts.moves[rows[0]].phase for rows in groups.values()}):
         clock = _Availability(step, update=phase == "update")
-        own = [_Group.of(parts, rows, prices) for rows in groups.values() if parts.moves[rows[0]].phase == phase]
+        own = [_Group.of(parts, rows, prices, held) for rows in groups.values() if parts.moves[rows[0]].phase == phase]
         for bucket in _buckets(own, prices, clock):
-            held = sum(device_bytes(parts.moves[number], prices.mesh) for number in bucket)
+            sent_bytes = float(sum(held[number] for number in bucket))
             for number in bucket:
-                moves[number] = replace(_timed(moves[number], prices, float(held)), bucket=count)
+                moves[number] = replace(moves[number], steps=timed.steps(moves[number], sent_bytes), bucket=count)
             count += 1
     return step.having(tuple(moves))
 
@@ -156,10 +158,12 @@ class _Group:
     price: Callable[[float], float]
 
     @classmethod
-    def of(cls, parts: StepParts, rows: Sequence[int], prices: BucketPrices) -> _Group:
+    def of(
+        cls, parts: StepParts, rows: Sequence[int], prices: BucketPrices, held_bytes: Mapping[int, Fraction]
+    ) -> _Group:
         first = parts.moves[rows[0]]
         levels = frozenset(parts.links[axis] for step in first.steps for axis in step.collective.axes)
-        held = [float(device_bytes(parts.moves[number], prices.mesh)) for number in rows]
+        held = [float(held_bytes[number]) for number in rows]
         full, less = (_bucket_seconds(first, prices, share * prices.most_bytes) for share in (1.0, _SMALLER))
         latency = max(0.0, (less - _SMALLER * full) / (1.0 - _SMALLER))
         rate = max(0.0, full - latency) / prices.most_bytes
@@ -299,15 +303,30 @@ def _sums(amounts: Seconds) -> Seconds:
     return np.concatenate([[0.0], np.cumsum(amounts)])
 
 
-def _timed(move: Move, prices: BucketPrices, held: float) -> Move:
-    """A move with its share of the time of a bucket of which a device has so many bytes."""
-    seconds = in_bucket(prices.seconds, held * least_shard_count(move, prices.mesh))
-    size_bytes = float(whole_bytes(move))
+class _Timed:
+    """The times of moves in buckets. Equal moves of equal tensors share their steps, and are worked out once."""
 
-    def timed(step: CollectiveStep) -> CollectiveStep:
-        return replace(step, time_ns=round(seconds(step.collective, size_bytes) * NS_PER_S))
+    def __init__(self, prices: BucketPrices) -> None:
+        self._prices = prices
+        self._held: dict[int, Fraction] = {}
+        self._steps: dict[tuple[int, float], tuple[CollectiveStep, ...]] = {}
 
-    return replace(move, steps=tuple(map(timed, move.steps)))
+    def held_bytes(self, move: Move) -> Fraction:
+        """A device's bytes of what a move sends."""
+        if id(move.steps) not in self._held:
+            self._held[id(move.steps)] = device_bytes(move, self._prices.mesh)
+        return self._held[id(move.steps)]
+
+    def steps(self, move: Move, sent_bytes: float) -> tuple[CollectiveStep, ...]:
+        """The steps of a move with its share of the time of a bucket of which a device has so many bytes."""
+        key = id(move.steps), sent_bytes
+        if key not in self._steps:
+            seconds = in_bucket(self._prices.seconds, sent_bytes * least_shard_count(move, self._prices.mesh))
+            size_bytes = float(whole_bytes(move))
+            self._steps[key] = tuple(
+                replace(step, time_ns=round(seconds(step.collective, size_bytes) * NS_PER_S)) for step in move.steps
+            )
+        return self._steps[key]
 
 
 class _Availability:

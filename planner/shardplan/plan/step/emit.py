@@ -5,7 +5,7 @@ Moves are lowered by `shardplan.layout.lower` at the prices of the cost graph, o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from fractions import Fraction
 from typing import cast
 
@@ -43,28 +43,38 @@ class Emitter:
         self.choice = choice
         self._lowered = cast("dict[tuple[object, ...], tuple[CollectiveStep, ...]]", built.lowered)
         self._patterns = cast("dict[tuple[object, ...], tuple[Move, ...]]", built.emitted)
+        self._around = cast("dict[tuple[object, ...], tuple[tuple[Move, ...], tuple[Move, ...]]]", built.emitted_around)
 
     def moves(self) -> tuple[Move, ...]:
         """All moves with at least one collective: forward in operator order, backward in reverse, then those of the
         update."""
         forward: list[Move] = []
         backward: list[Move] = []
-        for index, operator in enumerate(self.built.model.operators):
-            for position, name in enumerate(operator.inputs):
-                if name in self.built.served and self.built.flow.readers[name][0] == (index, position):
-                    self._collect(forward, backward, self._serving(name))
-                if name in self.built.kept:
-                    self._collect(forward, backward, self._reading(index, position, name))
-            for position, name in enumerate(operator.outputs):
-                if name in self.built.kept:
-                    self._collect(forward, backward, self._storing(index, position, name))
+        regathered, choice = self.regathered, self.choice
+        for index, nodes in enumerate(self.built.nodes_around):
+            freed = regathered.intersection(self.built.model.operators[index].inputs) if regathered else regathered
+            key = (index, freed, *[choice[node] for node in nodes])
+            if key not in self._around:
+                found = list(self._moves_around(index))
+                there = tuple(move for move in found if move.phase == "forward")
+                self._around[key] = there, tuple(move for move in found if move.phase != "forward")
+            there, back = self._around[key]
+            forward += there
+            backward += back
         updates = [move for name in self.built.updated for move in self._updating(name) if move.steps]
         return (*forward, *reversed(backward), *updates)
 
-    @staticmethod
-    def _collect(forward: list[Move], backward: list[Move], moves: Iterable[Move]) -> None:
-        for move in moves:
-            (forward if move.phase == "forward" else backward).append(move)
+    def _moves_around(self, index: int) -> Iterator[Move]:
+        """The moves of what an operator reads and makes."""
+        operator = self.built.model.operators[index]
+        for position, name in enumerate(operator.inputs):
+            if name in self.built.served and self.built.flow.readers[name][0] == (index, position):
+                yield from self._serving(name)
+            if name in self.built.kept:
+                yield from self._reading(index, position, name)
+        for position, name in enumerate(operator.outputs):
+            if name in self.built.kept:
+                yield from self._storing(index, position, name)
 
     def _cached_moves(
         self, key: tuple[object, ...], name: str, reader: str, make: Callable[[], Iterator[Move]]

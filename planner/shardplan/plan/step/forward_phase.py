@@ -21,7 +21,8 @@ def forward(step: StepMoves, policy: Policy, name: PhaseName, count: int) -> Pha
     freed: list[int] = []
     for index in step.order:
         operator = step.parts.operators[index]
-        for other in sorted({*ahead.get(index, ()), *freed, index}):
+        turn = {*ahead.get(index, ()), *freed, index} if step.reads[index] or freed else ahead.get(index, ())
+        for other in sorted(turn):
             for tensor in fetch.issue(other, available, index):
                 waiting[tensor].append(other)
         freed = []
@@ -46,7 +47,8 @@ def _forward_ns(step: StepMoves, operator: OperatorDecision) -> float:
 
 class Prefetch:
     """Weights gathered for their readers, in forward or again in backward. `known[t]`: numbers of the collectives that
-    bring tensor t to all of its readers; `own[t, r]`: of those that bring it to reader r."""
+    bring tensor t to all of its readers; `own[t, r]`: of those that bring it to reader r. `reads`: by operator, what it
+    reads that moves, or is a view of weights."""
 
     def __init__(self, step: StepMoves, writer: PhaseWriter, moves: Moves, *, updates: bool = False) -> None:
         """`updates`: new weights are moved to where they are kept first."""
@@ -56,30 +58,35 @@ class Prefetch:
         self.own: dict[tuple[str, str], Numbers] = {}
         self.stored: set[str] = set()
         self._shared_blocking: set[str] = set()
+        views = (step.parts.operators[index].outputs for index in step.views)
+        moving = moves.tensors.union(self.updates, *views)
+        self.reads = [tuple([name for name in names if name in moving]) for names in step.reads]
 
     def issue(self, index: int, available: Collection[str], at: int) -> list[str]:
         """Issues the gathers for operator `index` as far as their sources are available; returns the tensors that are
         not."""
-        operator, missing = self.step.parts.operators[index], []
-        for tensor in self.step.reads[index]:
+        missing: list[str] = []
+        for tensor in self.reads[index]:
+            reader = self.step.parts.operators[index].name
             if tensor not in available and index != at:
-                missing += [tensor] if self._moves_later(tensor, operator.name) else []
+                missing += [tensor] if self._moves_later(tensor, reader) else []
                 continue
-            self._issue_reads(tensor, operator.name, at)
+            self._issue_reads(tensor, reader, at)
         return missing
 
     def _issue_reads(self, tensor: str, reader: str, at: int) -> Numbers:
         """Issues the moves of a tensor to a reader, unless that was done already; returns what the reader has to wait
         for."""
+        if (tensor, reader) in self.own:
+            return self.own[tensor, reader]
         again = self.moves is self.step.regather
         if tensor not in self.stored and (again or self.step.is_at_hand(tensor)):
             self.stored.add(tensor)
             self._update(tensor, at)
             before = self.known.get(tensor, ()) or self._view_sources(tensor, at)
             self.known[tensor] = self._issue(self.moves.shared.get(tensor, ()), before, at)
-        if (tensor, reader) not in self.own:
-            numbers = self.moves.own.get((tensor, reader), ())
-            self.own[tensor, reader] = self._issue(numbers, self.known.get(tensor, ()), at)
+        numbers = self.moves.own.get((tensor, reader), ())
+        self.own[tensor, reader] = self._issue(numbers, self.known.get(tensor, ()), at)
         return self.own[tensor, reader]
 
     def _update(self, tensor: str, at: int) -> None:
@@ -120,7 +127,7 @@ class Prefetch:
 
     def wait(self, index: int) -> None:
         """Waits for what an operator reads."""
-        operator = self.step.parts.operators[index]
-        for tensor in self.step.reads[index]:
-            numbers = self.own.get((tensor, operator.name), self.known.get(tensor, ()))
+        for tensor in self.reads[index]:
+            reader = self.step.parts.operators[index].name
+            numbers = self.own.get((tensor, reader), self.known.get(tensor, ()))
             self.writer.wait(numbers, tensor, index)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from shardplan.plan.step.phases import Unit
 from shardplan.plan.types import Move, OperatorDecision
-from shardplan.schedule.links import WHOLE, LinkLevels
+from shardplan.schedule.links import WHOLE, Levels, LinkLevels
 
 _SECOND = 1e-9
 
@@ -77,16 +77,10 @@ class Moves:
     def put(self, number: int, move: Move) -> None:
         (self.own[move.tensor, move.reader] if move.reader else self.shared[move.tensor]).append(number)
 
-    def having(self, left: Sequence[bool]) -> Moves:
-        """Those of the moves that are left."""
-
-        def some(numbers: Sequence[int]) -> list[int]:
-            return [number for number in numbers if left[number]]
-
-        return Moves(
-            {name: some(numbers) for name, numbers in self.shared.items()},
-            {key: some(numbers) for key, numbers in self.own.items()},
-        )
+    @property
+    def tensors(self) -> set[str]:
+        """The tensors that move."""
+        return {*self.shared, *(tensor for tensor, _ in self.own)}
 
 
 class StepMoves:
@@ -125,21 +119,24 @@ class StepMoves:
             if operator.recomputed_before:
                 self.recomputed[operator.recomputed_before].append(index)
         self.buckets = _by_bucket(parts.moves)
+        self.unsent: frozenset[int] = frozenset()
+        """Buckets that are not sent."""
         self.made: dict[tuple[int, float], list[Unit]] = {}
         """By move and times, its collectives, made once."""
+        self._levels: dict[tuple[int, ...], Levels] = {}
 
     def having(self, moves: Sequence[Move]) -> StepMoves:
         """The same moves with other times and in other buckets."""
         found = copy.copy(self)
-        found.parts, found.buckets, found.made = replace(self.parts, moves=moves), _by_bucket(moves), {}
+        found.parts, found.buckets = replace(self.parts, moves=moves), _by_bucket(moves)
+        found.made = {key: units for key, units in self.made.items() if moves[key[0]] is self.parts.moves[key[0]]}
         return found
 
     def without(self, buckets: Collection[int]) -> StepMoves:
         """The same step without sending these buckets."""
         found = copy.copy(self)
-        left = [move.bucket not in buckets for move in self.parts.moves]
-        found.updates = {name: number for name, number in self.updates.items() if left[number]}
-        found.bring, found.regather, found.back = (each.having(left) for each in (self.bring, self.regather, self.back))
+        moves, found.unsent = self.parts.moves, frozenset(buckets)
+        found.updates = {name: number for name, number in self.updates.items() if moves[number].bucket not in buckets}
         return found
 
     def is_at_hand(self, tensor: str) -> bool:
@@ -155,11 +152,13 @@ class StepMoves:
 
     def _unit(self, move: Move, step: int, numbers: tuple[int, ...], times: float = 1.0) -> Unit:
         one = move.steps[step]
-        nanoseconds = sum(self.parts.moves[number].steps[step].time_ns for number in numbers)
-        levels = frozenset(self.parts.links[axis] for axis in one.collective.axes)
+        nanoseconds = sum([self.parts.moves[number].steps[step].time_ns for number in numbers])
+        axes = one.collective.axes
+        if axes not in self._levels:
+            self._levels[axes] = frozenset(self.parts.links[axis] for axis in axes)
         name = f"{one.collective.kind.replace('_', '-')} {self.parts.stored.get(move.tensor, move.tensor)}"
-        more = len(numbers) - 1
-        return Unit(name + (f" and {more} more" if more else ""), nanoseconds * _SECOND * times, levels, numbers)
+        more = f" and {len(numbers) - 1} more" if len(numbers) > 1 else ""
+        return Unit(name + more, nanoseconds * _SECOND * times, self._levels[axes], numbers)
 
     def bucket(self, number: int) -> list[Unit]:
         numbers = tuple(self.buckets[number])
@@ -190,11 +189,14 @@ class StepMoves:
         run = list(first)
         place = {number: at for at, number in enumerate(run)}
         for index in order:
-            found[first[run[max(0, place[block[index]] - distance)]]].append(index)
+            if self.reads[index] or self.parts.operators[index].name in self.recomputed:
+                found[first[run[max(0, place[block[index]] - distance)]]].append(index)
         return found
 
     def inner(self, operator: OperatorDecision, by_axis_ns: Sequence[int]) -> list[Unit]:
         """The collectives inside an operator in one microbatch."""
+        if not by_axis_ns:
+            return []
         name, micro = f"inside {operator.name}", self.parts.microbatches
         return [
             Unit(name, nanoseconds * _SECOND / micro, frozenset({self.parts.links[axis]}), ())
