@@ -239,7 +239,7 @@ def peak_bytes(spec: TransformerSpec, profile: str, mesh: str, remat: str) -> tu
     if choices is None:
         return None, cluster.device.usable_bytes
     choice = dict(zip(node_order(built), choices, strict=True))
-    return peak_of(bytes_by_moment(memory.holdings, memory.moments, choice)).total, cluster.device.usable_bytes
+    return peak_of(bytes_by_moment(memory, choice)).total, cluster.device.usable_bytes
 
 
 def state_memory(name: str, profile: str, mesh: str, recipe: str) -> tuple[int, int, int]:
@@ -249,5 +249,5 @@ def state_memory(name: str, profile: str, mesh: str, recipe: str) -> tuple[int, 
     memory = MemoryRows(built)
     allowed = {"data parallel": data_parallel, "ZeRO-3": zero_3}[recipe](built)
     choice = dict(zip(node_order(built), solved(built, memory, allowed).choices, strict=True))
-    peak = peak_of(bytes_by_moment(memory.holdings, memory.moments, choice))
+    peak = peak_of(bytes_by_moment(memory, choice))
     return peak.parameters, peak.gradients, peak.optimizer

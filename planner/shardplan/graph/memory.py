@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -59,6 +59,31 @@ class MemoryRows:
         """The holdings as usages of a problem, whose nodes are numbers."""
         numbers = self.built.node_numbers
         return tuple(Usage(numbers[one.node], one.start, one.end, one.amount) for one in self.holdings)
+
+    def amounts(self, choice: Mapping[Node, int]) -> Index:
+        """The bytes of every holding in an assignment."""
+        nodes, node, first, table = self._tables
+        chosen: Index = table[first + np.array([choice[one] for one in nodes], dtype=np.int64)[node]]
+        return chosen
+
+    @cached_property
+    def _tables(self) -> tuple[list[Node], Index, Index, Index]:
+        """The nodes; by holding, the number of its node and the position of its amounts in the last array."""
+        nodes = list(dict.fromkeys(one.node for one in self.holdings))
+        number = {node: place for place, node in enumerate(nodes)}
+        arrays = {id(one.amount): one.amount for one in self.holdings}
+        starts = dict(zip(arrays, np.cumsum([0, *map(len, arrays.values())]).tolist(), strict=False))
+        node = np.array([number[one.node] for one in self.holdings], dtype=np.int64)
+        first = np.array([starts[id(one.amount)] for one in self.holdings], dtype=np.int64)
+        return nodes, node, first, np.concatenate([*arrays.values(), np.zeros(0, dtype=np.int64)])
+
+    @cached_property
+    def spans_of_all(self) -> tuple[Index, Index, Index]:
+        """By holding, the number of its category, its first moment, and the one behind its last."""
+        categories = get_args(Category)
+        spans = [(categories.index(one.category), one.start, one.end) for one in self.holdings]
+        category, start, end = np.array(spans, dtype=np.int64).reshape(-1, 3).T
+        return category, start, end
 
     def _all(self) -> Iterator[Holding]:
         parameters = {parameter.tensor for parameter in self.built.model.parameters}

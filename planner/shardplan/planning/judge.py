@@ -98,4 +98,4 @@ def first_judged(assigned: Assigned, limit_bytes: int) -> Candidate:
 def _holds_bytes(layouts: Layouts, choices: tuple[int, ...]) -> int:
     """The peak memory of an assignment without gathered weights and gradients that are in flight."""
     memory = layouts.memory
-    return peak_of(bytes_by_moment(memory.holdings, memory.moments, layouts.chosen(choices))).total
+    return peak_of(bytes_by_moment(memory, layouts.chosen(choices))).total

@@ -52,7 +52,7 @@ class Need:
 
 def need_of(rows: MemoryRows, choice: Mapping[Node, int], most: int = 4) -> Need:
     """The memory of one assignment at its fullest moment, and the `most` largest holders then."""
-    held = bytes_by_moment(rows.holdings, rows.moments, choice)
+    held = bytes_by_moment(rows, choice)
     moment = peak_moment(held)
     names = _names(rows.built)
     groups: dict[tuple[str, str, str], dict[Node, int]] = {}

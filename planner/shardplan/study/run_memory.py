@@ -74,7 +74,7 @@ class DecidedGraph:
     def peak(self, loss_bytes: int | None = None, precision: PrecisionName = "") -> Memory:
         """The peak memory of a device. `loss_bytes`: of the loss, beside the logits; None if there is none;
         `precision`: as in `as_held`."""
-        held = bytes_by_moment(self.holdings.holdings, self.holdings.moments, self.choice)
+        held = bytes_by_moment(self.holdings, self.choice)
         held[_TEMPORARIES] = np.maximum(held[_TEMPORARIES] - self._twice(), 0)
         narrower = self._narrower(precision) if precision else {}
         for place, amount in narrower.items():

@@ -122,6 +122,8 @@ class _Backward:
     def _wait_for_reads(self, index: int) -> None:
         """Waits for what an operator's recomputation or its backward reads, whichever comes first."""
         operator = self.parts.operators[index]
+        if not self.fetch.reads[index]:
+            return
         self.fetch.issue(index, self.available, index)
         self.fetch.wait(index)
         for tensor in self.fetch.reads[index]:

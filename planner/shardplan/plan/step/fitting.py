@@ -79,7 +79,7 @@ class Lowered:
     @cached_property
     def held(self) -> NDArray[np.int64]:
         """Bytes by category and moment, without what is in flight."""
-        return bytes_by_moment(self.rows.holdings, self.rows.moments, self.choice)
+        return bytes_by_moment(self.rows, self.choice)
 
     def fitted(self, limit_bytes: int, below_s: float = math.inf) -> Fitted:
         """The shortest schedule that fits, or the one that needs the least memory; it is not optimised if it cannot

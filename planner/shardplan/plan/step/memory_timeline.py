@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Final, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shardplan.graph.build import CostGraph, Node
-from shardplan.graph.memory import Category, Holding
+from shardplan.graph.memory import Category, MemoryRows
 from shardplan.plan.step.buckets import shard_count
 from shardplan.plan.types import Memory, Move
 
@@ -17,17 +17,14 @@ CATEGORIES: Final[tuple[Category, ...]] = get_args(Category)
 TEMPORARIES: Final = CATEGORIES.index("temporaries")
 
 
-def bytes_by_moment(holdings: Sequence[Holding], moments: int, choice: Mapping[Node, int]) -> NDArray[np.int64]:
+def bytes_by_moment(memory: MemoryRows, choice: Mapping[Node, int]) -> NDArray[np.int64]:
     """Bytes of every category (in the order of `Memory`) at every moment, shape (5, moments)."""
-    width = moments + 1
-    first = {category: row * width for row, category in enumerate(CATEGORIES)}
-    change = [0] * (len(CATEGORIES) * width)
-    for holding in holdings:
-        amount, row = holding.amount.item(choice[holding.node]), first[holding.category]
-        change[row + holding.start] += amount
-        change[row + holding.end] -= amount
-    rows = np.array(change, dtype=np.int64).reshape(len(CATEGORIES), width)
-    return rows.cumsum(axis=1)[:, :-1]
+    category, start, end = memory.spans_of_all
+    width, amounts = memory.moments + 1, memory.amounts(choice)
+    change = np.zeros(len(CATEGORIES) * width, dtype=np.int64)
+    np.add.at(change, category * width + start, amounts)
+    np.subtract.at(change, category * width + end, amounts)
+    return change.reshape(len(CATEGORIES), width).cumsum(axis=1)[:, :-1]
 
 
 def moved_bytes(built: CostGraph, move: Move, *, gradient: bool = False) -> int:
