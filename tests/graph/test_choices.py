@@ -145,3 +145,16 @@ def test_memory_rows_cover_every_node_that_holds_bytes():
     assert all(0 <= holding.start < holding.end <= memory.moments for holding in memory.holdings)
     states = {h.category for h in memory.holdings if h.node == ("kept", "w0")}
     assert states == {"parameters", "gradients", "optimizer"}
+
+
+@pytest.mark.parametrize("regathered", [frozenset(), frozenset({"w0"}), frozenset({"w0", "w1"})])
+def test_moves_do_not_depend_on_the_assignments_emitted_before(regathered):
+    """Emitted moves are kept by the choices around an operator; every choice of a random assignment changes in turn."""
+    draw, used = np.random.default_rng(3), built_on("2x2", shard_optimizer=True)
+    sizes = [(node, len(data["space"])) for node, data in used.node_data]
+    first = {node: int(draw.integers(size)) for node, size in sizes}
+    Emitter(used, first, regathered).moves()
+    for node, size in sizes:
+        other = first | {node: (first[node] + 1) % size}
+        fresh = Emitter(built_on("2x2", shard_optimizer=True), other, regathered).moves()
+        assert Emitter(used, other, regathered).moves() == fresh

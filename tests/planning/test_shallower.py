@@ -12,6 +12,7 @@ from shardplan.model.digest import structure_digest
 from shardplan.model.shallow import shallow
 from shardplan.models import described
 from shardplan.planning import Planner, PlanOptions, plan_model, shallower
+from shardplan.planning.decided import Decided
 
 MODEL = "transformer:hidden=64,layers=12,heads=2,ffn=128,vocab=128,batch=8,seq=32"
 COPIES = 4
@@ -103,3 +104,18 @@ def test_progress_tells_no_step_and_no_bound_of_fewer_layers(model, many):
     plan = plan_model(model, make_cluster(PROFILE, "2x2"), PlanOptions(effort="quick"), on_progress=told.append)
     assert any(standing.doing.endswith("of fewer layers") for standing in told)
     assert min(standing.best for standing in told) >= plan.summary.step_ns * 1000 - 1000
+
+
+def test_each_copy_is_as_the_one_at_its_share_of_the_depth(model):
+    thin = shallow(model, COPIES)
+    made = make_cluster(PROFILE, "2x2")
+    decided = Decided.of_plan(plan_model(thin, made, PlanOptions(effort="quick")))
+    (block,), (whole,) = thin.blocks, model.blocks
+    marked = dict(decided.operators)
+    for number, copy in enumerate(block.copies):
+        for index in copy:
+            name = thin.operators[index].name
+            marked[name] = replace(marked[name], split=(str(number),))
+    every = Decided(marked, decided.layouts).with_layers_of(model, Decided(marked, decided.layouts), thin, ())
+    found = [{every.operators[model.operators[index].name].split for index in copy} for copy in whole.copies]
+    assert found == [{(str(place * COPIES // len(whole.copies)),)} for place in range(len(whole.copies))]

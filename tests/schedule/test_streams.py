@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardplan.schedule.links import LinkLevels
-from shardplan.schedule.streams import MOST_PASSING, Item, simulate
+from shardplan.schedule.streams import MOST_PASSING, Device, Item, simulate
 
 LEVELS = ("up", "net")
 EPS = 1e-9
@@ -189,3 +189,17 @@ def test_compute_is_slower_only_beside_communication(sent, expected):
     """4 s of compute, and kappa 1.1: 1.1 s beside communication do 1 s of it; 8 s outlast 4.4 s of it."""
     program = [Item("issue", "weight", sent, frozenset({"net"}), 0), Item("compute", "a", 4.0)]
     assert simulate(program, 1.1).seconds == pytest.approx(expected)
+
+
+class Anew(dict):
+    """Remembers nothing."""
+
+    def __contains__(self, _):
+        return False
+
+
+@given(programs(), kappas, links)
+def test_what_runs_is_found_again_whenever_the_queue_changes(program, kappa, links):
+    device = Device(program, kappa, links)
+    device.beside = Anew()
+    assert device.run() == simulate(program, kappa, links)

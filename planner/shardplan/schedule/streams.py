@@ -71,7 +71,7 @@ def simulate(program: Sequence[Item], kappa: float = 1.0, links: LinkLevels = WH
 
     Raises `ValueError` for a program that waits for a collective that it has not issued.
     """
-    return _Device(program, kappa, links).run()
+    return Device(program, kappa, links).run()
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ class _Running:
         return 1.0 - self.passing.get(use.bound, 0.0)
 
 
-class _Device:
+class Device:
     """State of the simulated device. `left`: remaining seconds of issued collectives; `queue`: those that depend on no
     other, by precedence; `after`: collectives that depend on the end of one; `missing`: on how many a collective still
     depends; `bounds`: how many in the queue each level bounds; `uses`: what collectives take, by their levels;
