@@ -24,22 +24,57 @@ from shardplan.solve.reduce.core import Core, Indices, spans
 
 
 @dataclass(frozen=True, slots=True)
+class _Edge:
+    """One edge that arrives at a level: `table[i, j]`, i at the far end, j at the arriving end."""
+
+    table: Costs
+    far: slice  # ki places in the messages
+    near: slice  # kj places in the messages
+    labels: slice  # kj places in theta
+    end: int  # position at the far end
+
+    def arrive(self, theta: Costs, messages: Costs) -> None:
+        """Takes all slack of the edge to its arriving end."""
+        fresh = np.minimum.reduce(self.table - messages[self.far][:, None], axis=0)
+        theta[self.labels] += fresh - messages[self.near]
+        messages[self.near] = fresh
+
+    def add_chosen(self, score: Costs, messages: Costs, labels: Indices) -> None:
+        """Adds the costs of every label at the arriving end, for the label at the far end, in place of the message."""
+        score[self.labels] += self.table[labels[self.end]] - messages[self.near]
+
+
+@dataclass(frozen=True, slots=True)
 class _Batch:
     """Edges of one shape that arrive at one level: `stack[i, j, n]`, i at the far end, j at the arriving end; n has
-    size one if all edges share a table."""
+    size one if all edges share a table. If `is_long`, j and n are swapped, in all arrays: numpy is fast where the last
+    dim is the longer one."""
 
+    is_long: bool
     stack: Costs
-    far: Indices  # (ki, n) places in the messages
+    far: Indices  # (ki, 1, n) places in the messages
     near: Indices  # (kj, n) places in the messages
     labels: Indices  # (kj, n) places in theta
     ends: Indices  # (n,) positions at the far end
+
+    def arrive(self, theta: Costs, messages: Costs) -> None:
+        """As of one edge."""
+        fresh = np.minimum.reduce(self.stack - messages[self.far], axis=0)
+        np.add.at(theta, self.labels, fresh - messages[self.near])
+        messages[self.near] = fresh
+
+    def add_chosen(self, score: Costs, messages: Costs, labels: Indices) -> None:
+        """As of one edge."""
+        chosen, depth = labels[self.ends], np.arange(len(self.ends)) % self.stack.shape[1 if self.is_long else 2]
+        rows = self.stack[chosen, depth] if self.is_long else self.stack[chosen, :, depth].T
+        np.add.at(score, self.labels, rows - messages[self.near])
 
 
 @dataclass(frozen=True, slots=True)
 class _Level:
     """One step of a sweep: batches that arrive, and the messages by which its nodes send on."""
 
-    batches: tuple[_Batch, ...]
+    batches: tuple[_Edge | _Batch, ...]
     nodes: Indices
     labels: Indices
     starts: Indices
@@ -99,7 +134,7 @@ class Dual:
             out_labels=spans(starts[np.searchsorted(nodes, left)], core.sizes[left]),
         )
 
-    def _batches(self, edges: Indices, near_end: Indices) -> list[_Batch]:
+    def _batches(self, edges: Indices, near_end: Indices) -> list[_Edge | _Batch]:
         """Batches of edges of one shape. Edges with the same table share it: their stack has depth 1."""
         core = self.core
         groups: dict[tuple[int, int, int, int], list[int]] = {}
@@ -110,30 +145,56 @@ class Dual:
             key = (id(core.tables[edge]), int(near_end[edge]))
             table = key if shared[key] > 1 else (0, 0)
             groups.setdefault((wide, tall, *table), []).append(edge)
-        batches = []
+        batches: list[_Edge | _Batch] = []
         for (wide, tall, alone, _), members in groups.items():
             step = max(1, SWEEP_CHUNK // (wide * tall))
             for start in range(0, len(members), step):
                 chunk = np.array(members[start : start + step])
-                rows, columns = np.arange(wide)[:, None], np.arange(tall)[:, None]
-                batches.append(
-                    _Batch(
-                        stack=self._stack([(int(near_end[e]), core.tables[e]) for e in chunk[: 1 if alone else None]]),
-                        far=self.places[2 * chunk + 1 - near_end[chunk]] + rows,
-                        near=self.places[2 * chunk + near_end[chunk]] + columns,
-                        labels=core.offsets[self.ends[near_end[chunk], chunk]] + columns,
-                        ends=self.ends[1 - near_end[chunk], chunk],
-                    )
-                )
+                if len(chunk) == 1:
+                    batches.append(self._edge(members[start], int(near_end[members[start]])))
+                    continue
+                tables = [(int(near_end[e]), core.tables[e]) for e in chunk[: 1 if alone else None]]
+                batches.append(self._batch(chunk, near_end[chunk], tables, wide, tall))
         return batches
 
-    def _stack(self, tables: list[tuple[int, Costs]]) -> Costs:
+    def _edge(self, edge: int, near_end: int) -> _Edge:
+        table, (far, near) = self.core.tables[edge], (int(self.ends[end, edge]) for end in (1 - near_end, near_end))
+        first = int(self.core.offsets[near])
+        return _Edge(
+            table=table if near_end else table.T,
+            far=self._place(edge, 1 - near_end),
+            near=self._place(edge, near_end),
+            labels=slice(first, first + int(self.core.sizes[near])),
+            end=far,
+        )
+
+    def _place(self, edge: int, end: int) -> slice:
+        """Where the message of an edge into its end is."""
+        return slice(int(self.places[2 * edge + end]), int(self.places[2 * edge + end + 1]))
+
+    def _batch(
+        self, edges: Indices, near_end: Indices, tables: list[tuple[int, Costs]], wide: int, tall: int
+    ) -> _Batch:
+        """Edges between `wide` labels at their far ends and `tall` ones at the ends where they arrive."""
+        is_long = tall >= len(edges)
+        far = self.places[2 * edges + 1 - near_end] + np.arange(wide)[:, None]
+        columns = np.arange(tall)[:, None]
+        near, labels = (
+            np.ascontiguousarray(both.T) if is_long else both
+            for both in (
+                self.places[2 * edges + near_end] + columns,
+                self.core.offsets[self.ends[near_end, edges]] + columns,
+            )
+        )
+        stack, ends = self._stack(tables, is_long=is_long), self.ends[1 - near_end, edges]
+        return _Batch(is_long, stack, far[:, :, None] if is_long else far[:, None, :], near, labels, ends)
+
+    def _stack(self, tables: list[tuple[int, Costs]], *, is_long: bool) -> Costs:
         """Tables with the far end's labels as rows, side by side; repeated layers meet the same ones again."""
-        key = tuple(part for near_end, table in tables for part in (near_end, id(table)))
+        key = (int(is_long), *(part for near_end, table in tables for part in (near_end, id(table))))
         if key not in self._stacks:
             sides = [table if near_end else table.T for near_end, table in tables]
-            large = len(sides) == 1 and sides[0].size > SWEEP_CHUNK
-            self._stacks[key] = sides[0][:, :, None] if large else np.ascontiguousarray(np.stack(sides, axis=-1))
+            self._stacks[key] = np.ascontiguousarray(np.stack(sides, axis=1 if is_long else 2))
         return self._stacks[key]
 
     @cached_property
@@ -174,9 +235,7 @@ class Dual:
     def _visit(self, level: _Level) -> None:
         theta, messages = self.theta, self.messages
         for batch in level.batches:
-            fresh = (batch.stack - messages[batch.far][:, None, :]).min(axis=0)
-            np.add.at(theta, batch.labels, fresh - messages[batch.near])
-            messages[batch.near] = fresh
+            batch.arrive(theta, messages)
         mine = theta[level.labels]
         above = mine - np.minimum.reduceat(mine, level.starts)[level.owner]
         share = np.floor(above / level.share)
@@ -194,9 +253,7 @@ class Dual:
         labels = np.zeros(len(core.nodes), dtype=np.int64)
         for level in self._backward if backward else self._forward:
             for batch in level.batches:
-                depth = np.arange(len(batch.ends)) if batch.stack.shape[2] > 1 else 0
-                rows = batch.stack[labels[batch.ends], :, depth].T
-                np.add.at(score, batch.labels, rows - self.messages[batch.near])
+                batch.add_chosen(score, self.messages, labels)
             mine = score[level.labels]
             hits = np.flatnonzero(mine == np.minimum.reduceat(mine, level.starts)[level.owner])
             labels[level.nodes] = hits[np.searchsorted(hits, level.starts)] - level.starts
@@ -214,7 +271,7 @@ class Dual:
 
     def message(self, edge: int, end: int) -> Costs:
         """The message of an edge into its end: 0 the first, 1 the second."""
-        return self.messages[self.places[2 * edge + end] : self.places[2 * edge + end + 1]]
+        return self.messages[self._place(edge, end)]
 
     def slack(self, edge: int, first: Indices | None = None, second: Indices | None = None) -> Costs:
         """r_e: the cost of a pair of labels above the messages; of the labels `first` and `second` only, if given."""
