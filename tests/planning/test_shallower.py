@@ -11,7 +11,7 @@ from shardplan.constraints.parse import parse_pin
 from shardplan.model.digest import structure_digest
 from shardplan.model.shallow import shallow
 from shardplan.models import described
-from shardplan.planning import Planner, PlanOptions, plan_model, shallower
+from shardplan.planning import Planner, PlanOptions, plan_model, planner, shallower
 from shardplan.planning.decided import Decided
 
 MODEL = "transformer:hidden=64,layers=12,heads=2,ffn=128,vocab=128,batch=8,seq=32"
@@ -119,3 +119,19 @@ def test_each_copy_is_as_the_one_at_its_share_of_the_depth(model):
     every = Decided(marked, decided.layouts).with_layers_of(model, Decided(marked, decided.layouts), thin, ())
     found = [{every.operators[model.operators[index].name].split for index in copy} for copy in whole.copies]
     assert found == [{(str(place * COPIES // len(whole.copies)),)} for place in range(len(whole.copies))]
+
+
+def test_where_the_plan_for_all_copies_leaves_a_large_gap_the_whole_model_is_searched(many, monkeypatch):
+    model, cluster, options = described(LARGER), make_cluster(PROFILE, "2x2"), PlanOptions(effort="quick")
+    deeper = planner.deeper
+
+    def without_bound(*given):
+        found = yield from deeper(*given)
+        return replace(found, bound_s=0.0)
+
+    monkeypatch.setattr(planner, "deeper", without_bound)
+    both = plan_model(model, cluster, options).summary
+    monkeypatch.setattr(shallower, "MANY_OPERATORS", 10**9)
+    whole = plan_model(model, cluster, options).summary
+    assert both.step_ns <= whole.step_ns
+    assert both.step_bound_ns == whole.step_bound_ns > 0

@@ -92,6 +92,17 @@ def no_coarser_plan(model: Model, cluster: Cluster, coarser: Cluster) -> Diagnos
 def refusal(graphs: CostGraphs, none: Answer, *, reasons: bool) -> ShardplanError | KeyboardInterrupt:
     """The error for an answer without an assignment. With `reasons`, it searches which constraints conflict, or else
     what fills the memory of the plan that comes nearest to fitting."""
+    found, target = _refusal(graphs, none, reasons=reasons), graphs.instance.options.target
+    if not target or not isinstance(found, InfeasibleError):
+        return found
+    first, *others = found.diagnostics
+    said = first.summary.replace("no plan", f"no plan that {target} can express", 1)
+    hint = f"leave out --for {target}; or {first.hint}" if first.hint else f"leave out --for {target}"
+    return InfeasibleError(replace(first, summary=said, hint=hint), *others)
+
+
+def _refusal(graphs: CostGraphs, none: Answer, *, reasons: bool) -> ShardplanError | KeyboardInterrupt:
+    """The same, whatever the plan is for."""
     instance, outcome = graphs.instance, none.solution.outcome
     if outcome == "interrupted":
         return KeyboardInterrupt()

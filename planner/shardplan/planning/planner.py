@@ -11,7 +11,7 @@ from typing import Any
 
 from shardplan.cluster.mesh import merged
 from shardplan.cluster.types import Cluster
-from shardplan.errors import Diagnostic, InfeasibleError, LimitError, ShardplanError, warning
+from shardplan.errors import Diagnostic, LimitError, ShardplanError, warning
 from shardplan.graph.build import CostGraph
 from shardplan.graph.memory import MemoryRows
 from shardplan.graph.neighbourhood import Offer
@@ -25,7 +25,7 @@ from shardplan.planning.answers import Answers
 from shardplan.planning.candidates import shortest, unless_nothing_fits
 from shardplan.planning.chain import Answer
 from shardplan.planning.chosen import Chosen
-from shardplan.planning.constants import DEEPENING_S, FINER_S, IMPROVED_GAP, PROOF_TIMES, SEARCH_GAP
+from shardplan.planning.constants import DEEPENED_GAP, DEEPENING_S, FINER_S, IMPROVED_GAP, PROOF_TIMES, SEARCH_GAP
 from shardplan.planning.decided import Decided
 from shardplan.planning.finer import (
     CoarsePlans,
@@ -248,14 +248,7 @@ class Planner:
 
     def refusal(self, none: Answer) -> BaseException:
         """The error for an answer without an assignment."""
-        found = refusal(self._graphs, none, reasons=self._reasons)
-        target = self.instance.options.target
-        if target and isinstance(found, InfeasibleError):
-            first, *others = found.diagnostics
-            said = first.summary.replace("no plan", f"no plan that {target} can express", 1)
-            hint = f"leave out --for {target}; or {first.hint}" if first.hint else f"leave out --for {target}"
-            return InfeasibleError(replace(first, summary=said, hint=hint), *others)
-        return found
+        return refusal(self._graphs, none, reasons=self._reasons)
 
     def _found(self, search: Search, restriction: Restrict | None, enough_s: float = math.inf) -> Found:
         """The best candidate, before its plan is assembled, and no worse than the start. Raises `NoPlanError`,
@@ -330,18 +323,23 @@ class Planner:
         """The best candidate of a search that knows no plan. Raises as `_found`."""
         if self.instance.options.target:
             return best_for_runtime(
-                self._answers,
-                RUNTIMES[self.instance.options.target],
-                search,
-                restriction=restriction,
-                coarse=self._coarse,
-                on_progress=self._on_progress,
-            )
+                self._answers, RUNTIMES[self.instance.options.target], search, restriction=restriction,
+                coarse=self._coarse, on_progress=self._on_progress,
+            )  # fmt: skip
+        deep = self._deepened(search) if restriction is None else None
+        if deep is not None and (deep.gap <= DEEPENED_GAP or search.is_over):
+            return deep
+        try:
+            found = self._searched_whole(search, restriction, enough_s)
+        except (NoPlanError, LimitError):
+            if deep is None:
+                raise
+            return deep
+        return found if deep is None else found.proven_by(deep).better([deep.candidate], self.limit_bytes)
+
+    def _searched_whole(self, search: Search, restriction: Restrict | None, enough_s: float) -> Found:
+        """As `_searched`, of all copies of the model's blocks."""
         if restriction is None:
-            shallow = self._shallower(search)
-            if shallow is not None:
-                with contextlib.suppress(NoPlanError):
-                    return self._answered(deeper(search, shallow, least_in_time(search)), search)
             fewer = self._coarser(search, without_idle_axes(self.instance))
             if fewer is not None:
                 with contextlib.suppress(NoPlanError):
@@ -385,8 +383,8 @@ class Planner:
         search.spent.work += work
         return found
 
-    def _shallower(self, search: Search) -> Coarser | None:
-        """The plan of a shallower model, if the model is deep, for all of its copies."""
+    def _deepened(self, search: Search) -> Found | None:
+        """The plan of a shallower model for all copies, if the model is deep and that is a plan of it."""
         asked, told = self.instance, of_shallow(self._on_progress)
         thin = shallower(asked)
         if thin is None:
@@ -395,7 +393,11 @@ class Planner:
         coarse = self._coarse.of_shallow()
         found, work = self._on(thin, asked.cluster, search, asked.options, told, coarse, room_s) or (None, 0)
         search.spent.work += work
-        return found and deepened(found, thin, asked.model)
+        if found is not None:
+            with contextlib.suppress(NoPlanError):
+                deep = deepened(found, thin, asked.model)
+                return self._answered(deeper(search, deep, least_in_time(search)), search)
+        return None
 
     def _coarser(self, search: Search, other: tuple[Cluster, tuple[tuple[int, ...], ...]] | None) -> Coarser | None:
         """The plan of another mesh of the same devices, if there is one and it has a plan: its cluster, and the axes of
