@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, get_args
+from typing import Final, Literal, get_args
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from shardplan.graph.tensors import TensorSpace
 from shardplan.solve.problem import Usage
 
 Category = Literal["parameters", "gradients", "optimizer", "activations", "temporaries"]
+CATEGORIES: Final[tuple[Category, ...]] = get_args(Category)
 Fate = Literal["passing", "saved", "saved, recomputed"] | int
 """How a value reaches backward after its last reader ran forward: not at all; saved; saved although its maker is
 recomputed; dropped and recomputed right before the backward of that operator."""
@@ -80,8 +81,7 @@ class MemoryRows:
     @cached_property
     def spans_of_all(self) -> tuple[Index, Index, Index]:
         """By holding, the number of its category, its first moment, and the one behind its last."""
-        categories = get_args(Category)
-        spans = [(categories.index(one.category), one.start, one.end) for one in self.holdings]
+        spans = [(CATEGORIES.index(one.category), one.start, one.end) for one in self.holdings]
         category, start, end = np.array(spans, dtype=np.int64).reshape(-1, 3).T
         return category, start, end
 

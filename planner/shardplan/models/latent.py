@@ -14,8 +14,7 @@ def latent_heads(
     graph: GraphWriter, spec: TransformerSpec, x: str, module: str, linear: Linear, norm: Norm
 ) -> tuple[str, str, str]:
     """[batch, seq, hidden] -> queries and keys [batch, heads, seq, head_size], values [batch, heads, seq, value_size];
-    of a head the first `rope_size` are to be rotated. `norm`: (value, module,
-    shape)."""
+    of a head the first `rope_size` are to be rotated. `norm`: (value, module, shape)."""
     rows, heads, width, rope = (spec.batch, spec.seq), spec.heads, spec.width, spec.rope_size
     value = spec.value_size or width - rope
     q, inner = x, spec.hidden

@@ -121,9 +121,9 @@ class _Backward:
 
     def _wait_for_reads(self, index: int) -> None:
         """Waits for what an operator's recomputation or its backward reads, whichever comes first."""
-        operator = self.parts.operators[index]
         if not self.fetch.reads[index]:
             return
+        operator = self.parts.operators[index]
         self.fetch.issue(index, self.available, index)
         self.fetch.wait(index)
         for tensor in self.fetch.reads[index]:

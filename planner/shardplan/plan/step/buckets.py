@@ -16,11 +16,7 @@ from shardplan.plan.types import Move
 
 def shard_count(layout: Layout, mesh: Mesh) -> int:
     """The number of shards of which a device has one."""
-    ways = 1
-    for axis, placement in zip(mesh.axes, layout.placements, strict=True):
-        if placement.is_shard:
-            ways *= axis.size
-    return ways
+    return mesh.ways([axis for axis, placement in enumerate(layout.placements) if placement.is_shard])
 
 
 def least_shard_count(move: Move, mesh: Mesh) -> int:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final, get_args
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shardplan.graph.build import CostGraph, Node
-from shardplan.graph.memory import Category, MemoryRows
+from shardplan.graph.memory import CATEGORIES, MemoryRows
 from shardplan.plan.step.buckets import shard_count
 from shardplan.plan.types import Memory, Move
 
-CATEGORIES: Final[tuple[Category, ...]] = get_args(Category)
 TEMPORARIES: Final = CATEGORIES.index("temporaries")
 
 

@@ -158,6 +158,7 @@ class Dual:
         return batches
 
     def _edge(self, edge: int, near_end: int) -> _Edge:
+        """The edge, which arrives at its end `near_end`: 0 the first, 1 the second."""
         table, (far, near) = self.core.tables[edge], (int(self.ends[end, edge]) for end in (1 - near_end, near_end))
         first = int(self.core.offsets[near])
         return _Edge(
