@@ -49,6 +49,25 @@ def test_multipliers_to_start_from_change_no_optimum() -> None:
 
 
 @pytest.mark.parametrize("seed", range(60))
+def test_multipliers_that_add_up_to_more_than_one_give_a_bound_all_the_same(seed: int) -> None:
+    """Above one in all, or below zero, their averages may be above the maxima."""
+    problem = problem_of_maxima(seed, memory=False)
+    wide = sums_to_nodes(problem)
+    try:
+        graph = build(wide.problem, Tables(), wide.amounts, wide.groups)
+        graph.propagate()
+    except Contradiction:
+        return
+    profiles = Profiles(graph.uses, np.cumsum([0, *graph.sizes]), graph.tables.arrays, graph.base)
+    relaxation = Relaxation(graph, 0, Budget(), profiles)
+    choose = np.random.default_rng(seed).choice
+    start = tuple(tuple(choose([0.0, 0.03, 0.9, 1.0], len(group.sums)).tolist()) for group in problem.maxima)
+    point = relaxation.at(small_cores.first_multipliers(relaxation, start))
+    assert point.bound <= optimum(problem) * graph.scale
+    assert all(0.0 <= multiplier for multiplier in point.multipliers.values())
+
+
+@pytest.mark.parametrize("seed", range(60))
 def test_highs_has_one_epigraph_per_maximum_at_any_multipliers(seed: int) -> None:
     problem = problem_of_maxima(seed, memory=False)
     wide = sums_to_nodes(problem)

@@ -17,7 +17,7 @@ import numpy as np
 
 from shardplan.solve.bound.decoding import condition, cutset, greedy
 from shardplan.solve.bound.dual import Dual
-from shardplan.solve.bound.multipliers import Multipliers, lagrangian, rounded
+from shardplan.solve.bound.multipliers import Multipliers, digit, lagrangian, rounded
 from shardplan.solve.budget import Budget
 from shardplan.solve.constants import (
     CUTSET_NODES,
@@ -183,12 +183,16 @@ class Relaxation:
         return self.moments == sums and all(abs(before.get(m, 0.0) - self._goal.get(m, 0.0)) <= room for m in sums)
 
     def capped(self, multipliers: Multipliers) -> Multipliers:
-        """Multipliers such that those of one maximum's sums add up to at most one after rounding."""
+        """Multipliers such that those of one maximum's sums add up to at most one: where they are more, which is no
+        bound, all of them are made smaller by the same factor, and rounded down to as few digits."""
         for group in self.hinges:
-            over = sum(multipliers.get(moment, 0.0) for moment in group) - self.graph.scale
-            dearest = max(group, key=lambda moment: multipliers.get(moment, 0.0))
-            if over > 0:
-                multipliers[dearest] -= over
+            total = sum(multipliers.get(moment, 0.0) for moment in group)
+            if total <= self.graph.scale:
+                continue
+            step = digit(multipliers)
+            for moment in group:
+                if moment in multipliers:
+                    multipliers[moment] = step * np.floor(multipliers[moment] * self.graph.scale / total / step)
         return multipliers
 
     def _master(self) -> tuple[float, Multipliers]:

@@ -12,12 +12,16 @@ Multipliers = dict[int, float]
 
 def rounded(multipliers: Multipliers) -> Multipliers:
     """Multipliers with few digits, so that sums of them are exact and equal sums are equal numbers."""
-    largest = max(multipliers.values(), default=0.0)
-    if largest <= 0:
+    if max(multipliers.values(), default=0.0) <= 0:
         return {}
-    step = float(2.0 ** (np.floor(np.log2(largest)) - 24))
+    step = digit(multipliers)
     steps = {moment: float(np.round(multiplier / step)) for moment, multiplier in sorted(multipliers.items())}
     return {moment: count * step for moment, count in steps.items() if count > 0}
+
+
+def digit(multipliers: Multipliers) -> float:
+    """The unit of the last digit of `rounded` multipliers, of which one is positive."""
+    return float(2.0 ** (np.floor(np.log2(max(multipliers.values()))) - 24))
 
 
 def lagrangian(graph: Graph, multipliers: Multipliers) -> Graph:
