@@ -64,7 +64,7 @@ def test_multipliers_that_add_up_to_more_than_one_give_a_bound_all_the_same(seed
     start = tuple(tuple(choose([0.0, 0.03, 0.9, 1.0], len(group.sums)).tolist()) for group in problem.maxima)
     point = relaxation.at(small_cores.first_multipliers(relaxation, start))
     assert point.bound <= optimum(problem) * graph.scale
-    assert all(0.0 <= multiplier for multiplier in point.multipliers.values())
+    assert all(multiplier >= 0.0 for multiplier in point.multipliers.values())
 
 
 @pytest.mark.parametrize("seed", range(60))
