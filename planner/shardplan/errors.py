@@ -74,6 +74,12 @@ class InfeasibleError(ShardplanError):
     exit_code = 3
 
 
+class NoneFitsError(InfeasibleError):
+    """No plan was found whose schedule fits, which is no proof that there is none. Exit code 4."""
+
+    exit_code = 4
+
+
 class LimitError(ShardplanError):
     """A limit ended the search before any plan was found. Exit code 4."""
 

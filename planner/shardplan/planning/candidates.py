@@ -49,6 +49,7 @@ from shardplan.planning.reduction import Restrict
 from shardplan.planning.rematerialisation import FLAGS, flags
 from shardplan.planning.scheduled_buckets import at_scheduled_buckets
 from shardplan.planning.search import Found, NoBetterError, NoPlanError, Questions, Search
+from shardplan.planning.within_memory import within_memory
 from shardplan.schedule.objective import Linear, Objective, Weights, plain_sum
 from shardplan.solve import Plane
 from shardplan.solve.search.crossover_of_problems import crossovers_with
@@ -65,7 +66,7 @@ def shortest(search: Search, enough_s: float = math.inf) -> Questions[Found]:
         yield from at_once(search)
     found = yield from searched(search, chooses_remat=instance.chooses_remat, enough_s=enough_s)
     if not instance.chooses_remat or found.limit_bytes is None or found.gap <= IMPROVED_GAP:
-        return found
+        return (yield from within_memory(search, found))
     for remat in flags(found.candidate.layouts.built):
         spent.later = max(0, spent.later - most)
         if found.outcome == "interrupted" or search.is_over:
@@ -73,7 +74,7 @@ def shortest(search: Search, enough_s: float = math.inf) -> Questions[Found]:
         with contextlib.suppress(NoPlanError):
             other = yield from searched(search, remat, below_s=found.candidate.step_s)
             found = replace(found.better([other.candidate], instance.limit_bytes), outcome=other.outcome)
-    return found
+    return (yield from within_memory(search, found))
 
 
 def searched(

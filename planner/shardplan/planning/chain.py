@@ -143,8 +143,13 @@ def answer(
     try:
         return _answered(graphs, question, on_progress, on_first)
     except GivenUpError:
-        outcome: Outcome = "interrupted" if question.deadline.interruption.asked else "limit"
-        return Answer(question, Objective((), 0.0), None, Solution(outcome, None, math.inf, -math.inf))
+        return given_up(question)
+
+
+def given_up(question: Question) -> Answer:
+    """The answer without assignment and bound."""
+    outcome: Outcome = "interrupted" if question.deadline.interruption.asked else "limit"
+    return Answer(question, Objective((), 0.0), None, Solution(outcome, None, math.inf, -math.inf))
 
 
 def _answered(

@@ -91,6 +91,9 @@ LESS_MEMORY_GAP = 0.03
 """Gap below which they are not searched: they take a third of the time of a search."""
 LESS_MEMORY_WORK = 2e2
 """Work of the question for plans that need less memory than the best one: one plan is enough to start from."""
+WITHIN_ROUNDS: Final = 8
+"""Tighter limits that are tried if the schedule of no assignment found keeps the real one: two or three do where there
+is a plan."""
 CROSSOVER_PARENTS = 2
 """Number of the best simulated plans that are crossed over with all others."""
 CROSSOVERS_JUDGED = 16

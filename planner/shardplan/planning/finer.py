@@ -42,6 +42,7 @@ from shardplan.planning.instance import MOST_WHOLE, CostGraphs, Instance, instan
 from shardplan.planning.questions import asked
 from shardplan.planning.runtimes.table import Roles
 from shardplan.planning.search import Found, NoPlanError, Questions, Search
+from shardplan.planning.within_memory import within_memory
 from shardplan.schedule.objective import Weights, at_multipliers, fitting
 from shardplan.solve import Plane, best_multipliers, pulled
 from shardplan.units import PS_PER_S
@@ -148,7 +149,8 @@ def finer(search: Search, coarser: Coarser, no_less_s: float) -> Questions[Found
     search.spent.left = search.averages + AVERAGES["quick"] * math.comb(axes, 2) + together
     found = yield from transferred(search, coarser, no_less_s)
     found = yield from by_pairs(search, found)
-    return (yield from _proven(search, found, coarser.recompute, planes=found.planes))
+    found = yield from _proven(search, found, coarser.recompute, planes=found.planes)
+    return (yield from within_memory(search, found))
 
 
 def transferred(
@@ -178,14 +180,16 @@ def same(search: Search, fewer: Coarser, decided: Decided | None = None) -> Ques
     """The plan of the mesh without axes of size 1 as one of this mesh, with its proof; or that of this mesh, whose
     decisions are `decided`. Raises `NoPlanError`."""
     found = yield from transferred(search, fewer, fewer.bound_s, decided, every_path=True)
-    return replace(found, multipliers=fitting(fewer.multipliers, found.objective))
+    found = replace(found, multipliers=fitting(fewer.multipliers, found.objective))
+    return (yield from within_memory(search, found))
 
 
 def deeper(search: Search, shallow: Coarser, no_less_s: float) -> Questions[Found]:
     """The plan of a shallower model as one of the whole model, with the bound of the whole model where that can be
     searched. Raises `NoPlanError` where the plan is none of the whole model."""
     found = yield from transferred(search, shallow, no_less_s, shallow.decided)
-    return (yield from _proven(search, found, shallow.recompute, start=shallow.multipliers))
+    found = yield from _proven(search, found, shallow.recompute, start=shallow.multipliers)
+    return (yield from within_memory(search, found))
 
 
 def _proven(

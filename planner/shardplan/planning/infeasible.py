@@ -15,7 +15,7 @@ from shardplan.model.types import Model
 from shardplan.planning.chain import Answer, Question, answer
 from shardplan.planning.constants import NEED_SECONDS
 from shardplan.planning.constraint_masks import masks_of
-from shardplan.planning.instance import CostGraphs
+from shardplan.planning.instance import CostGraphs, Instance
 from shardplan.planning.memory_need import Need, need_of
 from shardplan.units import size, sizes_apart
 
@@ -77,6 +77,20 @@ def out_of_time(model: Model, cluster: Cluster) -> Diagnostic:
     """The error for a search that a limit ended before it had any plan."""
     what = f"'{model.name}' on '{cluster.name}' ({cluster.mesh})"
     return error("limit", f"the search for {what} was ended before any plan was found", hint="raise --time-limit")
+
+
+def none_fits(instance: Instance, holds_bytes: int) -> Diagnostic:
+    """The error if no schedule was found that fits, which is no proof that there is none; the one that needs least
+    holds `holds_bytes` at its peak."""
+    what = f"'{instance.model.name}' on '{instance.cluster.name}' ({instance.cluster.mesh})"
+    holds, limit = sizes_apart(holds_bytes, instance.limit_bytes)
+    lighter = "".join(f"{option}, " for option in lighter_options(instance.options))
+    return error(
+        "limit",
+        f"no plan was found for {what} whose schedule fits in memory",
+        detail=f"at its peak it holds at least {holds}, of which {limit} may be used; whether one fits is not proven",
+        hint=f"{lighter}a larger --mesh or a smaller batch need less",
+    )
 
 
 def no_coarser_plan(model: Model, cluster: Cluster, coarser: Cluster) -> Diagnostic:

@@ -11,7 +11,7 @@ from typing import Any
 
 from shardplan.cluster.mesh import merged
 from shardplan.cluster.types import Cluster
-from shardplan.errors import Diagnostic, LimitError, ShardplanError, warning
+from shardplan.errors import Diagnostic, LimitError, NoneFitsError, ShardplanError, warning
 from shardplan.graph.build import CostGraph
 from shardplan.graph.memory import MemoryRows
 from shardplan.graph.neighbourhood import Offer
@@ -42,13 +42,13 @@ from shardplan.planning.finer import (
     without_idle_axes,
 )
 from shardplan.planning.for_runtime import best_for_runtime, start_for_runtime
-from shardplan.planning.infeasible import no_coarser_plan, refusal
+from shardplan.planning.infeasible import no_coarser_plan, none_fits, refusal
 from shardplan.planning.instance import CostGraphs, instance_of
 from shardplan.planning.judge import Known
 from shardplan.planning.linear_questions import of_linear
 from shardplan.planning.reduction import Restrict
 from shardplan.planning.runtimes import RUNTIMES
-from shardplan.planning.search import Found, NoPlanError, Questions, Search, Spent, T
+from shardplan.planning.search import Found, NoPlanError, NoScheduleError, Questions, Search, Spent, T
 from shardplan.planning.shallower import deepened, shallower
 from shardplan.planning.standing import OnProgress, of_shallow, without_effort
 from shardplan.planning.start_plan import Ask, StartPlan, finished_s, started
@@ -67,9 +67,8 @@ def plan_model(
     """The best plan for `model` on `cluster`, with its proof. `on_warning` is called with warnings about the request
     and the search, and with a note on `start`. `coarse`, `start`: as in `Planner`.
 
-    Raises `ShardplanError` for a model that cannot be planned as asked, `InfeasibleError` when it is proven that no
-    plan fits in memory, `LimitError` when the time limit ends the search before any plan is found, and
-    `KeyboardInterrupt` on Ctrl-C before any plan is found.
+    Raises `ShardplanError` for a model that cannot be planned as asked, `InfeasibleError` (`NoneFitsError` if it is not
+    proven) when no plan fits in memory, `LimitError` and `KeyboardInterrupt` when it ends before any plan is found.
     """
     return Planner(model, cluster, options, on_progress, on_warning, coarse=coarse, start=start).plan()
 
@@ -153,6 +152,8 @@ class Planner:
                 search = Search.of(self.instance, interruption, restricted=restriction is not None)
                 search.spent.work += max(0.0, search.work_left - work)
                 found = self._found(search, restriction, enough_s)
+            except NoScheduleError as none:
+                raise NoneFitsError(none_fits(self.instance, none.holds_bytes)) from None
             except NoPlanError as none:
                 raise self.refusal(none.answer) from None
             if restriction is None and math.isinf(work):
@@ -327,7 +328,7 @@ class Planner:
                 coarse=self._coarse, on_progress=self._on_progress,
             )  # fmt: skip
         deep = self._deepened(search) if restriction is None else None
-        if deep is not None and (deep.gap <= DEEPENED_GAP or search.is_over):
+        if deep is not None and deep.candidate.keeps(self.limit_bytes) and (deep.gap <= DEEPENED_GAP or search.is_over):
             return deep
         try:
             found = self._searched_whole(search, restriction, enough_s)

@@ -36,6 +36,15 @@ class NoPlanError(Exception):
         self.answer = answer
 
 
+class NoScheduleError(NoPlanError):
+    """Assignments fit in memory, but no schedule of those found does: the one that needs least holds `holds_bytes` at
+    its peak."""
+
+    def __init__(self, answer: Answer, holds_bytes: int) -> None:
+        super().__init__(answer)
+        self.holds_bytes = holds_bytes
+
+
 class NoBetterError(Exception):
     """A search has no plan below the step that is good enough: `bound_s` is a lower bound on all of its plans."""
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shardplan.errors import Attempts, InfeasibleError, ShardplanError, warning
+from shardplan.errors import Attempts, InfeasibleError, NoneFitsError, ShardplanError, warning
 from shardplan.interruption import Interruption
 from shardplan.units import PS_PER_NS, percent
 from shardplan.verbs.asking import (
@@ -164,6 +164,8 @@ def _answer(session: Session, order: _Order) -> Solved:
         return find(instance, on_progress, lambda said: _hear(session, order, said), processes=workers)
     except NoMeshError as problem:
         session.failure = {"plan": None, "meshes": meshes_record(problem.trials)}
+        raise
+    except NoneFitsError:
         raise
     except InfeasibleError as problem:
         session.failure = {"plan": None, "summary": infeasible_summary(instance.limit_bytes)}
