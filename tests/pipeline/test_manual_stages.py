@@ -11,13 +11,17 @@ from shardplan.cluster.mesh import make_cluster
 from shardplan.cluster.profile import load_profile
 from shardplan.errors import ShardplanError
 from shardplan.graph.options import PlanOptions
+from shardplan.layout.layout import Layout
 from shardplan.layout.legal import local_shape
+from shardplan.layout.placement import R
 from shardplan.layout.text import to_text
 from shardplan.model.read import read_model
 from shardplan.models.named import described
 from shardplan.pipeline.manual.stages import ManualStage, ManualStages, read_stages, stages_of
+from shardplan.pipeline.p2p import Transfers
 from shardplan.pipeline.plan import plan_stages
 from shardplan.pipeline.schedule import parse_schedule
+from shardplan.pipeline.submeshes import Submesh
 from shardplan.plan.file import read_plan, write_plan
 from shardplan.plan.format.encode import dumps
 from shardplan.program.machine.verify import verify_plan
@@ -168,6 +172,31 @@ def test_faults(text, message, tmp_path, cluster, monkeypatch):
     with pytest.raises(ShardplanError) as problem:
         planned(Path(), cluster, text)
     assert message in str(problem.value)
+
+
+def test_stages_by_hand_are_not_interleaved(tmp_path, cluster):
+    file = tmp_path / "fixed.yaml"
+    file.write_text(BARE)
+    with pytest.raises(ShardplanError) as problem:
+        plan_stages(
+            mlp(tmp_path, 64), cluster, PlanOptions(microbatches=2), parse_schedule("interleaved:2"),
+            read_stages([str(file)]),
+        )  # fmt: skip
+    assert str(problem.value) == (
+        "error[bad-schedule]: 'interleaved:2' needs 2 model chunks per stage, and a stage by hand is one\n"
+        "hint: --schedule 1f1b or gpipe; or --stages with a number, which cuts the model into chunks"
+    )
+
+
+def test_parts_of_one_shape_on_other_links_have_prices_of_their_own():
+    """Values are gathered inside of the receiving stage: over the network between machines, or inside of one."""
+    whole = make_cluster(load_profile("h100-dgx"), "2x8")
+    inside, across = (Submesh(make_cluster(load_profile("h100-dgx"), mesh)) for mesh in ("gpu=2", "machine=2"))
+    everywhere, size = Layout.of(R), 1 << 24
+    alone = [Transfers(whole).send_receive(inside, part, everywhere, size).time_ns for part in (inside, across)]
+    together = Transfers(whole)
+    assert [together.send_receive(inside, part, everywhere, size).time_ns for part in (inside, across)] == alone
+    assert alone[0] < alone[1]
 
 
 def test_the_verb(tmp_path, shardplan, folder):

@@ -18,6 +18,7 @@ from shardplan.cluster.profile import load_profile
 from shardplan.constraints.parse import parse_pin
 from shardplan.errors import InfeasibleError, ShardplanError
 from shardplan.graph.options import PlanOptions
+from shardplan.interruption import GivenUpError
 from shardplan.layout.layout import Layout
 from shardplan.layout.placement import P
 from shardplan.layout.text import to_text
@@ -405,14 +406,37 @@ def test_interleaved_stages_need_units_enough(model, cluster):
     )
 
 
-def test_interleaved_stages_run_several_pieces(tmp_path, cluster):
+def deep_model(folder, count=5):
     layers = "\n".join(
-        f"  a{i} = MatMul (x{i}, u{i})\n  b{i} = Relu (a{i})\n  x{i + 1} = MatMul (b{i}, d{i})" for i in range(5)
+        f"  a{i} = MatMul (x{i}, u{i})\n  b{i} = Relu (a{i})\n  x{i + 1} = MatMul (b{i}, d{i})" for i in range(count)
     )
-    weights = ", ".join(f"float[256,1024] u{i}, float[1024,256] d{i}" for i in range(5))
-    text = f"deep (float[16,256] x0) => (float[16,256] x5) <{weights}> {{\n{layers}\n}}"
-    onnx.save(proto_of(text), tmp_path / "deep.onnx")
-    model = read_model(tmp_path / "deep.onnx")
+    weights = ", ".join(f"float[256,1024] u{i}, float[1024,256] d{i}" for i in range(count))
+    text = f"deep (float[16,256] x0) => (float[16,256] x{count}) <{weights}> {{\n{layers}\n}}"
+    onnx.save(proto_of(text), folder / "deep.onnx")
+    return read_model(folder / "deep.onnx")
+
+
+def test_an_interleaved_search_that_is_given_up_keeps_its_best_pipeline(tmp_path, cluster, monkeypatch):
+    """Of several numbers of stages, the first is planned when time is up."""
+    bound, asked = PipelineSolver._interleaved_bound, []
+
+    def late(self, part, stages):
+        asked.append(stages)
+        if len(asked) > 1:
+            raise GivenUpError
+        return bound(self, part, stages)
+
+    monkeypatch.setattr(PipelineSolver, "_interleaved_bound", late)
+    options, schedule = PlanOptions(effort="quick", microbatches=4), parse_schedule("interleaved:2")
+    plan = plan_stages(deep_model(tmp_path, 9), cluster, options, schedule)
+    assert len(asked) == 2
+    assert len(plan.pipeline.stages) == 2 * asked[0]
+    assert not plan.summary.reproducible
+    assert 0 < plan.summary.step_bound_ns <= plan.summary.step_ns
+
+
+def test_interleaved_stages_run_several_pieces(tmp_path, cluster):
+    model = deep_model(tmp_path)
     schedule = parse_schedule("interleaved:2")
     plan = plan_stages(model, cluster, PlanOptions(effort="quick", microbatches=4), schedule, stages=2)
     stages = plan.pipeline.stages

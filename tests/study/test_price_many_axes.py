@@ -11,7 +11,7 @@ from shardplan.errors import ShardplanError
 from shardplan.graph.options import PlanOptions
 from shardplan.models import described
 from shardplan.planning.parallelism import DATA, TENSOR, Parallelism, hidden_of, restriction
-from shardplan.study import price as study
+from shardplan.study import fixed_runs
 
 DENSE = "transformer:layers=2,hidden=512,heads=8,kv_heads=8,vocab=1024,seq=256"
 EXPERTS = "transformer:layers=1,hidden=256,heads=8,kv_heads=8,ffn=512,vocab=1024,seq=256,experts=8,top_k=2"
@@ -54,7 +54,7 @@ def test_state_is_what_megatron_counts(axes, options, zero):
 )
 def test_few_axes_cost_the_same_among_the_layouts_left_open(model, options, monkeypatch):
     every = shardplan.price(model, **options)
-    monkeypatch.setattr(study, "MOST_WHOLE", 0)
+    monkeypatch.setattr(fixed_runs, "MOST_WHOLE", 0)
     limited = shardplan.price(model, **options)
     assert limited.plan.summary.step_ns == pytest.approx(every.plan.summary.step_ns, rel=1e-3)
     assert limited.peak.total == pytest.approx(every.peak.total, rel=1e-3)
@@ -64,13 +64,13 @@ def test_few_axes_cost_the_same_among_the_layouts_left_open(model, options, monk
 def test_an_axis_cut_in_three_costs_what_it_costs_whole(zero, monkeypatch):
     """Data parallelism over one link, as one axis of eight and as three of two."""
     model, profile = described(f"{DENSE},batch=8"), load_profile("h100-dgx")
-    monkeypatch.setattr(study, "MOST_WHOLE", 0)
+    monkeypatch.setattr(fixed_runs, "MOST_WHOLE", 0)
     parallelism = Parallelism(tensor=8, data=8, zero=zero)
 
     def plan(mesh, kinds):
-        fixed = study.Fixed(kinds, restriction(parallelism, kinds, hidden_of(model)), zero, sharded=False)
+        fixed = fixed_runs.Fixed(kinds, restriction(parallelism, kinds, hidden_of(model)), zero, sharded=False)
         options = PlanOptions(shard_optimizer=zero == 1, effort="quick", in_time=False)
-        return study._fastest(model, make_cluster(profile, mesh), options, 1 << 40, fixed, None)
+        return fixed_runs.FixedRuns(model, make_cluster(profile, mesh), options, fixed, None).under(1 << 40).plan
 
     whole = plan("net=8,up=8", (DATA, TENSOR))
     cut = plan("net0=2,net1=2,net2=2,up=8", (DATA, DATA, DATA, TENSOR))

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import TypeAlias
 
 from shardplan.cluster.types import Cluster
 from shardplan.cost.collectives import CollectiveModel
@@ -22,6 +23,7 @@ from shardplan.plan.types import CollectiveStep
 from shardplan.units import NS_PER_S
 
 _MOST_HIDDEN = 0.95
+_Links: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +45,7 @@ class Transfers:
         self.hidden = min(cluster.overlap.p2p, _MOST_HIDDEN)
         self._whole = CollectiveModel(cluster)
         self._outermost = next((axis for axis, size in enumerate(cluster.mesh.shape) if size > 1), 0)
-        self._inside: dict[tuple[int, ...], CollectiveModel] = {}
+        self._inside: dict[_Links, CollectiveModel] = {}
         self._known: dict[tuple[object, ...], SendReceive] = {}
 
     def send_receive(self, sender: Submesh, receiver: Submesh, target: Layout, size_bytes: int) -> SendReceive:
@@ -51,7 +53,7 @@ class Transfers:
 
         Neither `target` nor the sender's layout has partial values, so every part of the value exists somewhere.
         """
-        key = (sender.mesh.shape, receiver.mesh.shape, target, size_bytes)
+        key = (_links(sender), _links(receiver), target, size_bytes)
         if key not in self._known:
             whole = self._sent(sender.size, receiver.size, receiver, target, size_bytes)
             parts = self._gathered(sender.size, receiver, target, size_bytes)
@@ -76,7 +78,7 @@ class Transfers:
         if not axes:
             return SendReceive((send,))
         gather = Collective("all_gather", axes, Fraction(1, _pieces(target, receiver.mesh)))
-        model = self._inside.setdefault(receiver.mesh.shape, CollectiveModel(receiver.cluster))
+        model = self._inside.setdefault(_links(receiver), CollectiveModel(receiver.cluster))
         payload = float(gather.share) * size_bytes
         return SendReceive((send, _step(gather, payload, model.seconds("all_gather", axes, payload))))
 
@@ -84,6 +86,11 @@ class Transfers:
         payload = float(share) * size_bytes
         seconds = self._whole.seconds("permute", (self._outermost,), payload)
         return _step(Collective("permute", tuple(range(len(mesh))), share), payload, seconds)
+
+
+def _links(part: Submesh) -> _Links:
+    """The sizes of a mesh's axes and the links that they run over, which make parts alike."""
+    return part.mesh.shape, part.cluster.axis_levels
 
 
 def _step(collective: Collective, payload: float, seconds: float) -> CollectiveStep:

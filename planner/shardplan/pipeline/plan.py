@@ -11,6 +11,7 @@ from shardplan.cluster.types import Cluster
 from shardplan.errors import Diagnostic, warning
 from shardplan.graph.options import PlanOptions
 from shardplan.model.types import Model
+from shardplan.pipeline.chunk_memory import chunk_memory, held_in_turn
 from shardplan.pipeline.manual.planning import plan_manual
 from shardplan.pipeline.manual.stages import ManualStages
 from shardplan.pipeline.p2p import Transfers
@@ -146,7 +147,7 @@ def _summary(asked: PipelineRequest, found: PipelineResult) -> Summary:
         compute_ns=compute_ns,
         communication_ns=step_ns - compute_ns,
         hidden_ns=hidden_ns,
-        memory=_fullest(asked, parts),
+        memory=_fullest(asked, found),
         memory_limit_bytes=parts[0].memory_limit_bytes * asked.schedule.chunks,
         reproducible=not found.by_clock and all(part.reproducible for part in parts),
         step_bound_ns=step_ns if closed else bound_ns,
@@ -172,10 +173,9 @@ def _name(place: int, count: int, asked: PipelineRequest) -> str:
     return f"stage {place % count}{chunk}"
 
 
-def _fullest(asked: PipelineRequest, parts: Sequence[Summary]) -> Memory:
+def _fullest(asked: PipelineRequest, found: PipelineResult) -> Memory:
     """Memory of the fullest devices; those of a stage with several model chunks hold all of them."""
-    count = len(parts) // asked.schedule.chunks
-    held = [[part.memory for part in parts[place::count]] for place in range(count)]
-    categories = ("parameters", "gradients", "optimizer", "activations", "temporaries")
-    sums = [Memory(*(sum(getattr(memory, name) for memory in own) for name in categories)) for own in held]
-    return max(sums, key=lambda memory: memory.total)
+    count = len(found.plans) // asked.schedule.chunks
+    chunks = [chunk_memory(plan, waiting) for plan, waiting in zip(found.plans, found.in_flight, strict=True)]
+    held = [held_in_turn(chunks[place::count]) for place in range(count)]
+    return max(held, key=lambda memory: memory.total)

@@ -6,8 +6,9 @@ With C_i the compute and communication of stage i in a step of M microbatches, a
     T = max_i C_i + (sum_i C_i - max_i C_i) / (M V) + transfers    interleaved, V model chunks per stage
 
 (the same for V = 1). What happens once per step (the optimizer, gradient reduction) counts as part of C_i. Stage i of S
-holds the activations of M microbatches in GPipe, of min(M, S - i) in 1F1B, and interleaved of min(M, (2 (S - i - 1) +
-(V - 1) S + 1) / V), for the first stage S (1 + (S - 1) / (S V)) of Narayanan et al. 2021.
+holds the activations of M microbatches in GPipe, of min(M, S - i) in 1F1B, and interleaved those of 2 (S - i - 1) +
+(V - 1) S + 1 microbatches in model chunks, of which each has at most M: for the first stage those of S (1 + (S - 1) /
+(S V)) whole microbatches (Narayanan et al. 2021).
 """
 
 from __future__ import annotations
@@ -32,12 +33,16 @@ class Schedule:
     def __str__(self) -> str:
         return f"{self.name}:{self.chunks}" if self.name == "interleaved" else self.name
 
-    def in_flight(self, behind: int, stages: int, microbatches: int) -> int:
-        """Microbatches whose activations a stage holds, with `behind` stages after it."""
+    def in_flight(self, behind: int, stages: int, microbatches: int, chunk: int = 0) -> int:
+        """Microbatches whose activations a model chunk of a stage holds, with `behind` stages after it. Those of all
+        chunks together are what the stage holds; the first chunks, which run first, have one more where they differ.
+        """
         if self.name == "gpipe":
             return microbatches
-        waiting = math.ceil((2 * behind + (self.chunks - 1) * stages + 1) / self.chunks)
-        return min(microbatches, behind + 1 if self.chunks == 1 else waiting)
+        if self.chunks == 1:
+            return min(microbatches, behind + 1)
+        each, more = divmod(2 * behind + (self.chunks - 1) * stages + 1, self.chunks)
+        return min(microbatches, each + (chunk < more))
 
     def step(self, costs: Sequence[float], microbatches: int) -> float:
         """T without the transfers, in the unit of the costs."""

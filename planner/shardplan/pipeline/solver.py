@@ -113,9 +113,9 @@ class PipelineSolver:
 
     def _searched(self) -> PipelineResult:
         """The pipeline on the mesh that is searched."""
-        if self.schedule.chunks > 1:
-            return self._interleaved()
         try:
+            if self.schedule.chunks > 1:
+                return self._interleaved()
             best, bound = self._solve_small() if self._is_small else self._solve_large()
             if best is not None and best.tied and self.stages is None:
                 best = self._or_one_stage(best)

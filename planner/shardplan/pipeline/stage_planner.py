@@ -85,7 +85,7 @@ class StagePlanner:
     def in_flight(self, place: int, count: int) -> int:
         """Microbatches that stage `place` of `count` holds; model chunks of one stage count one by one."""
         stages = count // self.chunks
-        return self.stage_costs.in_flight(stages - 1 - place % stages, stages)
+        return self.stage_costs.in_flight(stages - 1 - place % stages, stages, place // stages)
 
     def _enough_ns(self, steps_ns: Sequence[float], place: int, worth_ns: float) -> float:
         """With a stage that takes so long the step is longer than `worth_ns`, whatever the others take beyond these."""

@@ -168,8 +168,9 @@ def _staged(
     plans, waiting = [], []
     count = len(cuts) // schedule.chunks
     for place, (stage, cut, own) in enumerate(zip(pipeline.stages, cuts, parts, strict=True)):
-        behind = count - 1 - place % count
-        waiting.append(schedule.in_flight(behind, count, options.microbatches) if options.training else 1)
+        chunk, stage_number = divmod(place, count)
+        held = schedule.in_flight(count - 1 - stage_number, count, options.microbatches, chunk)
+        waiting.append(held if options.training else 1)
         run = part_of(chain, cut.first, cut.last, stage_name(model, place))
         limit = limit_bytes(options, cluster) // schedule.chunks
         if by_hand:

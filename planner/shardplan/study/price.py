@@ -7,7 +7,7 @@ the last: three are planned.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -20,26 +20,15 @@ from shardplan.cluster.profile import load_profile
 from shardplan.cluster.types import Cluster
 from shardplan.errors import InfeasibleError, ShardplanError
 from shardplan.graph.options import UNLIMITED_BYTES, PlanOptions
-from shardplan.graph.precision import Narrow, PrecisionName, check_peak, narrow_tensors
+from shardplan.graph.precision import PrecisionName, check_peak
 from shardplan.graph.recomputed_layers import recomputed_share
-from shardplan.layout.layout import Layout
 from shardplan.model.types import Model
 from shardplan.models import is_config
-from shardplan.pipeline.cut_choices import Cut
-from shardplan.pipeline.cut_points import Chain, chain_at, part_of
-from shardplan.pipeline.p2p import Transfers
-from shardplan.pipeline.plan import PipelineRequest, plan_of
-from shardplan.pipeline.result import assemble_result
-from shardplan.pipeline.schedule import Schedule
 from shardplan.pipeline.submeshes import Submesh
 from shardplan.plan.types import Memory, Plan
 from shardplan.planning import Planner
-from shardplan.planning.instance import MOST_AXES, MOST_WHOLE
-from shardplan.planning.parallel_layouts import LeftOpen
+from shardplan.planning.instance import MOST_AXES
 from shardplan.planning.parallelism import (
-    CONTEXT,
-    DATA,
-    EXPERT,
     Parallelism,
     axes_of,
     bad,
@@ -50,44 +39,22 @@ from shardplan.planning.parallelism import (
     restriction,
     rows_of,
 )
-from shardplan.planning.reduction import Restrict
 from shardplan.planning.standing import OnProgress, Turn
 from shardplan.request import Request
-from shardplan.rules import model_rules
+from shardplan.study.fixed_runs import Fixed, FixedRuns
 from shardplan.study.instance import DESCRIBED, load_model
-from shardplan.study.model_chunks import chunk_starts
+from shardplan.study.price_stages import priced_stages
 from shardplan.study.racks import as_filled
 from shardplan.study.recompute import recompute_in
-from shardplan.study.run_memory import accumulating_in_fp32, as_held
+from shardplan.study.run_memory import as_held
 from shardplan.study.sensitivity import factors_of, spread_of
 from shardplan.study.trainer_step import (
     as_run,
     as_trained,
     exchanging_beside,
-    loss_memory_bytes,
     running_eagerly,
     with_fused_loss,
-    with_sends,
 )
-
-FLAT = (CONTEXT, EXPERT, DATA)
-"""Kinds of ranks over which Megatron cuts the flat buffers of its distributed optimizer."""
-
-
-@dataclass(frozen=True, slots=True)
-class Fixed:
-    """What a configuration fixes on a mesh with axes of these `kinds`. `zero`: within a step; `sharded`: parameters
-    are."""
-
-    kinds: tuple[str, ...]
-    restrict: Restrict
-    zero: int
-    sharded: bool
-
-    @property
-    def flat(self) -> tuple[int, ...]:
-        """Axes over which the optimizer's state is sharded as flat buffers."""
-        return tuple(place for place, kind in enumerate(self.kinds) if kind in FLAT) if self.zero == 1 else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,113 +146,13 @@ def price(
     kinds = tuple(axis.kind for axis in axes)
     fixed = Fixed(kinds, restriction(inside, kinds, hidden_of(model)), inside.zero, parallelism.shards_parameters)
     if parallelism.pipeline == 1:
-        plan = _fastest(model, part.cluster, options, limit, fixed, on_progress)
-        held = (plan.summary.memory,)
-        return PricedConfiguration(parallelism, plan, held, limit, options.microbatches, cluster.device.usable_fraction)
-    whole = perturbed(make_cluster(profile, mesh_text(axes_of(parallelism, profile, whole=True), profile)), factors)
-    return _pipeline(parallelism, model, whole, part, options, limit, fixed, on_progress)
-
-
-def _fastest(
-    model: Model,
-    cluster: Cluster,
-    options: PlanOptions,
-    limit: int,
-    fixed: Fixed,
-    on_progress: OnProgress | None,
-    *,
-    loss: bool = True,
-) -> Plan:
-    """The fastest plan that fits, or the fastest of all if none does, as a trainer runs it. `loss`: the model ends in
-    it."""
-    sharded, offer = fixed.sharded, None
-    if len(fixed.kinds) > MOST_WHOLE:
-        offer = LeftOpen.of(fixed.kinds, model, model_rules(model))
-
-    def under(bytes_: int) -> Plan:
-        asked = replace(options, memory_limit_bytes=bytes_)
-        planner = Planner(model, cluster, asked, on_progress, reasons=False, offer=offer)
-        found = as_held(planner.chosen(fixed.restrict), cluster, loss=loss, flat=fixed.flat, precision=saved)
-        return as_run(found, cluster, recomputed=again, loss=loss, sharded=sharded, narrow=narrow)
-
-    again = recomputed_share(model, options)
-    saved = "" if sharded else options.precision  # torchao's products keep their operands as they are
-    in_8_bits = sharded and options.precision == "fp8"
-    narrow = narrow_tensors(model, model_rules(model), "fp8") if in_8_bits else Narrow()
-    plan = under(UNLIMITED_BYTES)
-    if plan.summary.memory.total <= limit:
-        return plan
-    room = limit - (loss_memory_bytes(plan, cluster.training) if loss else 0)
-    try:
-        return under(room) if room > 0 else plan
-    except InfeasibleError:
-        return plan
-
-
-def _pipeline(
-    parallelism: Parallelism,
-    model: Model,
-    cluster: Cluster,
-    part: Submesh,
-    options: PlanOptions,
-    limit: int,
-    fixed: Fixed,
-    on_progress: OnProgress | None,
-) -> PricedConfiguration:
-    chunks, stages = parallelism.pieces, parallelism.pipeline
-    schedule = Schedule("interleaved", parallelism.virtual) if parallelism.virtual > 1 else Schedule("1f1b")
-    chain = chain_at(model, chunk_starts(model, chunks))
-    waiting = [schedule.in_flight(stages - 1 - place % stages, stages, options.microbatches) for place in range(chunks)]
-    inner = 1 if chunks > 2 else 0  # the one that holds most
-    most = max(waiting[1:-1], default=1)
-    plans: dict[int, Plan] = {}
-    planned = sorted({0, inner, chunks - 1})
-    turn = Turn(on_progress, len(planned))
-    for place in planned:
-        turn.next(f"stage {place}")
-        held = most if 0 < place < chunks - 1 else waiting[place]
-        own = part_of(chain, place, place + 1, f"{model.name}.stage{place}")
-        asked = replace(options, in_flight=held)
-        room, loss = limit // parallelism.virtual, place == chunks - 1
-        plan = _fastest(own, part.cluster, asked, room, fixed, turn.tell, loss=loss)
-        plans[place] = accumulating_in_fp32(plan) if fixed.sharded else plan
-    stands_for, transfers = [0, *[inner] * (chunks - 2), chunks - 1], Transfers(cluster)
-    found = assemble_result(
-        chain,
-        [Cut(place, place + 1, 0, 0, 0) for place in range(chunks)],
-        [part] * chunks,
-        [plans[place] for place in stands_for],
-        waiting,
-        *_borders(chain, plans, stands_for, options),
-        transfers,
-        options,
-        schedule,
-    )
-    found = with_sends(found, transfers, schedule, options.microbatches)
-    plan = plan_of(PipelineRequest(model, cluster, options, schedule, stages), found)
-    memory = tuple(_sum([plans[place].summary.memory for place in stands_for[at::stages]]) for at in range(stages))
-    fraction = cluster.device.usable_fraction
-    return PricedConfiguration(parallelism, plan, memory, limit, options.microbatches, fraction)
-
-
-def _borders(
-    chain: Chain, plans: Mapping[int, Plan], stands_for: Sequence[int], options: PlanOptions
-) -> tuple[list[tuple[Layout, Layout]], list[tuple[int, int]]]:
-    """The layouts of the values at both ends of every stage, and the bytes of the value and its gradient in a
-    microbatch."""
-    kept = {place: {tensor.name: tensor.layout for tensor in plan.tensors} for place, plan in plans.items()}
-    borders, sizes = list[tuple[Layout, Layout]](), list[tuple[int, int]]()
-    for place, border in enumerate(chain.borders):
-        mine, theirs = stands_for[place], stands_for[place + 1]
-        borders.append((kept[mine][chain.borders[mine]], kept[theirs][chain.borders[theirs - 1]]))
-        size = -(-chain.model.tensor(border).size_bytes // options.microbatches)
-        sizes.append((size, size if options.training else 0))
-    return borders, sizes
-
-
-def _sum(parts: Sequence[Memory]) -> Memory:
-    names = ("parameters", "gradients", "optimizer", "activations", "temporaries")
-    return Memory(*(sum(getattr(part, name) for part in parts) for name in names))
+        runs = FixedRuns(model, part.cluster, options, fixed, on_progress)
+        plan = runs.within(runs.under(UNLIMITED_BYTES), limit).plan
+        held: tuple[Memory, ...] = (plan.summary.memory,)
+    else:
+        whole = perturbed(make_cluster(profile, mesh_text(axes_of(parallelism, profile, whole=True), profile)), factors)
+        plan, held = priced_stages(parallelism, model, whole, part, options, limit, fixed, on_progress)
+    return PricedConfiguration(parallelism, plan, held, limit, options.microbatches, cluster.device.usable_fraction)
 
 
 @dataclass(frozen=True, slots=True)

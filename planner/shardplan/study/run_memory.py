@@ -51,6 +51,12 @@ def as_held(
     return replace(plan, summary=replace(plan.summary, memory=memory))
 
 
+def waiting_bytes(chosen: Chosen, precision: PrecisionName = "") -> int:
+    """Bytes of the activations of one microbatch while they wait for their backward; `precision`: as in `as_held`."""
+    decided = DecidedGraph(chosen.priced.built, chosen.memory, chosen.priced.choice)
+    return decided.waiting(precision) // decided.built.options.in_flight
+
+
 def accumulating_in_fp32(plan: Plan) -> Plan:
     """A plan whose whole gradients are accumulated in fp32, the type in which FSDP reduces them."""
     weights = [(tensor.bytes_per_device, tensor.dtype in _16_BITS) for tensor in plan.tensors if tensor.trainable]
@@ -86,6 +92,17 @@ class DecidedGraph:
         turn = self._at_the_turn(held, narrower)
         turn = replace(turn, temporaries=turn.temporaries + loss_bytes)
         return max(peak, turn, key=lambda memory: memory.total)
+
+    def waiting(self, precision: PrecisionName = "") -> int:
+        """Bytes of all activations that wait for their backward."""
+        built, narrower = self.built, self._narrower(precision) if precision else {}
+        held = 0
+        for place, holding in enumerate(self.holdings.holdings):
+            kind, name = holding.node
+            waits = name in built.recompute.saved or name not in built.flow.makers
+            if holding.category == "activations" and kind == "kept" and waits:
+                held += int(holding.amount[self.choice[holding.node]]) - narrower.get(place, 0)
+        return held
 
     def _narrower(self, precision: PrecisionName) -> Mapping[int, int]:
         """The bytes saved by the narrow type, by place of the holding, for saved values that only products in a narrow

@@ -33,8 +33,13 @@ def plan_manual(
 ) -> PipelineResult:
     """The stages as they are fixed, each planned under its own constraints.
 
-    Raises `ShardplanError` (`bad-stages`, `no-cut`, or as planning does), `InfeasibleError` where one does not fit.
+    Raises `ShardplanError` (`bad-schedule`, `bad-stages`, `no-cut`, or as planning does), `InfeasibleError` where one
+    does not fit.
     """
+    if schedule.chunks > 1:
+        summary = f"'{schedule}' needs {counted(schedule.chunks, 'model chunk')} per stage, and a stage by hand is one"
+        hint = "--schedule 1f1b or gpipe; or --stages with a number, which cuts the model into chunks"
+        raise ShardplanError(error("bad-schedule", summary, hint=hint))
     _refuse_unmatched(options.constraints, model, cluster.mesh)
     chain = chain_at(model, stage_starts(model, manual.stages))
     parts = tuple(_part(cluster, stage) for stage in manual.stages)
