@@ -33,6 +33,11 @@ def test_it_is_said_what_runs_what_it_takes_and_whether_it_fits(shardplan, folde
     assert "The best plan without a pipeline (--mesh 8) takes " in run.out
 
 
+def test_the_best_plan_of_an_fsdp_trainer_is_called_so(shardplan, folder):
+    run = shardplan("price", TINY, "--dp", "8", "--zero", "3")
+    assert "The best plan without a pipeline for an FSDP trainer (--mesh 8) takes " in run.out
+
+
 def test_what_does_not_fit_is_a_no(shardplan, folder):
     run = shardplan(*ALONE, "--memory-limit", "1 MiB")
     assert run.code == 1
@@ -97,7 +102,7 @@ def test_a_pipeline_of_a_model_without_layers(shardplan, mlp):
         (["--ep", "3", "--dp", "2"], "3 ways of experts do not divide 2 data-parallel ranks"),
         (["--tp", "0"], "tensor: 0 ways"),
         (["--sequence-parallel"], "sequence parallelism needs tensor parallelism"),
-        (["--gpus", "6", "--tp", "4"], "--gpus 6 is not 4"),
+        (["--gpus", "6", "--tp", "4"], "--gpus 6 is no multiple of 4"),
         (["--cp", "3"], "a sequence of 128 does not divide into 3"),
         (["--micro-batch", "0", "--global-batch", "1"], "a batch has no rows"),
         (["--dp", "2", "--global-batch", "8", "-d", "batch=4"], "--dim batch=4 and --global-batch 8 are two batches"),

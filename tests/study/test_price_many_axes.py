@@ -104,3 +104,13 @@ def test_weights_of_convolutions_are_no_experts(zero):
 def test_expert_ways_need_experts():
     with pytest.raises(ShardplanError, match="there are no experts to spread: no weight has one matrix for each"):
         shardplan.price("transformer:layers=2,hidden=256,heads=8,ffn=512,mixers=M*,style=bamba", dp=2, ep=2)
+
+
+def test_one_expert_per_device_is_a_plain_product():
+    """Of the same operations: two experts of 4096 for a token, each device has one; or an MLP of 8192."""
+    sizes, options = "layers=2,hidden=2048,heads=16,vocab=512,seq=2048", {"dp": 8, "zero": 1, "global_batch": 16}
+    routed = f"transformer:{sizes},ffn=4096,experts={{}},top_k=2,routing=dropless"
+    dense = shardplan.price(f"transformer:{sizes},ffn=8192", **options).spent.compute_ns
+    one, two = (shardplan.price(routed.format(count), ep=8, **options).spent.compute_ns for count in (8, 16))
+    assert one == pytest.approx(dense, rel=0.2)
+    assert two > 1.5 * one  # two matrices on each device, at the measured rate of grouped products

@@ -203,8 +203,8 @@ GEMM: Final = Keys((
         "the profile has `device.attention`, of the rate in that table", OMITTED, said="0.6, or 1"),
     Key("narrow", _SHARE, "share of the peak that products of 8 bits reach; products of 4 bits reach 0.84 times that",
         OMITTED, said="0.50"),
-    Key("grouped", _SHARE, "rate of the products of all experts of a device together, as a share of the rate of plain "
-        "products; their `m` and `n` do not matter", OMITTED, said="1"),
+    Key("grouped", _SHARE, "rate of the products of several experts of a device together, as a share of the rate of "
+        "plain products; their `m` and `n` do not matter", OMITTED, said="1"),
 ))  # fmt: skip
 
 DEVICE: Final = Keys((

@@ -190,11 +190,13 @@ class OperatorPricer:
         local = {role: _local_size(strategies, factors, cut if role == "m" else 1) for role, factors in roles}
         if rule.cost == "attention" and self.cluster.device.attention and "n" in local:
             local["n"] = _seen(rule) * local["n"]
-        grouped = self.cluster.device.gemm.grouped < 1.0 and _is_grouped(strategies)
-        return self.compute.seconds(
-            GROUPED if grouped else rule.cost, dtype, local_flops, moved, *(local.get(role) for role in kernel.product),
-            launches=kernel.passes if traffic[2] or rule.cost != "pointwise" else 0,
-        )  # fmt: skip
+        launches = kernel.passes if traffic[2] or rule.cost != "pointwise" else 0
+        sizes = [local.get(role) for role in kernel.product]
+        alone = self.compute.seconds(rule.cost, dtype, local_flops, moved, *sizes, launches=launches)
+        if self.cluster.device.gemm.grouped == 1.0 or not _is_grouped(strategies):
+            return alone
+        together = self.compute.seconds(GROUPED, dtype, local_flops, moved, *sizes, launches=launches)
+        return np.where(_has_one_matrix(strategies), alone, together)
 
     def _cast(self, strategies: StrategySpace, cast: Cast, phase: Segment) -> Seconds:
         """Seconds per step of the casts for a product: activations and weights in forward, weights once per step, and
@@ -279,6 +281,13 @@ def _is_grouped(strategies: StrategySpace) -> bool:
     return strategies.rule.cost == "gemm" and any(
         space.kind.traffic == "weight" and len(space.kind.shape) == RANK_OF_EXPERTS for space in operands
     )
+
+
+def _has_one_matrix(strategies: StrategySpace) -> NDArray[np.bool_]:
+    """Where a device has one expert, whose product is a plain one."""
+    gemm = strategies.rule.gemm
+    assert gemm is not None
+    return _local_size(strategies, gemm.batch, 1) <= 1.0
 
 
 def _local_size(strategies: StrategySpace, factors: tuple[str, ...], microbatches: int) -> Seconds:

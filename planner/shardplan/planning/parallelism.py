@@ -156,13 +156,14 @@ def axes_of(parallelism: Parallelism, profile: Profile, *, whole: bool = False) 
                 taken = room
             else:
                 inside = f"one '{profile.levels[level].name}' of '{profile.name}' has room for {room} ways more"
-                raise ShardplanError(bad(f"{kind}: {left} ways do not fill a level of links: {inside}", _FILL))
+                less = left // room * room
+                fill = f"{f'{less} or ' * (less > 0)}{less + room} ways fill it, or take a power of two"
+                raise ShardplanError(bad(f"{kind}: {left} ways do not fill a level of links: {inside}", fill))
             found.append(KindOfAxis(kind, taken, level))
             left, room = left // taken, room // taken
     return tuple(reversed(found)) or (KindOfAxis(DATA, 1, 0),)
 
 
-_FILL = "take powers of two, or numbers that fill a machine"
 _NO_END = 1 << 40
 
 

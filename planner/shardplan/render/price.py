@@ -83,7 +83,8 @@ def robust_line(told: PriceReport) -> str:
 
 
 def best_line(told: PriceReport) -> str:
-    """How far it is from the best plan without a pipeline."""
+    """How far it is from the best plan without a pipeline of a trainer that shards parameters, or of one that does
+    not, whichever it is."""
     if not told.compared:
         return ""
     if told.best is None:
@@ -93,7 +94,9 @@ def best_line(told: PriceReport) -> str:
     mesh = "x".join(str(axis.size) for axis in told.best.mesh.axes)
     parts = f" --microbatches {told.best.model['microbatches']}" if told.best.model.get("microbatches", 1) != 1 else ""
     apart = longer if ours != theirs else "as long"
-    return f"The best plan without a pipeline (--mesh {mesh}{parts}) takes {duration(theirs)}; this one is {apart}."
+    trainer = " for an FSDP trainer" if told.priced.parallelism.shards_parameters else ""
+    best = f"The best plan without a pipeline{trainer} (--mesh {mesh}{parts})"
+    return f"{best} takes {duration(theirs)}; this one is {apart}."
 
 
 def price_document(told: PriceReport) -> dict[str, object]:

@@ -127,6 +127,7 @@ def _parallelism(given: dict[str, Any]) -> Any:
     data, gpus = given["data"], given["gpus"]
     others = max(1, ways["tensor"]) * max(1, ways["pipeline"]) * max(1, ways["context"])
     if gpus is not None and gpus != (data or gpus // others) * others:
-        summary = f"--gpus {gpus} is not {' x '.join(filter(None, [data and str(data), str(others)]))}"
+        wrong = f"is not {data} x {others}" if data else f"is no multiple of {others}"
+        summary = f"--gpus {gpus} {wrong}"
         raise ShardplanError(bad(summary, "--gpus is the product of --tp, --pp, --cp and --dp"))
     return Parallelism(data=data if data is not None else 1 if gpus is None else gpus // others, **ways)
