@@ -8,6 +8,7 @@ import os
 import stat
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 
 def write_whole(path: str | Path, data: bytes) -> bool:
@@ -39,6 +40,17 @@ def write_whole(path: str | Path, data: bytes) -> bool:
         with contextlib.suppress(OSError):
             beside.unlink(missing_ok=True)
     return True
+
+
+def write_every_byte(stream: BinaryIO, data: bytes | memoryview) -> None:
+    """Write all of `data` to an unbuffered file, whose `write` may take only a part where a disk is nearly full. Raises
+    `OSError`, with `ENOSPC` where nothing more is taken."""
+    left = memoryview(data)
+    while left:
+        taken = stream.write(left)
+        if not taken:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        left = left[taken:]
 
 
 def write_all(files: Mapping[str, bytes]) -> tuple[str, ...]:
