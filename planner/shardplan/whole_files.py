@@ -60,15 +60,18 @@ def write_all(files: Mapping[str, bytes]) -> tuple[str, ...]:
     folders: list[Path] = []
     written = []
     for name, data in files.items():
-        path = Path(name)
+        path = Path(os.path.realpath(name))  # what is written through a link, of a file that is not there yet too
         try:
-            before[path] = path.read_bytes() if path.exists() else None
+            if path not in before:
+                before[path] = path.read_bytes() if path.exists() else None
             folders += [parent for parent in path.parents if not parent.exists()]
             if write_whole(path, data):
                 written.append(name)
-        except OSError as problem:
+        except BaseException as problem:  # an interrupt leaves nothing half-written either
             _undo(before, folders)
-            raise OSError(problem.errno, problem.strerror, name) from None
+            if isinstance(problem, OSError):
+                raise OSError(problem.errno, problem.strerror, name) from None
+            raise
     return tuple(written)
 
 
