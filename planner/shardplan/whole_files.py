@@ -6,7 +6,7 @@ import contextlib
 import errno
 import os
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -18,28 +18,45 @@ def write_whole(path: str | Path, data: bytes) -> bool:
     Nothing is left behind where it fails. Raises `OSError`, also where something else than a file is there.
     """
     target = Path(os.path.realpath(path))
-    before = target.stat() if target.exists() else None
-    if before is not None and not stat.S_ISREG(before.st_mode):
-        # What takes its place would be a file, and a device, say, gone.
-        reason = "it is a folder" if stat.S_ISDIR(before.st_mode) else "it is not a regular file"
-        raise OSError(errno.EINVAL, reason, str(path))
+    before = _replaceable(target, path)
     if before is not None and before.st_size == len(data) and target.read_bytes() == data:
         return False
+    with written_beside(path) as beside:
+        beside.write_bytes(data)
+    return True
+
+
+@contextlib.contextmanager
+def written_beside(path: str | Path) -> Iterator[Path]:
+    """A file for the block to write, which takes the place of the one at `path` when the block ends without an error,
+    as in `write_whole`. Raises `OSError`."""
+    target = Path(os.path.realpath(path))
+    before = _replaceable(target, path)
     beside = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with beside.open("wb") as stream:
-            if before is not None:
-                _take_after(stream.fileno(), before)
-            stream.write(data)
-            stream.flush()
-            os.fsync(stream.fileno())
+        with beside.open("wb") as made:
+            like = before or os.fstat(made.fileno())
+        beside.chmod(stat.S_IRUSR | stat.S_IWUSR)
+        yield beside
+        with beside.open("r+b") as written:
+            _take_after(written.fileno(), like)
+            os.fsync(written.fileno())
         beside.replace(target)
         settle(target.parent)
     finally:
         with contextlib.suppress(OSError):
             beside.unlink(missing_ok=True)
-    return True
+
+
+def _replaceable(target: Path, path: str | Path) -> os.stat_result | None:
+    """What is known of the file that would be replaced; None where there is none. Raises `OSError` where something else
+    is there: what takes its place would be a file, and a device, say, gone."""
+    before = target.stat() if target.exists() else None
+    if before is not None and not stat.S_ISREG(before.st_mode):
+        reason = "it is a folder" if stat.S_ISDIR(before.st_mode) else "it is not a regular file"
+        raise OSError(errno.EINVAL, reason, str(path))
+    return before
 
 
 def write_every_byte(stream: BinaryIO, data: bytes | memoryview) -> None:

@@ -21,7 +21,7 @@ from shardplan.export.files import folder_in_place, write_file
 from shardplan.plan.file import write_other, write_text
 from shardplan.solve.budget import Budget
 from shardplan.verbs import streams
-from shardplan.whole_files import write_all, write_whole
+from shardplan.whole_files import write_all, write_whole, written_beside
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMAND = (sys.executable, str(ROOT / "cli.py"))
@@ -130,6 +130,23 @@ def test_a_plan_that_is_replaced_keeps_its_permissions_and_its_link(tmp_path):
     os.umask(mask)
     write_text(text.format("new"), tmp_path / "fresh.plan.json")
     assert (tmp_path / "fresh.plan.json").stat().st_mode & 0o777 == 0o666 & ~mask
+
+
+@pytest.mark.parametrize("before", [None, 0o444])
+def test_what_a_library_writes_has_the_permissions_of_what_it_replaces(tmp_path, before):
+    """Though it may put a file of its own there, as safetensors does, which only its owner may read."""
+    path, own = tmp_path / "model.safetensors", tmp_path / "own"
+    if before is not None:
+        path.touch(before)
+    with written_beside(path) as beside:
+        own.touch(0o600)
+        own.write_text("new")
+        own.replace(beside)
+    mask = os.umask(0)
+    os.umask(mask)
+    assert path.stat().st_mode & 0o777 == (0o666 & ~mask if before is None else before)
+    assert [file.name for file in tmp_path.iterdir()] == ["model.safetensors"]
+    assert path.read_text() == "new"
 
 
 @pytest.mark.parametrize("call", ["fsync", "replace"])
