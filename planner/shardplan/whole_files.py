@@ -6,8 +6,9 @@ import contextlib
 import errno
 import os
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 
 def write_whole(path: str | Path, data: bytes) -> bool:
@@ -17,28 +18,56 @@ def write_whole(path: str | Path, data: bytes) -> bool:
     Nothing is left behind where it fails. Raises `OSError`, also where something else than a file is there.
     """
     target = Path(os.path.realpath(path))
-    before = target.stat() if target.exists() else None
-    if before is not None and not stat.S_ISREG(before.st_mode):
-        # What takes its place would be a file, and a device, say, gone.
-        reason = "it is a folder" if stat.S_ISDIR(before.st_mode) else "it is not a regular file"
-        raise OSError(errno.EINVAL, reason, str(path))
+    before = _replaceable(target, path)
     if before is not None and before.st_size == len(data) and target.read_bytes() == data:
         return False
+    with written_beside(path) as beside:
+        beside.write_bytes(data)
+    return True
+
+
+@contextlib.contextmanager
+def written_beside(path: str | Path) -> Iterator[Path]:
+    """A file for the block to write, which takes the place of the one at `path` when the block ends without an error,
+    as in `write_whole`. Raises `OSError`."""
+    target = Path(os.path.realpath(path))
+    before = _replaceable(target, path)
     beside = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with beside.open("wb") as stream:
-            if before is not None:
-                _take_after(stream.fileno(), before)
-            stream.write(data)
-            stream.flush()
-            os.fsync(stream.fileno())
+        with beside.open("wb") as made:
+            like = before or os.fstat(made.fileno())
+        beside.chmod(stat.S_IRUSR | stat.S_IWUSR)
+        yield beside
+        with beside.open("r+b") as written:
+            _take_after(written.fileno(), like)
+            os.fsync(written.fileno())
         beside.replace(target)
         settle(target.parent)
     finally:
         with contextlib.suppress(OSError):
             beside.unlink(missing_ok=True)
-    return True
+
+
+def _replaceable(target: Path, path: str | Path) -> os.stat_result | None:
+    """What is known of the file that would be replaced; None where there is none. Raises `OSError` where something else
+    is there: what takes its place would be a file, and a device, say, gone."""
+    before = target.stat() if target.exists() else None
+    if before is not None and not stat.S_ISREG(before.st_mode):
+        reason = "it is a folder" if stat.S_ISDIR(before.st_mode) else "it is not a regular file"
+        raise OSError(errno.EINVAL, reason, str(path))
+    return before
+
+
+def write_every_byte(stream: BinaryIO, data: bytes | memoryview) -> None:
+    """Write all of `data` to an unbuffered file, whose `write` may take only a part where a disk is nearly full. Raises
+    `OSError`, with `ENOSPC` where nothing more is taken."""
+    left = memoryview(data)
+    while left:
+        taken = stream.write(left)
+        if not taken:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        left = left[taken:]
 
 
 def write_all(files: Mapping[str, bytes]) -> tuple[str, ...]:
@@ -48,15 +77,18 @@ def write_all(files: Mapping[str, bytes]) -> tuple[str, ...]:
     folders: list[Path] = []
     written = []
     for name, data in files.items():
-        path = Path(name)
+        path = Path(os.path.realpath(name))  # what is written through a link, of a file that is not there yet too
         try:
-            before[path] = path.read_bytes() if path.exists() else None
+            if path not in before:
+                before[path] = path.read_bytes() if path.exists() else None
             folders += [parent for parent in path.parents if not parent.exists()]
             if write_whole(path, data):
                 written.append(name)
-        except OSError as problem:
+        except BaseException as problem:  # an interrupt leaves nothing half-written either
             _undo(before, folders)
-            raise OSError(problem.errno, problem.strerror, name) from None
+            if isinstance(problem, OSError):
+                raise OSError(problem.errno, problem.strerror, name) from None
+            raise
     return tuple(written)
 
 

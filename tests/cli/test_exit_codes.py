@@ -126,6 +126,21 @@ def test_a_full_disk_is_no_defect(folder, command):
     assert (run.returncode, run.stderr.splitlines()[-1]) == (2, said)
 
 
+@pytest.mark.skipif(os.name != "posix", reason="limits of a process")
+@pytest.mark.parametrize("command", [["profiles"], ["profiles", "show", "generic", "--json"]])
+def test_a_disk_that_fills_up_is_noticed_without_buffers_too(folder, command):
+    """`PYTHONUNBUFFERED`, as images of containers set it: the system takes what fits, and says how much that was."""
+    import resource
+
+    settings = {"env": {**os.environ, "PYTHONUNBUFFERED": "1"}, "stderr": subprocess.PIPE, "text": True}
+    with Path("out").open("w") as out:
+        few = {"preexec_fn": lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))}
+        run = subprocess.run([*COMMAND, *command], stdout=out, check=False, **settings, **few)
+    said = "error[unwritable-output]: cannot write all of the output: file too large"
+    assert (run.returncode, run.stderr.splitlines()[-1:]) == (2, [said])
+    assert Path("out").stat().st_size == 100
+
+
 @pytest.fixture
 def stopped(monkeypatch):
     """From now on the user stops every search: it ends with what it has."""

@@ -21,7 +21,7 @@ from shardplan.export.files import folder_in_place, write_file
 from shardplan.plan.file import write_other, write_text
 from shardplan.solve.budget import Budget
 from shardplan.verbs import streams
-from shardplan.whole_files import write_whole
+from shardplan.whole_files import write_all, write_whole, written_beside
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMAND = (sys.executable, str(ROOT / "cli.py"))
@@ -132,6 +132,23 @@ def test_a_plan_that_is_replaced_keeps_its_permissions_and_its_link(tmp_path):
     assert (tmp_path / "fresh.plan.json").stat().st_mode & 0o777 == 0o666 & ~mask
 
 
+@pytest.mark.parametrize("before", [None, 0o444])
+def test_what_a_library_writes_has_the_permissions_of_what_it_replaces(tmp_path, before):
+    """Though it may put a file of its own there, as safetensors does, which only its owner may read."""
+    path, own = tmp_path / "model.safetensors", tmp_path / "own"
+    if before is not None:
+        path.touch(before)
+    with written_beside(path) as beside:
+        own.touch(0o600)
+        own.write_text("new")
+        own.replace(beside)
+    mask = os.umask(0)
+    os.umask(mask)
+    assert path.stat().st_mode & 0o777 == (0o666 & ~mask if before is None else before)
+    assert [file.name for file in tmp_path.iterdir()] == ["model.safetensors"]
+    assert path.read_text() == "new"
+
+
 @pytest.mark.parametrize("call", ["fsync", "replace"])
 def test_nothing_is_left_of_a_plan_that_cannot_be_written(tmp_path, monkeypatch, call):
     def full(*_: object) -> None:
@@ -193,6 +210,64 @@ def test_a_folder_of_an_export_is_on_the_disk_before_it_takes_its_place(tmp_path
         (folder / "rank-0").mkdir()
         (folder / "rank-0" / "mark").write_text("x")
     assert {(tmp_path / "out" / "rank-0" / "mark").stat().st_ino, tmp_path.stat().st_ino} <= set(forced)
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt(), OSError(errno.EIO, "Input/output error")])
+def test_an_export_that_cannot_be_replaced_is_still_there(tmp_path, monkeypatch, stop):
+    """Ctrl-C between the two renames."""
+    with folder_in_place(tmp_path / "out", "mark") as folder:
+        (folder / "mark").write_text("old")
+    rename = Path.replace
+
+    def stopped(path: Path, target: Path) -> Path:
+        done = rename(path, target)
+        if str(target).endswith(".old"):
+            raise stop
+        return done
+
+    monkeypatch.setattr(Path, "replace", stopped)
+    with (
+        pytest.raises((KeyboardInterrupt, ShardplanError)) as raised,
+        folder_in_place(tmp_path / "out", "mark") as folder,
+    ):
+        (folder / "mark").write_text("new")
+    said = f"{tmp_path}/out: error[unwritable-output]: cannot write the export: input/output error"
+    assert str(raised.value) == ("" if isinstance(stop, KeyboardInterrupt) else said)
+    assert [file.name for file in tmp_path.iterdir()] == ["out"]
+    assert (tmp_path / "out" / "mark").read_text() == "old"
+
+
+def test_of_several_files_all_or_none_are_written(tmp_path, monkeypatch):
+    """Through links too, to files and folders that are not there yet; whatever stops it."""
+    (tmp_path / "kept").write_text("old")
+    (tmp_path / "link").symlink_to(tmp_path / "made" / "target")
+    (tmp_path / "folder").mkdir()
+    names = [str(tmp_path / name) for name in ("link", "kept", "new/file", "folder")]
+
+    def as_before() -> None:
+        assert sorted(file.name for file in tmp_path.iterdir()) == ["folder", "kept", "link"]
+        assert (tmp_path / "link").is_symlink()
+        assert (tmp_path / "kept").read_text() == "old"
+
+    with pytest.raises(OSError, match="directory") as raised:
+        write_all(dict.fromkeys(names, b"new"))
+    assert raised.value.filename == names[-1]
+    as_before()
+    force = os.fsync
+    calls = iter(range(100))
+
+    def stopped(file: int) -> None:
+        if next(calls) == 3:
+            raise KeyboardInterrupt
+        force(file)
+
+    monkeypatch.setattr(os, "fsync", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        write_all(dict.fromkeys(names[:3], b"new"))
+    as_before()
+    assert write_all(dict.fromkeys(names[:3], b"new")) == tuple(names[:3])
+    assert (tmp_path / "made" / "target").read_bytes() == b"new"
+    assert (tmp_path / "link").is_symlink()
 
 
 def test_a_sweep_that_cannot_be_written_is_refused_before_it_begins(shardplan, mlp):

@@ -225,6 +225,15 @@ def test_what_is_refused(texts, code):
     assert raised.value.diagnostics[0].code == code
 
 
+def test_a_row_that_ends_early_is_named():
+    torn = "\tGPU0\tGPU1\tNIC0\tNIC1\nGPU0\tX\tNV18\tPIX\tSYS\nGPU1\tNV18\tX\tPIX\n"
+    with pytest.raises(ShardplanError) as raised:
+        machine_of([("topo.txt", torn)])
+    assert str(raised.value) == (
+        "topo.txt: error[unread-capture]: the end is missing: the row of GPU1 has 3 of 4 columns"
+    )
+
+
 def test_whole_devices_and_ports_that_are_down_are_known_texts():
     found = machine_of([("modes", "mig.mode.current\n" + "[N/A]\n" * 8), ("query", H100), ("ports", IBSTAT.format(
         name="mlx5_0", state="Down", rate=40))])  # fmt: skip
@@ -254,6 +263,22 @@ def test_cards_of_this_machine(tmp_path, monkeypatch):
         (folder / "rate").write_text("400 Gb/sec (4X NDR)\n")
     assert machine_of(texts_here(str(tmp_path / "infiniband"))).nic_gbit == (400, 400)
     assert texts_here(str(Path(tmp_path) / "none")) == []
+
+
+def test_ports_that_cannot_be_read_are_left_out(tmp_path, monkeypatch):
+    """As of a card that is being reset."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for card, rate in {"mlx5_0": b"\xff\xfe", "mlx5_1": b"400 Gb/sec (4X NDR)\n", "mlx5_2": b""}.items():
+        folder = tmp_path / "cards" / card / "ports" / "1"
+        folder.mkdir(parents=True)
+        (folder / "rate").write_bytes(rate)
+        (folder / "state").write_text("4: ACTIVE\n")
+    (tmp_path / "cards" / "mlx5_2" / "ports" / "1" / "rate").unlink()
+    (tmp_path / "cards" / "mlx5_2" / "ports" / "1" / "rate").mkdir()
+    ((_, text),) = texts_here(str(tmp_path / "cards"))
+    assert text == "4: ACTIVE\n400 Gb/sec (4X NDR)\n"
+    (tmp_path / "cards" / "mlx5_1" / "ports" / "1" / "rate").write_bytes(b"\xff")
+    assert texts_here(str(tmp_path / "cards")) == []
 
 
 def dgx(links, cards):

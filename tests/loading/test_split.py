@@ -269,6 +269,59 @@ def test_a_full_disk_is_noticed_before(tmp_path, monkeypatch):
     assert "and 99 B is free there\nhint: name a folder on another file system" in text
 
 
+class NearlyFull:
+    """A file on a disk with room for `room` more bytes: like the system, it takes what fits before it fails, and at
+    most 7 bytes at a time."""
+
+    room = 1 << 30
+
+    def __init__(self, stream):
+        self._stream = stream
+
+    def __getattr__(self, name):
+        return getattr(self._stream, name)
+
+    def write(self, data):
+        taken = self._stream.write(data[: min(7, NearlyFull.room)])
+        NearlyFull.room -= taken
+        return taken
+
+
+@pytest.fixture
+def nearly_full(monkeypatch):
+    get = splitting._Outputs._get
+    monkeypatch.setattr(splitting._Outputs, "_get", lambda outputs, file: NearlyFull(get(outputs, file)))
+    monkeypatch.setattr(NearlyFull, "room", NearlyFull.room)
+    return NearlyFull
+
+
+def test_every_byte_is_written_whatever_the_system_takes_at_a_time(tmp_path, nearly_full):
+    arrays = weights()
+    made = split(assign(PLAN, stored(tmp_path, arrays)), tmp_path / "out")
+    for rank in range(4):
+        for name, tensor in load_presharded(tmp_path / "out", rank).items():
+            whole = arrays[name] if name == "step" else cut(arrays[name], shard_of(PLAN, name, rank))
+            assert tensor.array.tobytes() == whole.tobytes()
+    assert nearly_full.room < (1 << 30) - made.written_bytes // 2
+
+
+def test_a_disk_that_fills_up_is_told_and_the_split_goes_on_when_there_is_room(tmp_path, nearly_full):
+    """Even in the middle of a tensor, which is not taken for done."""
+    assignment = assign(PLAN, stored(tmp_path))
+
+    def filled(_done, _total, name):
+        nearly_full.room = 100 if name == "q.weight" else nearly_full.room
+
+    text = refusal(lambda: split(assignment, tmp_path / "out", filled))
+    assert text == f"{tmp_path}/out: error[unwritable-output]: cannot write the split: no space left on device"
+    assert not (tmp_path / "out" / MANIFEST).exists()
+    nearly_full.room = 1 << 30
+    made = split(assignment, tmp_path / "out")
+    split(assignment, tmp_path / "whole")
+    for name in (*made.files, MANIFEST):
+        assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
 def test_split_for_another_number_of_ranks(tmp_path):
     split(assign(PLAN, stored(tmp_path)), tmp_path / "out")
     assert refusal(lambda: open_presharded(tmp_path / "out", ranks=8)) == (

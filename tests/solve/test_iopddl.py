@@ -78,6 +78,25 @@ def test_numbers_with_exponents_are_integers_too(tmp_path: Path) -> None:
     assert read_problem(written(tmp_path, text)).edges[0].table.tolist() == [[7.0], [math.inf]]
 
 
+MIXED = """{"problem": {"name": "a\\\\", "nodes": {
+    "intervals": [[0, 1], [0, 1], [0, 1e0]],
+    "costs": [[1], [-0.0], [1e999, 12345678901234567890123, -3, 5E+1]],
+    "usages": [[9007199254740993], [9007199254740993.0], [0.9007199254740993e16, 1, 2, 3]]},
+    "edges": {"nodes": [], "costs": []}, "usage_limit": 5}}"""
+
+
+@pytest.mark.parametrize("piece", [1, 7, 64, 1 << 20])
+def test_every_integer_is_exact_however_it_and_its_neighbours_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece: int
+) -> None:
+    """Wherever pieces end: a point or an exponent says nothing of other numbers."""
+    monkeypatch.setattr(iopddl, "PIECE", piece)
+    problem = read_problem(written(tmp_path, MIXED))
+    assert [costs.tolist() for costs in problem.costs] == [[1], [0], [math.inf, math.inf, -3, 50]]
+    large = 9007199254740993
+    assert [usage.amount.tolist() for usage in problem.usages] == [[large], [large], [large, 1, 2, 3]]
+
+
 def test_gzip(tmp_path: Path) -> None:
     path = tmp_path / "problem.json.gz"
     path.write_bytes(gzip.compress(json.dumps(document()).encode()))
@@ -86,6 +105,7 @@ def test_gzip(tmp_path: Path) -> None:
     assert said(path) == "the gzip data ends early or is damaged"
 
 
+TEXT = json.dumps(document())
 CUT = json.dumps(document()).partition("2], [3]")[0] + "2"
 
 
@@ -128,10 +148,39 @@ def said(path: Path) -> str:
         ("[]", "byte 0: '{' expected, found '['"),
         (CUT, "byte 85: 'problem.nodes.costs' ends before its last ']'"),
         (json.dumps(document()).replace("[7, 8]", "[7 8]"), "'problem.edges.costs' has a comma too many or too few"),
+        (
+            TEXT.replace("[7, 8]", "[7, -1e300]"),
+            "'problem.edges.costs' holds a number below -1,000,000,000,000,000,000, the least that is read",
+        ),
+        (
+            document(edges__costs=[[7, -(10**22)]]),
+            "'problem.edges.costs' holds a number below -1,000,000,000,000,000,000, the least that is read",
+        ),
+        (TEXT.replace("[7, 8]", "[7, 1e]"), "'problem.edges.costs' holds '1e', which is no integer"),
+        (TEXT.replace("[7, 8]", "[7, 1e-999]"), "'problem.edges.costs' holds '1e-999', which is no integer"),
+        (TEXT.replace("[7, 8]", "[7, 8-8]"), "'problem.edges.costs' holds something that is no integer"),
+        (TEXT.replace("small", "\\q"), "byte 22: '\\q' holds an escape or a character that no string of JSON may"),
+        (TEXT.replace("small", "a\nb"), "byte 22: 'a\nb' holds an escape or a character that no string of JSON may"),
+        (TEXT.replace("small", "\\"), "byte 27: ',' or '}' expected, found 'n'"),
+        (
+            document(nodes__usages=[[4 * 10**18, 5], [4 * 10**18]], usage_limit=45 * 10**17),
+            (
+                "usages may add up to 8,000,000,000,000,000,000 at one moment, under a limit of "
+                "4,500,000,000,000,000,000: more than can be added up exactly; give memory in a larger unit"
+            ),
+        ),
+        (document(usage_limit=-(1 << 70)), f"the limit of memory is -{1 << 70:,}; 2**62 is the largest"),
     ],
 )
 def test_malformed_files_are_named(tmp_path: Path, content: object, summary: str) -> None:
     assert said(written(tmp_path, content)) == summary
+
+
+@pytest.mark.parametrize("limit", [9, 45 * 10**17])
+def test_usages_of_different_times_do_not_add_up(tmp_path: Path, limit: int) -> None:
+    usages, intervals = [[4 * 10**18, 5], [4 * 10**18]], [[0, 2], [2, 3]]
+    path = written(tmp_path, document(nodes__usages=usages, nodes__intervals=intervals, usage_limit=limit))
+    assert run_solve_problem(path).solution.outcome == ("optimal" if limit > 9 else "infeasible")
 
 
 def test_faults_that_repeat_are_counted(tmp_path: Path) -> None:

@@ -240,6 +240,21 @@ def test_ties_go_to_the_first_choice() -> None:
             "usage 0 (node 0): interval [2, 1) is not one",
         ),
         (Problem((np.zeros(1),), (), (Usage(0, 0, 1, np.array([-1])),)), "usage 0 (node 0): an amount is negative"),
+        (
+            Problem((np.zeros(1),), (), (Usage(0, 0, 1, np.array([2**53 + 1])),), 2**53),
+            (
+                "usages may add up to 9,007,199,254,740,993 at one moment, under a limit of 9,007,199,254,740,992: "
+                "more than can be added up exactly; give memory in a larger unit"
+            ),
+        ),
+        (
+            Problem((np.zeros(1),), (), (Usage(0, 0, 1, np.array([2**53])),) * 513, 2**53 - 1),
+            (
+                "usages may add up to 4,620,693,217,682,128,896 at one moment, under a limit of 9,007,199,254,740,991: "
+                "more than can be added up exactly; give memory in a larger unit"
+            ),
+        ),
+        (Problem((), (), (), 2**63), "the limit of memory is 9,223,372,036,854,775,808; 2**62 is the largest"),
         (Problem((np.zeros(1),), (), (Usage(3, 0, 1, np.array([1])),)), "usage 0 (node 3): nodes are 0 to 0"),
     ],
 )

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import errno
 from pathlib import Path
 from typing import Any
 
+import safetensors.torch
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
@@ -160,6 +162,28 @@ def checkpoint(tiny: Tiny, plan: Plan, other: Plan, folder: Path, fused: bool = 
         found["one process"] = _difference(alone["model"], saved)
     dist.barrier()
     return found
+
+
+def saved_badly(tiny: Tiny, plan: Plan, folder: Path) -> tuple[str, str]:
+    """What is said where weights cannot be written: where a file stands in the way, and where the disk fills up."""
+    model = torch_twins.twin(tiny)
+    shardplan.torch.parallelize(model, plan, mesh_of(plan))
+    write, said = safetensors.torch.save_file, []
+
+    def full(weights: Any, path: Path, *given: Any) -> None:
+        write(weights, path, *given)
+        path.write_bytes(path.read_bytes()[:99])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    for name, writer in (("file/model.safetensors", write), ("model.safetensors", full)):
+        safetensors.torch.save_file = writer
+        try:
+            shardplan.torch.save(model, folder / name)
+        except ShardplanError as problem:
+            said.append(str(problem))
+        finally:
+            safetensors.torch.save_file = write
+    return said[0], said[1]
 
 
 def _step(model: nn.Module, optimizer: torch.optim.Optimizer, ids: Tensor) -> None:

@@ -76,6 +76,20 @@ def test_checkpoints_are_read_on_another_mesh_and_whole(four, tmp_path, name, re
         assert not {name: error for name, error in found.items() if error}
 
 
+def test_weights_that_cannot_be_written_are_told_by_every_process(four, tmp_path):
+    """None waits for the first, and what was there before is still there."""
+    (tmp_path / "file").touch()
+    (tmp_path / "model.safetensors").write_text("old")
+    for said in four.run("torch_trainers", "saved_badly", tiny_of("gpt"), plan_of("gpt", SEQUENCE), tmp_path):
+        reason = "error[unwritable-output]: cannot write the weights"
+        assert said == (
+            f"{tmp_path}/file/model.safetensors: {reason}: file exists",
+            f"{tmp_path}/model.safetensors: {reason}: no space left on device",
+        )
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["file", "model.safetensors"]
+    assert (tmp_path / "model.safetensors").read_text() == "old"
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_a_rank_reads_its_rows_and_all_read_the_batch(four, seed):
     plan = forced_plan(model_of("gpt"), "2x2", seed=seed)

@@ -56,13 +56,16 @@ def folder_in_place(output: str | Path, mark: str) -> Iterator[Path]:
             target.replace(old)
         made.replace(target)
         settle(target.parent)
-    except OSError as problem:
+    except BaseException as problem:  # an interrupt may come between the two renames
         if old.exists() and not target.exists():
             old.replace(target)
-        raise ShardplanError(_unwritable(output, _reason(problem))) from None
+        if isinstance(problem, OSError):
+            raise ShardplanError(_unwritable(output, _reason(problem))) from None
+        raise
     finally:
         shutil.rmtree(beside, ignore_errors=True)
-        shutil.rmtree(old, ignore_errors=True)
+        if target.exists():
+            shutil.rmtree(old, ignore_errors=True)
 
 
 def refuse_inputs(output: str | Path, *inputs: str | Path) -> None:

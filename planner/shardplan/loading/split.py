@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import IO
+from typing import BinaryIO
 
 import numpy as np
 
@@ -30,7 +30,7 @@ from shardplan.loading.ranged import WINDOW_BYTES, Array, Reader, Window, kept, 
 from shardplan.runtime.shards import Run, Runs
 from shardplan.text_files import is_folder, is_there
 from shardplan.units import size
-from shardplan.whole_files import write_whole
+from shardplan.whole_files import write_every_byte, write_whole
 
 JOURNAL = ".split-journal.json"
 PART = ".part"
@@ -172,7 +172,7 @@ class _Outputs:
 
     def __init__(self, folder: Path, files: Sequence[RankFile]) -> None:
         self._folder, self._files = folder, files
-        self._open: OrderedDict[str, IO[bytes]] = OrderedDict()
+        self._open: OrderedDict[str, BinaryIO] = OrderedDict()
 
     def __enter__(self) -> _Outputs:
         return self
@@ -204,9 +204,9 @@ class _Outputs:
     def _put(self, file: RankFile, offset: int, data: bytes | memoryview) -> None:
         stream = self._get(file)
         stream.seek(offset)
-        stream.write(data)
+        write_every_byte(stream, data)
 
-    def _get(self, file: RankFile) -> IO[bytes]:
+    def _get(self, file: RankFile) -> BinaryIO:
         stream = self._open.pop(file.name, None)
         if stream is None:
             if len(self._open) >= _MOST_OPEN:

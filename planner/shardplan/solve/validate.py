@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
@@ -9,6 +10,11 @@ import numpy as np
 from shardplan.errors import Diagnostic, ShardplanError, error
 from shardplan.solve.constants import CHECKED_TOGETHER, REPORTED_FAULTS
 from shardplan.solve.problem import Costs, LinearSum, Problem
+
+_EXACT = 1 << 53
+"""Integers in float64 are exact up to here."""
+_SUMS = 1 << 62
+"""Sums in 64 bits stay below, so that a limit can be added to them."""
 
 
 def validate(problem: Problem) -> None:
@@ -42,8 +48,41 @@ def _faults(problem: Problem) -> Iterator[Diagnostic]:
             yield error("bad-problem", f"{where}: table has shape {edge.table.shape}, its nodes have {want} choices")
         else:
             yield from costs(where, edge.table)
-    yield from _bad_usages(problem, sizes)
+    usages = list(_bad_usages(problem, sizes))
+    yield from usages
+    if not usages and (fault := memory_fault(problem)):
+        yield error("bad-problem", fault)
     yield from _bad_maxima(problem)
+
+
+def memory_fault(problem: Problem) -> str:
+    """What is wrong with the size of well-formed usages and of the limit; empty where all that the search adds up is
+    exact: tables in float64, their sums in 64 bits."""
+    limit = problem.limit
+    if limit is None:
+        return ""
+    if abs(limit) > _SUMS:
+        return f"the limit of memory is {limit:,}; 2**62 is the largest"
+    # What is above the limit is cut off there, so that single amounts are exact below a limit that is. A larger limit
+    # is one that is never reached, by more than sums of rounded amounts are off.
+    most = _SUMS - 1 if limit < _EXACT else max(_EXACT, min(_SUMS - 1, limit - (limit >> 32)))
+    if len(problem.usages) * (max(limit, 0) + 1) <= most or (peak := _most_memory(problem, limit)) <= most:
+        return ""
+    return (
+        f"usages may add up to {peak:,} at one moment, under a limit of {limit:,}: more than can be added up exactly; "
+        "give memory in a larger unit"
+    )
+
+
+def _most_memory(problem: Problem, limit: int) -> int:
+    """The largest sum over any moment of what every usage is at most, each cut off above the limit."""
+    amounts = {id(usage.amount): usage.amount for usage in problem.usages}
+    most = {key: min(int(amount.max(initial=0)), max(limit, 0) + 1) for key, amount in amounts.items()}
+    steps: dict[int, int] = {}
+    for usage in problem.usages:
+        steps[usage.start] = steps.get(usage.start, 0) + most[id(usage.amount)]
+        steps[usage.end] = steps.get(usage.end, 0) - most[id(usage.amount)]
+    return max(itertools.accumulate(steps[at] for at in sorted(steps)), default=0)
 
 
 def _bad_maxima(problem: Problem) -> Iterator[Diagnostic]:

@@ -12,9 +12,11 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import parametrize
 
+from shardplan.errors import Diagnostic, ShardplanError, error
 from shardplan.torch.applied_plan import applied_to, is_parallel
 from shardplan.torch.parameters.distribution import FusedWeight
 from shardplan.torch.parameters.fused import Parts, part_name, part_names, parts_of
+from shardplan.whole_files import written_beside
 
 
 @torch.no_grad()  # type: ignore[untyped-decorator]
@@ -40,16 +42,34 @@ def full_state_dict(model: nn.Module, *, rank: int | None = None) -> dict[str, T
 
 def save(model: nn.Module, path: str | Path) -> None:
     """Write the weights of `model` to `path` (.safetensors): whole tensors under the names of the module, those that
-    are tied once. All processes have to call it; the first writes."""
+    are tied once. All processes have to call it; the first writes. The file is whole, or as it was before.
+
+    Raises `ShardplanError` (`unwritable-output`), on all processes, so that none waits.
+    """
+    state = full_state_dict(model, rank=0)
+    is_first = not dist.is_initialized() or dist.get_rank() == 0
+    said: list[Diagnostic | None] = [_write(state, path) if is_first else None]
+    if dist.is_initialized():
+        dist.broadcast_object_list(said, src=0)
+    if said[0] is not None:
+        raise ShardplanError(said[0])
+
+
+def _write(state: dict[str, Tensor], path: str | Path) -> Diagnostic | None:
+    """What prevented it, if anything did."""
     from safetensors.torch import save_file  # noqa: PLC0415 - only to write
 
-    state = full_state_dict(model, rank=0)
-    if not dist.is_initialized() or dist.get_rank() == 0:
-        once = {id(tensor): name for name, tensor in reversed(state.items())}
-        kept = set(once.values())
-        save_file({name: tensor.contiguous() for name, tensor in state.items() if name in kept}, path, {"format": "pt"})
-    if dist.is_initialized():
-        dist.barrier()
+    once = {id(tensor): name for name, tensor in reversed(state.items())}
+    kept = set(once.values())
+    try:
+        with written_beside(path) as beside:
+            weights = {name: tensor.contiguous() for name, tensor in state.items() if name in kept}
+            save_file(weights, beside, {"format": "pt"})
+    except Exception as problem:  # noqa: BLE001 - whatever it is, the other processes wait to hear of it
+        system = problem.strerror if isinstance(problem, OSError) else None
+        reason = system[:1].lower() + system[1:] if system else f"{type(problem).__name__}: {problem}"
+        return error("unwritable-output", f"cannot write the weights: {reason}", file=str(path))
+    return None
 
 
 def stored_by_name(model: nn.Module) -> Iterator[tuple[str, Any]]:

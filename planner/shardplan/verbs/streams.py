@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import io
 import os
 import signal
 import sys
@@ -66,9 +67,19 @@ def prepare() -> None:
         if stream is None:  # it was closed before we began
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115, PTH123 - until the end
         elif hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors=DEGRADE)
+            setattr(sys, name, _buffered(stream))
+            getattr(sys, name).reconfigure(errors=DEGRADE)
     sys.stderr = Unheard(sys.stderr)
     signal.signal(signal.SIGTERM, _as_interrupt)
+
+
+def _buffered(stream: TextIO) -> TextIO:
+    """The same stream, written line by line where Python was told not to buffer (`-u`): it would lose, without a word,
+    what a disk that is nearly full takes no more."""
+    if not isinstance(stream.buffer, io.RawIOBase):
+        return stream
+    encoding = stream.encoding
+    return io.TextIOWrapper(io.BufferedWriter(stream.detach()), encoding, line_buffering=True)
 
 
 def _as_interrupt(_: int, frame: FrameType | None) -> None:

@@ -109,14 +109,21 @@ def test_logs_that_say_too_little_are_refused_together():
     assert found.ranks == 16
 
 
-def test_times_of_wrong_results_are_refused():
-    wrong = VERSION_2_13.replace("9.59      0", "9.59      3")
+@pytest.mark.parametrize("count", ["    3", "1e+06", "1.04858e+06", "  inf"])
+def test_times_of_wrong_results_are_refused(count):
+    wrong = VERSION_2_13.replace("9.59      0", f"9.59  {count}")
     with pytest.raises(ShardplanError) as caught:
         read_logs([("all_gather.log", wrong)])
     assert str(caught.value) == (
         "all_gather.log:14: error[wrong-results]: the test counted wrong values, so its times mean nothing\n"
         "hint: find out what is wrong with the machine, and measure again"
     )
+
+
+@pytest.mark.parametrize("count", ["0", "0e+00", "N/A", "nan"])
+def test_what_was_not_checked_is_not_wrong(count):
+    (found,) = read_logs([("all_gather.log", VERSION_2_13.replace("9.59      0", f"9.59    {count}"))])
+    assert found.points[0] == (1048576, pytest.approx(81e-6))
 
 
 def test_a_table_without_a_single_time_is_none():

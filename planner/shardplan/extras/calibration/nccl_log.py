@@ -137,8 +137,12 @@ def _read_row(log: _Log, words: Sequence[str], number: int) -> None:
 
 
 def _is_wrong(count: str) -> bool:
-    """Whether a column `#wrong` counts any; `N/A` where nothing was checked."""
-    return count.isdecimal() and bool(count.strip("0"))
+    """Whether a column `#wrong` counts any, as `%5g` writes numbers (a million is `1e+06`); `N/A` where nothing was
+    checked."""
+    try:
+        return float(count) > 0
+    except ValueError:
+        return False
 
 
 def _key(log: _Log, number: int) -> tuple[str, int, int, int] | None:

@@ -16,6 +16,7 @@ import warnings
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -24,11 +25,17 @@ from numpy.typing import NDArray
 
 from shardplan.errors import ShardplanError, did_you_mean, error
 from shardplan.solve.problem import Edge, Problem, Usage
+from shardplan.solve.validate import memory_fault
 from shardplan.units import counted
 
 FORBIDDEN = 10**18
 _ENDLESS = 1 << 62
-"""A limit that no sum of usages exceeds, and that 64 bits hold."""
+"""A limit that no sum of usages exceeds (`memory_fault`), and that 64 bits hold."""
+_FARTHEST = 2**63 - 1
+_SURE_DIGITS = 19
+"""Numbers of fewer digits are within 64 bits."""
+_LONGEST = 40
+"""Characters of the file that a message repeats."""
 _LATEST = 1 << 26
 PIECE = 1 << 20
 _SPACE = b" \t\r\n"
@@ -162,12 +169,17 @@ class _Reader:
         self._expect(b'"')
         while True:
             end = self.piece.find(b'"', self.at)
-            while end > 0 and self.piece[end - 1 : end] == b"\\":
+            while end >= 0 and _is_escaped(self.piece[self.at : end]):
                 end = self.piece.find(b'"', end + 1)
             if end >= 0:
                 text = self.piece[self.at : end]
+                try:
+                    read = str(json.loads(b'"' + text + b'"'))
+                except ValueError:
+                    what = "holds an escape or a character that no string of JSON may"
+                    raise _MalformedError(f"byte {self._byte}: {_shown(text[:_LONGEST])} {what}") from None
                 self.at = end + 1
-                return str(json.loads(b'"' + text + b'"'))
+                return read
             if not self._refill():
                 raise _MalformedError(f"byte {self._byte}: a string without an end")
 
@@ -286,36 +298,52 @@ def _part(text: bytes, depth: int) -> _Part:
     )
 
 
+def _is_escaped(before: bytes) -> bool:
+    """Whether a quote after this text belongs to the string: an odd number of backslashes is right ahead of it."""
+    return (len(before) - len(before.rstrip(b"\\"))) % 2 == 1
+
+
 def _numbers(part: _Part, name: str) -> NDArray[np.int64]:
     """The integers in a part of a list."""
-    words, count = part.text.translate(_BLANK), len(part.starts)
-    if not count:
-        numbers = np.zeros(0, dtype=np.int64)
-    elif b"." in words or b"e" in words or b"E" in words:
-        numbers = _whole(np.array(words.split(), dtype=object), name)
-    else:
-        with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore", DeprecationWarning
-            )  # numpy's word for text it cannot read: it is counted below
-            numbers = np.fromstring(words, dtype=np.int64, sep=" ")
-    if len(numbers) != count:
+    words = part.text.translate(_BLANK)
+    has_marks = any(mark in words for mark in (b".", b"e", b"E"))
+    numbers = _read_integers(_exactly(words, name) if has_marks else words)
+    if numbers.max(initial=0) == _FARTHEST:  # of what 64 bits do not hold, even the sign is lost
+        numbers = _read_integers(_exactly(words, name))
+    if len(numbers) != len(part.starts):
         raise _MalformedError(f"'{name}' holds something that is no integer")
+    if numbers.min(initial=0) < -FORBIDDEN:
+        raise _MalformedError(f"'{name}' holds a number below -{FORBIDDEN:,}, the least that is read")
     return numbers
 
 
-def _whole(words: NDArray[np.object_], name: str) -> NDArray[np.int64]:
-    """Integers written with a point or an exponent, such as 1e18."""
-    numbers = np.empty(len(words), dtype=np.int64)
-    for index, word in enumerate(words):
+def _read_integers(words: bytes) -> NDArray[np.int64]:
+    """The integers of a text, those beyond 64 bits as the largest there is; fewer where a word is none."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # what numpy said before it raised
         try:
-            value = float(word)
+            return np.fromstring(words, dtype=np.int64, sep=" ") if words.strip() else np.zeros(0, dtype=np.int64)
         except ValueError:
-            raise _MalformedError(f"'{name}' holds {_shown(word)}, which is no integer") from None
-        if value != int(value):
-            raise _MalformedError(f"'{name}' holds {_shown(word)}, which is no integer")
-        numbers[index] = min(int(value), FORBIDDEN)
-    return numbers
+            return np.zeros(0, dtype=np.int64)
+
+
+def _exactly(words: bytes, name: str) -> bytes:
+    """The same numbers without points and exponents. Those far beyond 64 bits are cut off, which is as good: they are
+    forbidden, or refused."""
+    parts = words.split()
+    unsure = (word for word in dict.fromkeys(parts) if not word.isdigit() or len(word) >= _SURE_DIGITS)
+    exact = {word: b"%d" % _whole(word, name) for word in unsure}
+    return b" ".join([exact.get(word, word) for word in parts])
+
+
+def _whole(word: bytes, name: str) -> int:
+    try:
+        value = Decimal(word.decode())
+    except InvalidOperation:
+        value = Decimal("NaN")
+    if value != value.to_integral_value():
+        raise _MalformedError(f"'{name}' holds {_shown(word[:_LONGEST])}, which is no integer")
+    return int(max(min(value, _FARTHEST), -_FARTHEST))
 
 
 def _shown(text: bytes) -> str:
@@ -339,7 +367,7 @@ def _problem(fields: dict[str, object]) -> Problem:
     prices, pairs = costs.values, tables.values
     sizes, times, joined = costs.lengths.tolist(), intervals.values.tolist(), ends.values.tolist()
     edges = zip(joined[::2], joined[1::2], tables, strict=True)
-    return Problem(
+    problem = Problem(
         costs=tuple(prices[a:b] for a, b in costs),
         edges=tuple(Edge(u, v, pairs[a:b].reshape(sizes[u], sizes[v])) for u, v, (a, b) in edges),
         usages=tuple(
@@ -347,6 +375,9 @@ def _problem(fields: dict[str, object]) -> Problem:
         ),
         limit=min(limit, _ENDLESS) if isinstance(limit, int) else None,
     )
+    if fault := memory_fault(problem):
+        raise _MalformedError(fault)
+    return problem
 
 
 def _rows(fields: dict[str, object], name: str) -> _Ragged:

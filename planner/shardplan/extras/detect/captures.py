@@ -146,8 +146,10 @@ def _topology(text: str) -> Machine | None:
     names = [word for word in head if _GPU.fullmatch(word) or _NIC.fullmatch(word)]
     gpus = [name for name in names if _GPU.fullmatch(name)]
     rows = {words[0]: words[1 : len(names) + 1] for words in lines if words[0] in gpus and "X" in words}
-    if sorted(rows) != sorted(gpus) or any(len(row) < len(gpus) for row in rows.values()):
+    if sorted(rows) != sorted(gpus):
         raise EOFError(f"the matrix has columns of {len(gpus)} GPUs and rows of {len(rows)}")
+    if torn := next((name for name, row in rows.items() if len(row) < len(names)), None):
+        raise EOFError(f"the row of {torn} has {len(rows[torn])} of {len(names)} columns")
     columns = [place for place, name in enumerate(names) if name in gpus]
     links = {rows[name][place] for name in gpus for place in columns if rows[name][place] != "X"}
     cards = [place for place, name in enumerate(names) if name not in gpus]

@@ -24,13 +24,17 @@ def texts_here(rates: str = _RATES) -> list[tuple[str, str]]:
             continue
         if ran.returncode == 0:
             found.append((" ".join(command), ran.stdout))
-    files = sorted(Path(rates).glob("*/ports/1/rate"))
-    if files:
-        found.append((rates, "".join(_state_and_rate(file) for file in files)))
+    ports = [_state_and_rate(file) for file in sorted(Path(rates).glob("*/ports/1/rate"))]
+    if any(ports):
+        found.append((rates, "".join(ports)))
     return found
 
 
 def _state_and_rate(rate: Path) -> str:
-    """The state of a port (`4: ACTIVE`), where the kernel says it, and its rate."""
+    """The state of a port (`4: ACTIVE`), where the kernel says it, and its rate; nothing of a port that cannot be read,
+    as the kernel answers for a card that is being reset."""
     state = rate.with_name("state")
-    return (state.read_text(encoding="utf-8") if state.exists() else "") + rate.read_text(encoding="utf-8")
+    try:
+        return (state.read_text(encoding="utf-8") if state.exists() else "") + rate.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return ""
