@@ -5,12 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import onnx
 import pytest
 from node_cases import NodeCase, collect
 from node_reference import evaluate
+from onnx import parser
 
 import shardplan
 from shardplan.errors import ShardplanError
+from shardplan.model.digest import structure_digest
 from shardplan.padding import neutral
 from shardplan.padding.padded import pad_class, padded
 from shardplan.plan.file import read_plan
@@ -112,6 +115,23 @@ def test_heads_of_all_layers_are_padded_and_so_are_their_weights():
     shapes = {parameter.name: larger.tensors[parameter.tensor].shape for parameter in larger.parameters}
     assert shapes["model.layers.1.self_attn.q_proj.weight"] == (60, 72)
     assert larger.dims["pad:model.layers.0.self_attn.Reshape[2]"] == 6
+
+
+EXPANDED = """<ir_version: 10, opset_import: ["" : 21]>
+g (float[8, 1, 16] x, float[16, 16] w) => (float[8, 4, 16] y)
+  <int64[2] s = {4, 1}> { h = MatMul(x, w) y = Expand(h, s) }"""
+
+
+def test_a_padded_model_depends_on_the_sizes_alone(tmp_path):
+    """Its digest is in the plan, which has the sizes only, and not the steps in which they were found."""
+    onnx.save(parser.parse_model(EXPANDED), tmp_path / "m.onnx")
+    model = load_model(str(tmp_path / "m.onnx"), {})
+    at_once = padded(model, {"w[1]": 18, "x[0]": 10})
+    turned = padded(model, {"x[0]": 10, "w[1]": 18})
+    in_steps = padded(padded(padded(model, {"x[0]": 9}), {"w[1]": 18}), {"x[0]": 10})
+    assert at_once.tensors["y"].shape == (10, 4, 18)
+    assert structure_digest(at_once) == structure_digest(turned) == structure_digest(in_steps)
+    assert at_once.dims == turned.dims == in_steps.dims == {"pad:w[1]": 18, "pad:x[0]": 10}
 
 
 def plan_of(tmp_path, **asked):
