@@ -269,6 +269,23 @@ def test_initializers_repeated_as_inputs_are_weights(read):
     assert [parameter.name for parameter in model.parameters] == ["w"]
 
 
+@pytest.mark.parametrize(
+    ("nodes", "size"),
+    [
+        ("some = Cast <to = 7> (some_i)  t = NonZero(some)  f = Squeeze(t, zero)", 3),
+        ("c = Cast <to = 9> (some_i)  f = Compress(some_i, c)", 3),
+        ("f = Unique(some_i)", 2),
+    ],
+)
+def test_a_size_that_depends_on_known_values_is_known(nodes, size, read):
+    text = f"""g (float[8, 4] x) => (float[8, n] y)
+        <int64[4] some_i = {{1, 0, 1, 1}}, int64[1] zero = {{0}}> {{ {nodes}  y = Gather <axis = 1> (x, f) }}"""
+    model = read(text, {"n": size})
+    assert [operator.op_type for operator in model.operators] == ["Gather"]
+    assert model.tensors["y"].shape == (8, size)
+    assert model.constants["f"].shape == (size,)
+
+
 def test_local_functions_are_inlined(read):
     model = onnx.parser.parse_model(
         """<ir_version: 10, opset_import: ["" : 21, "local" : 1]>
