@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import helper
 
-from shardplan.model.attributes import integer, number
+from shardplan.model.attributes import integer, integers, number
 from shardplan.model.types import AttributeValue, Operator
+from shardplan.program.reference.convolutions import conv_transpose
 
 Array = NDArray[Any]
 Definition = Callable[[Operator, Mapping[str, AttributeValue], Sequence[Array | None]], list[Array]]
@@ -132,6 +133,25 @@ def gather_elements(
     return [np.take_along_axis(data[within], index, axis)]
 
 
+def pad(operator: Operator, attributes: Mapping[str, AttributeValue], operands: Sequence[Array | None]) -> list[Array]:
+    """`Pad` of any version: a negative pad cuts entries away (the evaluator fails on it)."""
+    del operator
+    data, given, value, axes = [*operands, None, None, None][:4]
+    assert data is not None
+    listed = integers(attributes, "pads", integers(attributes, "paddings")) if given is None else given.tolist()
+    dims = list(range(data.ndim)) if axes is None else [int(axis) % data.ndim for axis in axes.reshape(-1)]
+    before, after = np.zeros((2, data.ndim), np.int64)
+    before[dims], after[dims] = np.reshape(listed, (2, -1))
+    ends = np.maximum(0, np.array(data.shape) + np.minimum(0, after))
+    cut = data[tuple(map(slice, np.maximum(0, -before), ends))]
+    around = np.maximum(0, np.stack([before, after], axis=1))
+    mode: Any = attributes.get("mode", "constant")
+    if mode != "constant":
+        return [np.pad(cut, around, mode=mode)]
+    filler = number(attributes, "value", 0.0) if value is None else value.reshape(-1)[0]
+    return [np.pad(cut, around, constant_values=filler)]
+
+
 DEFINITIONS: Mapping[str, Definition] = {
     "LRN": lrn,
     "LogSoftmax": log_softmax,
@@ -140,4 +160,6 @@ DEFINITIONS: Mapping[str, Definition] = {
     "GroupNormalization": group_norm,
     "GlobalLpPool": global_norm,
     "GatherElements": gather_elements,
+    "Pad": pad,
+    "ConvTranspose": conv_transpose,
 }

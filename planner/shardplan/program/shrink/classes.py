@@ -54,8 +54,8 @@ def relate(model: Model, rules: Sequence[Rule]) -> Classes:
             else:
                 _relate_dim(classes, model, rule, number, operator, place, dim)
     for begins, ends in carried(model):
-        for dim in range(len(model.tensors[begins].shape)):
-            classes.join((begins, dim), (ends, dim))
+        for number in range(len(model.tensors[begins].shape)):
+            classes.join((begins, number), (ends, number))
     classes.fixed = {classes.find(node) for node in classes.fixed}
     classes.bound = {classes.find(node) for node in classes.bound}
     return classes
