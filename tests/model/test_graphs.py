@@ -286,6 +286,18 @@ def test_a_size_that_depends_on_known_values_is_known(nodes, size, read):
     assert model.constants["f"].shape == (size,)
 
 
+def test_a_sparse_initializer_is_one_error(refuse, proto):
+    model = proto("g (float[4] x, float[4] w) => (float[4] y) { y = Add(x, w) }")
+    del model.graph.input[1]
+    sparse = model.graph.sparse_initializer.add()
+    sparse.values.CopyFrom(onnx.helper.make_tensor("w", onnx.TensorProto.FLOAT, [1], [1.0]))
+    sparse.dims.append(4)
+    assert refuse(model) == (
+        "m.onnx: error[sparse-tensor]: initializer 'w' is a sparse tensor, which cannot be planned\n"
+        "hint: store it as a dense tensor"
+    )
+
+
 def test_local_functions_are_inlined(read):
     model = onnx.parser.parse_model(
         """<ir_version: 10, opset_import: ["" : 21, "local" : 1]>
