@@ -18,7 +18,7 @@ def run(kind, attributes, operands, version=21):
     return evaluate(Operator("n", kind, names, ("y",), attributes, version=version), attributes, operands)[0]
 
 
-@pytest.mark.parametrize("module", ["pad", "convtranspose"])
+@pytest.mark.parametrize("module", ["pad", "convtranspose", "reduce_log_sum_exp"])
 def test_the_cases_of_the_onnx_package(module):
     cases = [case for _, _, case in collect(module) if isinstance(case, NodeCase)]
     assert cases
@@ -88,3 +88,15 @@ def test_an_asked_shape_is_cut_out_of_the_whole(attributes, starts):
     found = run("ConvTranspose", {"strides": (2, 2), **attributes}, [data, weight, bias])
     rows, columns = (slice(start, start + size) for start, size in zip(starts, attributes["output_shape"], strict=True))
     np.testing.assert_allclose(found, whole[:, :, rows, columns] + bias.reshape(-1, 1, 1))
+
+
+def test_the_logarithm_of_a_sum_of_nothing_is_minus_infinity():
+    """As a device has it whose whole part of a dim is padding."""
+    data = np.array([[0.0, 1.0], [-np.inf, -np.inf], [np.inf, 0.0]])
+    expected = [np.logaddexp(0.0, 1.0), -np.inf, np.inf]
+    found = run("ReduceLogSumExp", {"keepdims": 0}, [data, np.array([-1])])
+    np.testing.assert_allclose(found, expected)
+    found = run("ReduceLogSumExp", {"axes": (1,)}, [data], version=13)
+    np.testing.assert_allclose(found, np.reshape(expected, (3, 1)))
+    assert run("ReduceLogSumExp", {}, [data[:1]]).shape == (1, 1)
+    np.testing.assert_array_equal(run("ReduceLogSumExp", {"noop_with_empty_axes": 1}, [data]), data)

@@ -47,6 +47,23 @@ def log_softmax(
     return [shifted - np.log(np.exp(shifted).sum(axis=axes, keepdims=True))]
 
 
+def log_sum_exp(
+    operator: Operator, attributes: Mapping[str, AttributeValue], operands: Sequence[Array | None]
+) -> list[Array]:
+    """`ReduceLogSumExp` of any version: minus infinity of nothing else (the evaluator's is not a number)."""
+    del operator
+    data, listed = [*operands, None][:2]
+    assert data is not None
+    axes = integers(attributes, "axes") if listed is None else tuple(int(axis) for axis in listed.reshape(-1))
+    if not axes and attributes.get("noop_with_empty_axes", 0):
+        return [data]
+    dims, keepdims = axes or None, bool(attributes.get("keepdims", 1))
+    top = data.max(axis=dims, keepdims=True, initial=-math.inf)
+    top = np.where(np.isfinite(top), top, 0.0)
+    made = np.log(np.exp(data - top).sum(axis=dims, keepdims=True)) + top
+    return [made if keepdims else np.squeeze(made, dims)]
+
+
 def batch_norm(
     operator: Operator, attributes: Mapping[str, AttributeValue], operands: Sequence[Array | None]
 ) -> list[Array]:
@@ -155,6 +172,7 @@ def pad(operator: Operator, attributes: Mapping[str, AttributeValue], operands: 
 DEFINITIONS: Mapping[str, Definition] = {
     "LRN": lrn,
     "LogSoftmax": log_softmax,
+    "ReduceLogSumExp": log_sum_exp,
     "BitCast": bit_cast,
     "BatchNormalization": batch_norm,
     "GroupNormalization": group_norm,
