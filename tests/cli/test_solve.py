@@ -34,6 +34,12 @@ def test_first_use(shardplan, mlp):
     assert lines[-2:] == ["wrote     plans/mlp.2x2.plan.json", "next      shardplan show plans/mlp.2x2.plan.json"]
 
 
+@pytest.mark.parametrize("verb", ["solve", "compare"])
+def test_a_memory_limit_is_what_is_usable(verb, shardplan, mlp):
+    run = shardplan(verb, *SOLVE[1:], "--memory-limit", "300 KiB")
+    assert "gpu=2 (up, 450 GB/s), 300 KiB of 67.1 GiB usable per device\n" in run.out
+
+
 def test_what_was_chosen_is_not_called_a_default(shardplan, mlp):
     run = shardplan(*SOLVE, "--mode", "inference", "--cluster", "a100-dgx")
     assert "mode      inference\n" in run.out

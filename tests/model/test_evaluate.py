@@ -121,6 +121,8 @@ def test_slice_before_opset_10():
             helper.make_node("ConstantOfShape", ["s"], ["y"], value=numpy_helper.from_array(np.array([7]))),
             [np.array([2, 3])],
         ),
+        (helper.make_node("NonZero", ["x"], ["y"]), [np.array([[1, 0], [1, 1]])]),
+        (helper.make_node("NonZero", ["x"], ["y"]), [np.zeros((2, 3))]),
         (helper.make_node("Where", ["c", "x", "z"], ["y"]), [np.array([True, False]), np.array(1), np.array([5, 6])]),
         (helper.make_node("Cast", ["x"], ["y"], to=7), [np.array([1.7, -1.7], np.float32)]),
         (helper.make_node("Cast", ["x"], ["y"], to=9), [np.array([0, 2])]),

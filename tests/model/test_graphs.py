@@ -269,6 +269,35 @@ def test_initializers_repeated_as_inputs_are_weights(read):
     assert [parameter.name for parameter in model.parameters] == ["w"]
 
 
+@pytest.mark.parametrize(
+    ("nodes", "size"),
+    [
+        ("some = Cast <to = 7> (some_i)  t = NonZero(some)  f = Squeeze(t, zero)", 3),
+        ("c = Cast <to = 9> (some_i)  f = Compress(some_i, c)", 3),
+        ("f = Unique(some_i)", 2),
+    ],
+)
+def test_a_size_that_depends_on_known_values_is_known(nodes, size, read):
+    text = f"""g (float[8, 4] x) => (float[8, n] y)
+        <int64[4] some_i = {{1, 0, 1, 1}}, int64[1] zero = {{0}}> {{ {nodes}  y = Gather <axis = 1> (x, f) }}"""
+    model = read(text, {"n": size})
+    assert [operator.op_type for operator in model.operators] == ["Gather"]
+    assert model.tensors["y"].shape == (8, size)
+    assert model.constants["f"].shape == (size,)
+
+
+def test_a_sparse_initializer_is_one_error(refuse, proto):
+    model = proto("g (float[4] x, float[4] w) => (float[4] y) { y = Add(x, w) }")
+    del model.graph.input[1]
+    sparse = model.graph.sparse_initializer.add()
+    sparse.values.CopyFrom(onnx.helper.make_tensor("w", onnx.TensorProto.FLOAT, [1], [1.0]))
+    sparse.dims.append(4)
+    assert refuse(model) == (
+        "m.onnx: error[sparse-tensor]: initializer 'w' is a sparse tensor, which cannot be planned\n"
+        "hint: store it as a dense tensor"
+    )
+
+
 def test_local_functions_are_inlined(read):
     model = onnx.parser.parse_model(
         """<ir_version: 10, opset_import: ["" : 21, "local" : 1]>

@@ -126,3 +126,17 @@ def test_nothing_is_invented():
     assert shapes_of(MS + "MatMulNBits", {}, [(2, 8, 64)]) is None
     assert shapes_of(MS + "FusedMatMul", {}, [None, (2, 2)]) is None
     assert shapes_of(MS + "BiasSplitGelu", {}, [(2, None)]) == [(2, None)]
+
+
+@pytest.mark.parametrize(("attributes", "frequencies"), [({}, 9), ({"onesided": 1}, 9), ({"onesided": 0}, 16)])
+def test_a_spectrum_is_one_sided_unless_it_is_asked_for_whole(attributes, frequencies, read):
+    """By the standard, whose default ONNX's own shape function does not take."""
+    node = helper.make_node("STFT", ["x", "step", "window"], ["y"], **attributes)
+    inputs = {"x": (F, [4, 256, 1]), "window": (F, [16])}
+    values = [helper.make_tensor_value_info(name, kind, shape) for name, (kind, shape) in inputs.items()]
+    stored = helper.make_tensor_value_info("y", F, [4, 13, frequencies, 2])
+    step = helper.make_tensor("step", TensorProto.INT64, [], [20])
+    graph = helper.make_graph([node], "g", values, [stored], [step])
+    model = read(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8))
+    assert model.tensors["y"].shape == (4, 13, frequencies, 2)
+    assert model.warnings == ()

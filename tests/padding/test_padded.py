@@ -5,12 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import onnx
 import pytest
+from control_models import CONTROL_MODELS, TRIPS
 from node_cases import NodeCase, collect
 from node_reference import evaluate
+from onnx import parser
+from small_models import proto_of
 
 import shardplan
 from shardplan.errors import ShardplanError
+from shardplan.model.digest import structure_digest
+from shardplan.model.read import read_model
 from shardplan.padding import neutral
 from shardplan.padding.padded import pad_class, padded
 from shardplan.plan.file import read_plan
@@ -18,7 +24,7 @@ from shardplan.program.machine.values import random_values
 from shardplan.program.machine.verify import verify_plan
 from shardplan.program.machine.whole import padded_differs
 from shardplan.program.padding import padded_values, real_values
-from shardplan.program.shrink.classes import relate
+from shardplan.program.shrink.classes import carried, relate
 from shardplan.rules import model_rules
 from shardplan.study.instance import load_model
 
@@ -112,6 +118,49 @@ def test_heads_of_all_layers_are_padded_and_so_are_their_weights():
     shapes = {parameter.name: larger.tensors[parameter.tensor].shape for parameter in larger.parameters}
     assert shapes["model.layers.1.self_attn.q_proj.weight"] == (60, 72)
     assert larger.dims["pad:model.layers.0.self_attn.Reshape[2]"] == 6
+
+
+@pytest.mark.parametrize("name", sorted(CONTROL_MODELS))
+def test_what_loops_carry_is_padded_alike_and_run_iteration_by_iteration(name, tmp_path):
+    onnx.save(proto_of(CONTROL_MODELS[name], 21), tmp_path / "m.onnx")
+    model = read_model(tmp_path / "m.onnx", TRIPS.get(name, {}))
+    held = [larger for larger in growths(model) if not isinstance(larger, str)]
+    assert held
+    for larger in held:
+        _, error = padded_differs(larger, random_values(model, 3))
+        assert error < 1e-12
+        for begins, ends in carried(larger):
+            assert larger.tensors[begins].shape == larger.tensors[ends].shape
+
+
+DROPPED = """<ir_version: 10, opset_import: ["" : 21]>
+g (float[6, 16] x, float[16, 16] w) => (float[6, 16] y, bool[6, 16] kept)
+  <float ratio = {0.5}, bool training = {1}> { h = MatMul(x, w) y, kept = Dropout(h, ratio, training) }"""
+
+
+def test_a_padded_model_draws_the_numbers_of_the_model(tmp_path):
+    onnx.save(parser.parse_model(DROPPED), tmp_path / "m.onnx")
+    model = load_model(str(tmp_path / "m.onnx"), {})
+    larger = padded(model, {"x[0]": 8, "w[1]": 18})
+    assert larger.tensors["kept"].shape == (8, 18)
+    assert padded_differs(larger, random_values(model, 0)) == ("y", 0.0)
+
+
+EXPANDED = """<ir_version: 10, opset_import: ["" : 21]>
+g (float[8, 1, 16] x, float[16, 16] w) => (float[8, 4, 16] y)
+  <int64[2] s = {4, 1}> { h = MatMul(x, w) y = Expand(h, s) }"""
+
+
+def test_a_padded_model_depends_on_the_sizes_alone(tmp_path):
+    """Its digest is in the plan, which has the sizes only, and not the steps in which they were found."""
+    onnx.save(parser.parse_model(EXPANDED), tmp_path / "m.onnx")
+    model = load_model(str(tmp_path / "m.onnx"), {})
+    at_once = padded(model, {"w[1]": 18, "x[0]": 10})
+    turned = padded(model, {"x[0]": 10, "w[1]": 18})
+    in_steps = padded(padded(padded(model, {"x[0]": 9}), {"w[1]": 18}), {"x[0]": 10})
+    assert at_once.tensors["y"].shape == (10, 4, 18)
+    assert structure_digest(at_once) == structure_digest(turned) == structure_digest(in_steps)
+    assert at_once.dims == turned.dims == in_steps.dims == {"pad:w[1]": 18, "pad:x[0]": 10}
 
 
 def plan_of(tmp_path, **asked):

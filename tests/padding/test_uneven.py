@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
+import onnx
 import pytest
+from onnx import numpy_helper, parser
 
 from shardplan import make_plan
 from shardplan.errors import ShardplanError
@@ -39,6 +42,24 @@ def test_the_command_says_what_is_held(tmp_path, shardplan):
     assert pads_of(read_plan(path)) == {"input_ids[0]": 16}
     refused = shardplan("export", str(path), "--to", "jax")
     assert (refused.code, "error[padded-plan]" in refused.err) == (2, True)
+
+
+def test_a_size_that_is_held_larger_twice_leaves_a_fresh_plan(folder, shardplan):
+    """As 8 elements of which 3 machines, then 5 devices are to hold as many."""
+    text = """<ir_version: 10, opset_import: ["" : 21]>
+        g (float[8, 1, 16] x) => (float[8, 4, 16] y)
+          <int64[2] s = {4, 1}> { h = MatMul(x, w) y = Expand(h, s) }"""
+    slow = (
+        "extends: builtin:generic\nname: slow\ndevice: {hbm_gbps: 2}\nlevels: {up: {base_us: 0.1}, net: {base_us: 0.1}}"
+    )
+    (folder / "slow.yaml").write_text(slow, encoding="utf-8")
+    model = parser.parse_model(text)
+    model.graph.initializer.append(numpy_helper.from_array(np.ones((16, 16), np.float32), "w"))
+    onnx.save(model, "m.onnx")
+    shardplan("solve", "m.onnx", "--mesh", "3x5", "-c", "slow.yaml", "--uneven", "--no-advice", "-o", "a.plan.json")
+    assert pads_of(read_plan("a.plan.json")) == {"w[1]": 18, "x[0]": 10}
+    assert shardplan("check", "a.plan.json").code == 0
+    assert shardplan("verify", "m.onnx", "a.plan.json").code == 0
 
 
 @pytest.mark.parametrize(

@@ -86,10 +86,11 @@ def draft_graph(proto: onnx.ModelProto) -> Draft:
     opsets = {("" if entry.domain == "ai.onnx" else entry.domain): entry.version for entry in proto.opset_import}
     inputs = {value.name: value for value in graph.input if value.name not in initializers}
     outputs = [value.name for value in graph.output]
+    stored = {*initializers, *(sparse.values.name for sparse in graph.sparse_initializer)}
     problems += _opset_problems(nodes, opsets)
     problems += _input_problems(graph, inputs)
-    problems += _duplicate_problems(nodes, set(inputs), set(initializers))
-    problems += _missing_problems(nodes, set(inputs), set(initializers), outputs)
+    problems += _duplicate_problems(nodes, set(inputs), stored)
+    problems += _missing_problems(nodes, set(inputs), stored, outputs)
     if not outputs:
         problems.append(error("no-outputs", "the graph has no outputs, so nothing in it is needed"))
     if problems:

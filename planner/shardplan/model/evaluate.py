@@ -36,6 +36,8 @@ NEVER = frozenset(
     }
 )
 """Operators that are not functions of their inputs' values, or whose values are no tensors."""
+SIZED_BY_VALUES = frozenset(("NonZero", "Compress", "Unique", "StringSplit"))
+"""Operators whose results have a shape that depends on the values of their inputs; small where these are."""
 
 
 def value_of(
@@ -171,6 +173,11 @@ def _expand(inputs: _Inputs, _attributes: Attributes, _opset: int) -> list[Array
     return [np.broadcast_to(data, np.broadcast_shapes(data.shape, tuple(_ints(inputs[1])))).copy()]
 
 
+def _non_zero(inputs: _Inputs, _attributes: Attributes, _opset: int) -> list[Array] | None:
+    data = np.asarray(inputs[0])
+    return [np.stack(np.nonzero(data)).astype(np.int64)] if data.ndim else None
+
+
 def _transpose(inputs: _Inputs, attributes: Attributes, _opset: int) -> list[Array]:
     return [np.transpose(np.asarray(inputs[0]), attributes.get("perm"))]
 
@@ -219,6 +226,7 @@ _TABLE: dict[str, Callable[..., list[Any] | None]] = {
     "ConstantOfShape": _constant_of_shape,
     "Range": _range,
     "Expand": _expand,
+    "NonZero": _non_zero,
     "Transpose": _transpose,
     "ReduceProd": _reduce(np.prod),
     "ReduceSum": _reduce(np.sum),

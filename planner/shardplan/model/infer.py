@@ -21,7 +21,7 @@ from shardplan.model.border_types import border_types
 from shardplan.model.branches import both_branches, spliced, taken_branch
 from shardplan.model.dims import Binding, flag
 from shardplan.model.draft import Draft, Node
-from shardplan.model.evaluate import LIMIT_ELEMENTS, NEVER, value_of
+from shardplan.model.evaluate import LIMIT_ELEMENTS, NEVER, SIZED_BY_VALUES, value_of
 from shardplan.model.limits import UNREADABLE, unplannable
 from shardplan.model.loops import unrolled
 from shardplan.model.node_types import UNKNOWN, NodeTyper, Outcome, Typed, show
@@ -253,11 +253,15 @@ class _Pass:
             self._read_constant(node.outputs[0], stored)
             return
         outputs = [self.out.typed[name] for name in node.outputs if name]
-        if any(not typed.is_static or typed.elements > LIMIT_ELEMENTS for typed in outputs):
+        by_values = node.op_type in SIZED_BY_VALUES and not node.domain
+        if any(typed.elements > LIMIT_ELEMENTS or not (typed.is_static or by_values) for typed in outputs):
             return
         inputs = [known[name] if name else None for name in node.inputs]
         values = value_of(node.proto, attributes_of(node.proto), inputs, self.draft.opsets[node.domain])
         for name, value in zip(node.outputs, values or (), strict=False):
+            if name and by_values:
+                found = Typed(self.out.typed[name].elem_type, value.shape)
+                self.out.typed[name] = self._with_stored(node, name, found)
             if name and value.shape == self.out.typed[name].shape:
                 known[name] = value
 

@@ -19,6 +19,8 @@ from shardplan.model.shapes import Shape, shapes_of
 _T = onnx.TensorProto
 _FLOATING = frozenset({_T.FLOAT, _T.DOUBLE, _T.FLOAT16, _T.BFLOAT16})
 _SHAPE_ERROR = "[ShapeInferenceError]"
+_MISREAD_DEFAULTS = {"STFT": "onesided"}
+"""Operator -> an attribute of which ONNX's shape function takes another default than the standard says."""
 
 Problem = Literal["", "incompatible-dims", "invalid-node"]
 
@@ -117,7 +119,7 @@ class NodeTyper:
         else:
             found = shape_inference.infer_node_outputs(
                 schema,
-                node.proto,
+                _explicit(node.proto, schema),
                 {name: _type_proto(entry) for name, entry in types.items()},
                 tensors,
                 opset_imports=self.opsets,
@@ -181,6 +183,17 @@ class NodeTyper:
             stored = self.draft.stored.get(name)
             types.append(Typed(stored.elem_type if stored and stored.elem_type else (floats or [first])[0], shape))
         return Outcome(tuple(types))
+
+
+def _explicit(node: onnx.NodeProto, schema: defs.OpSchema) -> onnx.NodeProto:
+    """The node with the default of the standard written out where ONNX's shape function takes another one."""
+    name = _MISREAD_DEFAULTS.get(node.op_type, "")
+    if name not in schema.attributes or any(entry.name == name for entry in node.attribute):
+        return node
+    made = onnx.NodeProto()
+    made.CopyFrom(node)
+    made.attribute.append(schema.attributes[name].default_value)
+    return made
 
 
 def is_optional_output(node: onnx.NodeProto, opset: int, place: int) -> bool:

@@ -10,6 +10,7 @@ import onnx
 from shardplan.errors import Diagnostic, error
 from shardplan.model.dims import flag, names_of
 from shardplan.model.draft import Draft, Node
+from shardplan.model.evaluate import SIZED_BY_VALUES
 from shardplan.model.infer import Inferred
 from shardplan.model.limits import Budget, beyond
 from shardplan.model.node_types import Typed, show
@@ -17,7 +18,6 @@ from shardplan.model.types import DTYPE_BITS
 
 _DTYPES: dict[int, str] = {number: name.lower() for name, number in onnx.TensorProto.DataType.items()}
 _MOST_ELEMENTS = 1 << 50
-_SIZED_BY_VALUES = frozenset(("NonZero", "Compress", "Unique", "StringSplit"))
 _SHAPE_TYPES = (onnx.TensorProto.INT64, onnx.TensorProto.INT32)
 
 
@@ -69,7 +69,7 @@ def _diagnostic(draft: Draft, inferred: Inferred, value: str, node: Node | None,
     unread = [name for name in _reads(node) if name not in inferred.known and _is_shape_data(draft, name)]
     if unread:
         detail = f"it depends on the data of '{unread[0]}', which is not in the file"
-    if node and node.reads and node.op_type in _SIZED_BY_VALUES:
+    if node and node.reads and node.op_type in SIZED_BY_VALUES:
         detail = f"the size depends on the values of '{node.reads[0]}'"
     text = f"the shape of {what} is {show(typed.shape)}"
     return error("unresolved-shape", text, detail=detail, hint=_hint(draft, value, node))
@@ -87,6 +87,6 @@ def _hint(draft: Draft, value: str, node: Node | None) -> str:
     names = dict.fromkeys(name for dim in dims if isinstance(dim, str) for name in names_of(dim))
     if names:
         return "give " + " ".join(flag(name, "N") for name in names)
-    if node.op_type in _SIZED_BY_VALUES:
+    if node.op_type in SIZED_BY_VALUES:
         return "write it with sizes that do not: torch.where or masks in place of indices (x[mask], nonzero, unique)"
     return "store the shape in the file (value_info), or export the model with static shapes"

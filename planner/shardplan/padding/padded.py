@@ -40,12 +40,18 @@ def padded(model: Model, sizes: Mapping[str, int]) -> Model:
     """`model` with the dims that `sizes` names, such as `input_ids[0]`, and all dims of the same class, padded to these
     sizes.
 
-    A parameter is named as in the checkpoint, with its dims in that order. Raises `ShardplanError`: `unknown-pad`,
-    `bad-pad` (a size below that of the dim, or twice as large), `cannot-pad` (its consequences are not clear).
+    A parameter is named as in the checkpoint, with its dims in that order. Where `model` is a padded one, it is padded
+    anew from the model as it is, in the order of names: the result depends on that model and on all sizes together, and
+    not on the order or the steps in which they were found. Raises `ShardplanError`: `unknown-pad`, `bad-pad` (a size
+    below that of the dim, or twice as large), `cannot-pad` (its consequences are not clear).
     """
-    for name, size in sizes.items():
-        model = _padded(model, name, size)
-    return model
+    found, known = model, dict(sizes)
+    if model.padding is not None:
+        found = model.padding.of
+        known = {name.removeprefix(PAD): size for name, size in model.dims.items() if name.startswith(PAD)} | known
+    for name, size in sorted(known.items()):
+        found = _padded(found, name, size)
+    return found
 
 
 def _padded(model: Model, name: str, size: int) -> Model:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardplan.model.types import Model
-from shardplan.program.shrink.classes import Classes, Node, Place, spread_equation
+from shardplan.program.shrink.classes import Classes, Node, Place, carried, spread_equation
 from shardplan.rules.equation import Dim
 from shardplan.rules.types import Rule
 
@@ -56,7 +56,16 @@ def real_positions(
     for node, (old, _) in grown.items():
         if node not in known or np.count_nonzero(known[node]) != old:
             raise UnclearError(node)
+    _check_carried(model, known)
     return known
+
+
+def _check_carried(model: Model, known: Mapping[Node, Real]) -> None:
+    """Raises `UnclearError` where an iteration of a loop ends with other positions than it begins with."""
+    for begins, ends in carried(model):
+        for dim in range(len(model.tensors[begins].shape)):
+            if not np.array_equal(known.get((begins, dim), ()), known.get((ends, dim), ())):
+                raise UnclearError((ends, dim))
 
 
 def _dims(model: Model, before: Sequence[Rule], after: Sequence[Rule]) -> Iterator[tuple[Place, Dim, int, Rule]]:

@@ -52,7 +52,7 @@ def describe_request(
         facts(
             ("model", model_line(model)),
             ("mode", _mode_line(options, chosen="mode" not in defaults)),
-            ("cluster", _cluster_line(cluster, defaults)),
+            ("cluster", _cluster_line(cluster, options.memory_limit_bytes, defaults)),
             *([] if options.cost_model.is_ours else [("prices", prices_line(options.cost_model))]),
             *(("pin" * (not number), line) for number, line in enumerate(pin_lines(model, options.constraints))),
         ),
@@ -91,7 +91,7 @@ def _mode_line(options: PlanOptions, *, chosen: bool) -> str:
     return ", ".join(parts)
 
 
-def _cluster_line(cluster: Cluster, defaults: Collection[str]) -> str:
+def _cluster_line(cluster: Cluster, limit_bytes: int | None, defaults: Collection[str]) -> str:
     name = f"{cluster.name} (the default)" if "cluster" in defaults else cluster.name
     axes = []
     for axis, level in zip(cluster.mesh.axes, cluster.axis_levels, strict=True):
@@ -99,7 +99,9 @@ def _cluster_line(cluster: Cluster, defaults: Collection[str]) -> str:
         shared = contention(cluster, level)
         axes.append(f"{axis.name}={axis.size} ({link.name}, {rate(link.link_bytes_per_s)}{shared and f', {shared}'})")
     of_profile = " of the profile" if "mesh" in defaults else ""
-    return f"{name}, mesh{of_profile} {' x '.join(axes)}, {size(cluster.device.usable_bytes)} usable per device"
+    usable = size(cluster.device.usable_bytes)
+    limit = usable if limit_bytes is None else f"{size(limit_bytes)} of {usable}"
+    return f"{name}, mesh{of_profile} {' x '.join(axes)}, {limit} usable per device"
 
 
 def contention(cluster: Cluster, level: int) -> str:

@@ -66,8 +66,8 @@ TEXTS, COUNTS = ListOf(Text()), ListOf(Integer())
 
 MODEL = Record("model", (
     Field("name", Text()),
-    Field("digest", Text(), "Digest of the model's structure: its nodes, shapes, types and attributes. Weights and "
-          "names do not count."),
+    Field("digest", Text(), "Digest of the model's structure: its nodes, shapes, types and attributes, and the names "
+          "of its values. Data of weights and the name of the file do not count."),
     Field("mode", Choice(("training", "inference")), diff="mode"),
     Field("dims", MapOf(Integer()), "The size that was given for each symbolic dim; `trip:NAME` is the trip count that "
           "was given for the loop NAME.", default=None),

@@ -13,38 +13,34 @@ import numpy as np
 from shardplan.model.attributes import integer
 from shardplan.model.types import CONTROL, Border, Operator
 from shardplan.program.reference.random import DRAWING
-from shardplan.program.types import Array, Compute, Instruction, flat
+from shardplan.program.types import Array
 
 _OVER_ITERATIONS = frozenset({Border.ENTER, Border.STACK})
 
 
 class LoopState:
-    """Which iteration every loop of a program is in. `now`: by name of the loop, from 0."""
+    """Which iteration every loop of a model is in. `now`: by name of the loop, from 0."""
 
-    def __init__(self, instructions: Sequence[Instruction]) -> None:
+    def __init__(self, operators: Sequence[Operator]) -> None:
         self.now: dict[str, int] = {}
-        computes = [entry for entry in flat(instructions) if isinstance(entry, Compute)]
-        borders = [compute for compute in computes if is_border(compute.site.operator)]
-        leaves = {_carry(c.site.operator): c for c in borders if c.site.operator.op_type == Border.LEAVE}
-        self._before: Mapping[str, Compute] = {
-            c.site.operator.name: leaves[_carry(c.site.operator)] if c.site.operator.op_type == Border.ENTER else c
-            for c in borders
-            if c.site.operator.op_type in _OVER_ITERATIONS
+        borders = [operator for operator in operators if is_border(operator)]
+        leaves = {_carry(one): one for one in borders if one.op_type == Border.LEAVE}
+        self._before: Mapping[str, Operator] = {
+            one.name: leaves[_carry(one)] if one.op_type == Border.ENTER else one
+            for one in borders
+            if one.op_type in _OVER_ITERATIONS
         }
 
-    def before(self, operator: Operator) -> Compute | None:
+    def before(self, operator: Operator) -> Operator | None:
         """The operator whose result of the previous iteration is the input; None in the first iteration."""
         return self._before.get(operator.name) if operator.loops and self.now[operator.loops[-1]] else None
 
-    def of_iteration(self, compute: Compute) -> Compute:
-        """The instruction in this iteration: a random operator in a loop has its own name, and so its own draw, in
-        each."""
-        operator = compute.site.operator
+    def of_iteration(self, operator: Operator) -> Operator:
+        """The operator in this iteration: a random one in a loop has its own name, and so its own draw, in each."""
         if not operator.loops or operator.kind not in {*DRAWING, "Dropout"}:
-            return compute
+            return operator
         numbers = ".".join(str(self.now[loop]) for loop in operator.loops)
-        named = replace(operator, name=f"{operator.name} in iteration {numbers}")
-        return replace(compute, site=replace(compute.site, operator=named))
+        return replace(operator, name=f"{operator.name} in iteration {numbers}")
 
     def is_complete(self, operator: Operator) -> bool:
         """Whether the result is what it will be: a stack grows until the last iteration."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
 import numpy as np
@@ -147,7 +147,9 @@ class Machine:
         self.whole = {name: widen(np.asarray(array)) for name, array in values.items()}
         self.held: dict[Value, list[Array]] = {}
         self.report = Report(program.mesh.size, rtol)
-        self.loops = LoopState(program.instructions)
+        computes = [entry for entry in flat(program.instructions) if isinstance(entry, Compute)]
+        self.loops = LoopState([compute.site.operator for compute in computes])
+        self.made = {compute.site.operator.name: compute.makes[0] for compute in computes if compute.makes}
         self.last_use = _last_uses(program.instructions)
         self.last_read = _last_reads(program)
 
@@ -212,8 +214,9 @@ class Machine:
             self.report.mispriced.append(f"{kind} of '{name}' moved {found}, the payload in the plan is {payload}")
 
     def _compute(self, compute: Compute) -> None:
-        compute = self.loops.of_iteration(compute)
-        operator = compute.site.operator
+        operator = self.loops.of_iteration(compute.site.operator)
+        if operator is not compute.site.operator:
+            compute = replace(compute, site=replace(compute.site, operator=operator))
         before = self.loops.before(operator)
         self._whole_results(operator, before)
         operands = [
@@ -234,23 +237,23 @@ class Machine:
                 if self.loops.is_complete(operator):
                     self._check(compute, value, self.held[value])
 
-    def _whole_results(self, operator: Operator, before: Compute | None) -> None:
+    def _whole_results(self, operator: Operator, before: Operator | None) -> None:
         """Run the operator on whole values."""
         whole = [self.whole[name] if name else None for name in operator.inputs]
         if is_border(operator):
-            last = self.whole[before.site.operator.outputs[0]] if before else None
+            last = self.whole[before.outputs[0]] if before else None
             expected = [self.loops.result(operator, whole, last)]
         else:
             expected = reference(operator, operator.attributes, whole)
         self.whole |= {name: array for name, array in zip(operator.outputs, expected, strict=True) if name}
 
     def _on_all_devices(
-        self, compute: Compute, operands: Sequence[list[Array | None]], before: Compute | None
+        self, compute: Compute, operands: Sequence[list[Array | None]], before: Operator | None
     ) -> list[list[Array]]:
         """The local results by rank; in lockstep from one collective to the next."""
         operator = compute.site.operator
         if is_border(operator):
-            made = before.makes[0] if before else None
+            made = self.made[before.name] if before else None
             last = [None] * len(operands) if made is None else self.held[made]
             return [[self.loops.result(operator, held, one)] for held, one in zip(operands, last, strict=True)]
         return run_operator(compute.site, compute.local, operands, self.report.inner_bytes)

@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import helper
 
-from shardplan.model.attributes import integer, number
+from shardplan.model.attributes import integer, integers, number
 from shardplan.model.types import AttributeValue, Operator
+from shardplan.program.reference.convolutions import conv_transpose
 
 Array = NDArray[Any]
 Definition = Callable[[Operator, Mapping[str, AttributeValue], Sequence[Array | None]], list[Array]]
@@ -44,6 +45,23 @@ def log_softmax(
     axes = (axis,) if operator.version >= 13 else tuple(range(axis, data.ndim))
     shifted = data - data.max(axis=axes, keepdims=True)
     return [shifted - np.log(np.exp(shifted).sum(axis=axes, keepdims=True))]
+
+
+def log_sum_exp(
+    operator: Operator, attributes: Mapping[str, AttributeValue], operands: Sequence[Array | None]
+) -> list[Array]:
+    """`ReduceLogSumExp` of any version: minus infinity of nothing else (the evaluator's is not a number)."""
+    del operator
+    data, listed = [*operands, None][:2]
+    assert data is not None
+    axes = integers(attributes, "axes") if listed is None else tuple(int(axis) for axis in listed.reshape(-1))
+    if not axes and attributes.get("noop_with_empty_axes", 0):
+        return [data]
+    dims, keepdims = axes or None, bool(attributes.get("keepdims", 1))
+    top = data.max(axis=dims, keepdims=True, initial=-math.inf)
+    top = np.where(np.isfinite(top), top, 0.0)
+    made = np.log(np.exp(data - top).sum(axis=dims, keepdims=True)) + top
+    return [made if keepdims else np.squeeze(made, dims)]
 
 
 def batch_norm(
@@ -132,12 +150,34 @@ def gather_elements(
     return [np.take_along_axis(data[within], index, axis)]
 
 
+def pad(operator: Operator, attributes: Mapping[str, AttributeValue], operands: Sequence[Array | None]) -> list[Array]:
+    """`Pad` of any version: a negative pad cuts entries away (the evaluator fails on it)."""
+    del operator
+    data, given, value, axes = [*operands, None, None, None][:4]
+    assert data is not None
+    listed = integers(attributes, "pads", integers(attributes, "paddings")) if given is None else given.tolist()
+    dims = list(range(data.ndim)) if axes is None else [int(axis) % data.ndim for axis in axes.reshape(-1)]
+    before, after = np.zeros((2, data.ndim), np.int64)
+    before[dims], after[dims] = np.reshape(listed, (2, -1))
+    ends = np.maximum(0, np.array(data.shape) + np.minimum(0, after))
+    cut = data[tuple(map(slice, np.maximum(0, -before), ends))]
+    around = np.maximum(0, np.stack([before, after], axis=1))
+    mode: Any = attributes.get("mode", "constant")
+    if mode != "constant":
+        return [np.pad(cut, around, mode=mode)]
+    filler = number(attributes, "value", 0.0) if value is None else value.reshape(-1)[0]
+    return [np.pad(cut, around, constant_values=filler)]
+
+
 DEFINITIONS: Mapping[str, Definition] = {
     "LRN": lrn,
     "LogSoftmax": log_softmax,
+    "ReduceLogSumExp": log_sum_exp,
     "BitCast": bit_cast,
     "BatchNormalization": batch_norm,
     "GroupNormalization": group_norm,
     "GlobalLpPool": global_norm,
     "GatherElements": gather_elements,
+    "Pad": pad,
+    "ConvTranspose": conv_transpose,
 }

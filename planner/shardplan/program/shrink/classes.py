@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from shardplan.model.types import Model, Operator
+from shardplan.model.types import CONTROL, Border, Model, Operator
 from shardplan.rules.equation import Dim, Equation, parse, spread
 from shardplan.rules.types import Rule
 
@@ -53,9 +53,21 @@ def relate(model: Model, rules: Sequence[Rule]) -> Classes:
                 classes.fixed.add(place)
             else:
                 _relate_dim(classes, model, rule, number, operator, place, dim)
+    for begins, ends in carried(model):
+        for number in range(len(model.tensors[begins].shape)):
+            classes.join((begins, number), (ends, number))
     classes.fixed = {classes.find(node) for node in classes.fixed}
     classes.bound = {classes.find(node) for node in classes.bound}
     return classes
+
+
+def carried(model: Model) -> Iterator[tuple[str, str]]:
+    """Of each value that a loop carries, what an iteration begins with and what it ends with: the next begins so."""
+    borders = [operator for operator in model.operators if operator.domain == CONTROL]
+    ends = {(one.loops, one.attributes["carry"]): one.inputs[0] for one in borders if one.op_type == Border.LEAVE}
+    for one in borders:
+        if one.op_type == Border.ENTER:
+            yield one.outputs[0], ends[one.loops, one.attributes["carry"]]
 
 
 def alike_in_copies(model: Model, classes: Classes) -> Classes:
