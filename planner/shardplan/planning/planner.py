@@ -370,8 +370,9 @@ class Planner:
             return found
         own = replace(search, restricted=True)
         with contextlib.suppress(NoPlanError):
-            same = self._answered(transferred(own, kept, 0.0, kept.decided), own)
-            found = found.better([same.candidate], self.limit_bytes)
+            as_kept = self._answered(transferred(own, kept, 0.0, kept.decided), own)
+            found = found.better([as_kept.candidate], self.limit_bytes)
+        with contextlib.suppress(NoPlanError):
             split = self._answered(shortest(own), own, kept.decided.as_split)
             found = found.better([split.candidate], self.limit_bytes)
         return found
