@@ -70,7 +70,7 @@ def derived(plan: Plan, file: str, model: Model) -> Plan:
 
 def _on_one_mesh(plan: Plan, model: Model, cluster: Cluster, options: PlanOptions) -> Plan:
     _refuse(_other_names((one.name for one in plan.operators), (one.name for one in model.operators), "operators"))
-    instance = instance_of(model, cluster, options, _unheard, complete=True, decided=plan)
+    instance = instance_of(model, cluster, options, _unheard, every_choice=True, decided=plan)
     built, memory = CostGraphs(instance).asked()
     _refuse(_other_names((one.name for one in plan.tensors), built.flow.planned, "tensors"))
     _refuse(_no_multipliers(plan.summary.multipliers, objective_of(built).sizes))
