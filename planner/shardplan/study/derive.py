@@ -21,8 +21,8 @@ from shardplan.graph.problem import node_order, objective_of
 from shardplan.layout.mesh import Mesh
 from shardplan.model.types import Model
 from shardplan.pipeline.cut_choices import Cut
-from shardplan.pipeline.cut_points import Chain, begins, chain_at, chain_of, part_of
-from shardplan.pipeline.plan import PipelineRequest, plan_of, stage_name
+from shardplan.pipeline.cut_points import Chain, begins, chain_at, chain_of, part_of, stage_name
+from shardplan.pipeline.plan import PipelineRequest, plan_of
 from shardplan.pipeline.result import result_of_plans
 from shardplan.pipeline.schedule import parse_schedule
 from shardplan.pipeline.stage_inputs import constraints_on, limit_bytes
