@@ -14,7 +14,7 @@ from shardplan.constraints.parse import parse_pin
 from shardplan.model.read import read_model
 from shardplan.models import described
 from shardplan.planning import Planner, PlanOptions, candidates, plan_model, planner
-from shardplan.planning.recipes import RECIPES
+from shardplan.planning.recipes import RECIPES, recipes_for
 from shardplan.planning.search import NoPlanError
 from shardplan.solve import Solution, solve
 
@@ -107,6 +107,20 @@ def test_with_state_apart_the_splits_without_it_are_searched_even_if_that_plan_i
     monkeypatch.setattr(planner, "IMPROVED_GAP", -1.0)
     plan_model(described(SMALL), make_cluster(load_profile("generic"), "2x2"), PlanOptions(shard_optimizer=True))
     assert restricted == [False, False, True]
+
+
+def test_with_state_apart_zero_1_is_a_candidate_as_it_is_a_row_of_compare(monkeypatch):
+    asked, restricted = [], candidates._restricted
+
+    def recorded(search, found, restriction, *given, **named):
+        asked.append(restriction)
+        return restricted(search, found, restriction, *given, **named)
+
+    monkeypatch.setattr(candidates, "_restricted", recorded)
+    monkeypatch.setattr(candidates, "IMPROVED_GAP", -1.0)
+    options = PlanOptions(shard_optimizer=True)
+    plan_model(described(SMALL), make_cluster(load_profile("generic"), "2x2"), options)
+    assert set(recipes_for(options).values()) <= set(asked)
 
 
 @pytest.mark.parametrize("seed", range(10))
