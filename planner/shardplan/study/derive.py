@@ -98,8 +98,8 @@ def _proof(plan: Plan) -> Proof:
 
 
 def _no_multipliers(found: Sequence[Sequence[float]], sizes: Sequence[int]) -> Iterator[str]:
-    """Checks that the multipliers of every phase are weights: non-negative, with a sum of at most 1 (the base has the
-    rest)."""
+    """Checks that every phase has one multiplier for each of its sums, or none, and that they are at most 1 together
+    (the base has the rest); that none is negative is checked where a plan is read."""
     if len(found) != len(sizes) or any(row and len(row) != size for row, size in zip(found, sizes, strict=True)):
         wanted = ", ".join(str(size) for size in sizes)
         yield f"details.multipliers has {', '.join(str(len(row)) for row in found)} numbers by phase, not {wanted}"
