@@ -43,6 +43,17 @@ def test_the_model_that_the_readme_plans_is_in_the_checkout():
     assert (ROOT / model[1]).is_file()
 
 
+def test_every_package_but_the_adapters_is_kept_from_frameworks():
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    (contract,) = [
+        one for one in settings["tool"]["importlinter"]["contracts"] if one.get("forbidden_modules", [""])[0] == "flax"
+    ]
+    folder = ROOT / "planner" / "shardplan"
+    packages = {path.parent.name for path in folder.glob("*/__init__.py")} - {"torch", "jax"}
+    modules = {path.stem for path in folder.glob("*.py")} - {"__init__", "__main__"}
+    assert contract["source_modules"] == sorted(f"shardplan.{name}" for name in packages | modules)
+
+
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_links_between_documents_lead_somewhere(document: Path):
     links = re.findall(r"\]\((?!https?://|#)([^)#\s]+)", document.read_text(encoding="utf-8"))

@@ -82,7 +82,7 @@ def cost_graph(
     say = on_warning or _warn
     for diagnostic in (*instance.model.warnings, *instance.cluster.warnings):
         say(diagnostic)
-    planner = Planner(instance.model, instance.cluster, instance.options, on_warning=say, complete=True)
+    planner = Planner(instance.model, instance.cluster, instance.options, on_warning=say, every_choice=True)
     built, memory = planner.built_serial()
     return as_networkx(built, memory)
 

@@ -112,6 +112,12 @@ def did_you_mean(name: str, allowed: Iterable[str]) -> str:
     return f"did you mean '{near[0]}'?" if near else ""
 
 
+def reason_of(problem: OSError) -> str:
+    """Why a file could not be read or written, as part of a sentence: `no such file or directory`."""
+    text = problem.strerror or str(problem)
+    return text[:1].lower() + text[1:]
+
+
 def checks_itself() -> bool:
     """Whether defects that an answer survives are raised, as in tests: `SHARDPLAN_CHECK_PRICES` is set."""
     return bool(os.environ.get("SHARDPLAN_CHECK_PRICES"))

@@ -13,11 +13,17 @@ from jsonschema import Draft202012Validator
 from rich.console import Console
 from small_models import proto_of
 
+from shardplan.cluster.mesh import make_cluster
+from shardplan.cluster.profile import load_profile
+from shardplan.model.read import read_model
 from shardplan.plan.file import read_plan, write_plan
+from shardplan.planning import Planner, PlanOptions, plan_model
+from shardplan.planning.recipes import zero_3
 from shardplan.render.explain import show_explanation
 from shardplan.study.alternatives import Alternative
-from shardplan.study.explain import described
+from shardplan.study.explain import described, explain
 from shardplan.study.named_decisions import NamedDecisions
+from shardplan.units import duration
 
 SCHEMA = json.loads((files("shardplan.render") / "documents.schema.json").read_text(encoding="utf-8"))
 CHOSEN = Alternative("S(1)@gpu", chosen=True, cost_ns=0, memory_bytes=0)
@@ -108,8 +114,21 @@ def test_no_alternative_costs_less_than_the_choice(shardplan, solved):
     assert chosen["chosen"]
     assert chosen["cost_us_delta"] == 0
     assert others
-    assert all(one["cost_us_delta"] >= 0 for one in others if one["possible"])
+    costs = [one["cost_us_delta"] for one in others if one["possible"]]
+    assert 0 <= min(costs) < max(costs)
     assert len({one["choice"] for one in result["alternatives"]}) == len(result["alternatives"])
+
+
+def test_a_better_alternative_has_a_minus(mlp):
+    """In the layouts of a recipe that is not the best."""
+    model, cluster = read_model(mlp, {"batch": 64}), make_cluster(load_profile("generic"), "2x2")
+    plan = Planner(model, cluster, PlanOptions(effort="quick")).plan(zero_3)
+    found = explain(plan, "p.json", model, "up.weight")
+    best, step_ns = found.alternatives[1], plan_model(model, cluster, PlanOptions()).summary.step_ns
+    assert step_ns <= plan.summary.step_ns + best.cost_ns < plan.summary.step_ns
+    written = io.StringIO()
+    show_explanation(Console(file=written, width=80), plan, found)
+    assert f"{best.choice}                       −{duration(-best.cost_ns)}" in written.getvalue()
 
 
 def test_solving_with_the_choice_pinned_costs_no_more(shardplan, solved):

@@ -9,6 +9,7 @@ import random
 
 import numpy as np
 import pytest
+from mesh_values import shard
 from onnx import TensorProto, checker, helper, numpy_helper
 
 from shardplan.export.onnx.protos import info_proto, node_proto
@@ -20,7 +21,7 @@ from shardplan.layout.mesh import Mesh
 from shardplan.layout.placement import P, R, S
 from shardplan.layout.table import transition_table
 from shardplan.model.types import Tensor
-from shardplan.program.collectives import shard, unshard
+from shardplan.program.collectives import unshard
 from shardplan.program.moves import emit_steps
 from shardplan.program.nodes import COORDINATES, DOMAIN, Graph
 

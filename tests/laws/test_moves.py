@@ -13,16 +13,17 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from mesh_values import shard
 from move_pairs import LARGE, SMALL, Moves
 
 from shardplan.layout.collective import FREE
 from shardplan.layout.layout import Layout
 from shardplan.layout.legal import is_legal, legal_for
-from shardplan.layout.lower import backward, by_bytes, lower, wire_share
+from shardplan.layout.lower import by_bytes, lower, wire_share
 from shardplan.layout.mesh import Mesh
 from shardplan.layout.placement import RP, P, R, S
 from shardplan.layout.table import transition_table
-from shardplan.program.collectives import run, shard, unshard
+from shardplan.program.collectives import run, unshard
 
 FLAT = [(2, 2), (2, 3), (4,), (3,)]
 DEEP = [(2, 2, 2)]
@@ -97,7 +98,7 @@ def test_sampled_collectives_on_uneven_meshes(sizes):
 
 def assert_pairs(mesh, array, pairs, **options):
     """Lowered sequences, carried out, give their targets."""
-    price = by_bytes(mesh, array.nbytes)
+    price = by_bytes(mesh)
     for source, target in pairs:
         steps = lower(mesh, source, target, price, **options)
         assert (steps == ()) == (source == target)
@@ -205,10 +206,10 @@ def paired(value, gradient, layout, mesh):
 
 
 def assert_transpose(mesh, source, target, array, covector):
-    price = by_bytes(mesh, array.nbytes)
+    price = by_bytes(mesh)
     value, gradient = shard(array, source, mesh, 1), shard(covector, target.gradient, mesh, 2)
     moved = run_sequence(value, source.forward, lower(mesh, source, target, price), mesh)
-    back = run_sequence(gradient, target.gradient, backward(mesh, source, target, price), mesh)
+    back = run_sequence(gradient, target.gradient, lower(mesh, target.gradient, source.gradient, price), mesh)
     assert_holds(back, source.gradient, mesh, covector)
     assert paired(moved, gradient, target, mesh) == paired(value, back, source, mesh), (source, target)
 
@@ -234,7 +235,8 @@ def test_backward_is_the_transpose_on_three_axes(data):
 def test_equal_layouts_cost_nothing():
     for layout in duals(3):
         mesh = mesh_of((2, 3, 2))
-        assert lower(mesh, layout, layout, by_bytes(mesh)) == backward(mesh, layout, layout, by_bytes(mesh)) == ()
+        for half in (layout, layout.gradient):
+            assert lower(mesh, half, half, by_bytes(mesh)) == ()
 
 
 def prices_of_three(table, price):

@@ -1,7 +1,9 @@
 """Laws of what is asked: more freedom, more memory and more work never make a plan slower."""
 
 import functools
+import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from random_problems import problem_of_maxima, random_problem
@@ -11,15 +13,17 @@ from shardplan.cluster.profile import load_profile
 from shardplan.constraints.parse import parse_pin
 from shardplan.model.read import read_model
 from shardplan.models import described
-from shardplan.planning import Planner, PlanOptions, plan_model
-from shardplan.planning.recipes import RECIPES
-from shardplan.solve import solve
+from shardplan.planning import Planner, PlanOptions, candidates, plan_model, planner
+from shardplan.planning.recipes import RECIPES, recipes_for
+from shardplan.planning.search import NoPlanError
+from shardplan.solve import Solution, solve
 
 MODELS = {
     "wide": "transformer:hidden=512,layers=2,heads=8,ffn=2048,vocab=4096,batch=8,seq=64",
     "long": "transformer:hidden=128,layers=1,heads=4,ffn=512,vocab=512,batch=4,seq=512",
 }
 CLUSTER = make_cluster(load_profile("generic"), "2x4")
+SMALL = "transformer:hidden=64,layers=1,heads=2,ffn=128,vocab=128,batch=8,seq=32"
 SHARES = (1.0, 0.6)
 GPT2 = Path(__file__).parents[1] / "models" / "gpt2_small.onnx"
 
@@ -49,9 +53,9 @@ def step_ns(model, **options):
 
 
 def test_a_plan_is_never_slower_than_a_recipe(model, best):
-    planner = Planner(model, CLUSTER, PlanOptions(), reasons=False)
+    asked = Planner(model, CLUSTER, PlanOptions(), reasons=False)
     for recipe in RECIPES.values():
-        assert best.summary.step_ns <= planner.plan(recipe).summary.step_ns
+        assert best.summary.step_ns <= asked.plan(recipe).summary.step_ns
 
 
 def test_no_limit_on_memory_never_makes_a_plan_slower_where_gathers_are_exposed():
@@ -86,6 +90,37 @@ def test_a_further_constraint_never_makes_a_plan_faster(model, best):
 
 def test_state_apart_from_its_weights_never_makes_a_plan_slower(best, model):
     assert step_ns(model, shard_optimizer=True) <= best.summary.step_ns
+
+
+def test_with_state_apart_the_splits_without_it_are_searched_even_if_that_plan_itself_is_invalid(monkeypatch):
+    restricted = []
+
+    def shortest(search, *given):
+        restricted.append(search.restricted)
+        return candidates.shortest(search, *given)
+
+    def invalid(*given):
+        raise NoPlanError(SimpleNamespace(solution=Solution("infeasible", None, math.inf, math.inf)))
+
+    monkeypatch.setattr(planner, "shortest", shortest)
+    monkeypatch.setattr(planner, "transferred", invalid)
+    monkeypatch.setattr(planner, "IMPROVED_GAP", -1.0)
+    plan_model(described(SMALL), make_cluster(load_profile("generic"), "2x2"), PlanOptions(shard_optimizer=True))
+    assert restricted == [False, False, True]
+
+
+def test_with_state_apart_zero_1_is_a_candidate_as_it_is_a_row_of_compare(monkeypatch):
+    asked, restricted = [], candidates._restricted
+
+    def recorded(search, found, restriction, *given, **named):
+        asked.append(restriction)
+        return restricted(search, found, restriction, *given, **named)
+
+    monkeypatch.setattr(candidates, "_restricted", recorded)
+    monkeypatch.setattr(candidates, "IMPROVED_GAP", -1.0)
+    options = PlanOptions(shard_optimizer=True)
+    plan_model(described(SMALL), make_cluster(load_profile("generic"), "2x2"), options)
+    assert set(recipes_for(options).values()) <= set(asked)
 
 
 @pytest.mark.parametrize("seed", range(10))

@@ -154,8 +154,11 @@ def test_alternatives_recompute_what_the_plan_does(model, tight):
     weight = next(p.name for p in model.parameters if p.name.endswith("h.1.mlp.c_fc.weight"))
     chosen, *others = explain(tight, "a.json", model, weight).alternatives
     assert chosen.chosen
-    assert others
-    assert all(other.cost_ns >= 0 for other in others if other.cost_ns is not None)
+    possible, summary = [other for other in others if other.cost_ns is not None], tight.summary
+    assert possible
+    assert all(summary.step_ns + other.cost_ns >= summary.step_bound_ns for other in possible)
+    # Only recomputation keeps the limit.
+    assert all(summary.memory.total + other.memory_bytes <= summary.memory_limit_bytes for other in possible)
 
 
 def test_shares_tell_the_second_runs_apart(tight):

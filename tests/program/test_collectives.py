@@ -4,12 +4,13 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+from mesh_values import shard
 
 from shardplan.layout.collective import Collective
 from shardplan.layout.layout import Layout
 from shardplan.layout.mesh import Mesh
 from shardplan.layout.placement import RP, P, R, S
-from shardplan.program.collectives import global_shape, run, shard, unshard
+from shardplan.program.collectives import global_shape, run, unshard
 
 MESH = Mesh.of(machine=2, gpu=2)
 ARRAY = np.arange(16, dtype=np.float64).reshape(4, 4)

@@ -12,6 +12,7 @@ import pytest
 from example_plans import MESH, example_plan
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from mesh_values import shard as numpy_shards
 
 import shardplan
 from shardplan.errors import ShardplanError
@@ -22,7 +23,6 @@ from shardplan.layout.placement import RP, R, S
 from shardplan.plan.file import read_plan
 from shardplan.plan.orientation import checkpoint_layout, checkpoint_shape
 from shardplan.plan.types import TensorDecision
-from shardplan.program.collectives import shard as numpy_shards
 from shardplan.runtime.arrays import assemble, cut
 from shardplan.runtime.lookup import coordinates_of
 from shardplan.runtime.shards import Piece, Shard, replica_of, runs_of, shard_of

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 from small_models import small_model
 
+from shardplan.cluster.build import profile_from_resolved
 from shardplan.cluster.mesh import make_cluster
 from shardplan.cluster.profile import load_profile
 from shardplan.constraints.parse import parse_pin
@@ -31,6 +32,10 @@ PROFILE = load_profile("generic")
 SCHEMA = json.loads((files("shardplan.render") / "documents.schema.json").read_text(encoding="utf-8"))
 
 
+def meshes_over(devices, profile=PROFILE):
+    return logical_meshes(profile_from_resolved(make_cluster(profile, devices).resolved))
+
+
 @given(st.integers(2, 64))
 def test_every_ordered_factorisation_once(size):
     found = list(ordered_factorisations(size))
@@ -46,7 +51,7 @@ def test_factorisations_of_eight():
 
 def test_the_meshes_of_4x8_keep_their_links():
     profile = load_profile("h100-dgx")
-    names = logical_meshes(profile, "4x8")
+    names = meshes_over("4x8", profile)
     assert len(names) == len(set(names)) == 8
     assert names[0] == "machine=4,gpu=8"
     assert names[-1] == "machine0=2,machine1=2,gpu0=2,gpu1=2,gpu2=2"
@@ -63,7 +68,7 @@ def model(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def trials(model):
-    return try_meshes(model, PROFILE, OPTIONS, logical_meshes(PROFILE, "2x4"))
+    return try_meshes(model, PROFILE, OPTIONS, meshes_over("2x4"))
 
 
 def test_each_plan_is_that_of_a_solve_on_its_mesh(model, trials):
@@ -76,14 +81,14 @@ def test_each_plan_is_that_of_a_solve_on_its_mesh(model, trials):
 
 def test_two_processes_find_the_same(model, trials):
     heard = []
-    meshes = logical_meshes(PROFILE, "2x4")
+    meshes = meshes_over("2x4")
     assert try_meshes(model, PROFILE, OPTIONS, meshes, processes=2, on_done=heard.append) == trials
     assert sorted(trial.text for trial in heard) == sorted(meshes)
 
 
 def test_too_many_axes_are_bounded_not_solved(model, monkeypatch):
     monkeypatch.setattr("shardplan.study.meshes.MOST_AXES", 2)
-    *_, deep = try_meshes(model, PROFILE, OPTIONS, logical_meshes(PROFILE, "2x4"))
+    *_, deep = try_meshes(model, PROFILE, OPTIONS, meshes_over("2x4"))
     assert (deep.text, deep.plan) == ("machine=2,gpu0=2,gpu1=2", None)
     assert deep.reason == "not solved: more than 2 axes"
     assert 0 < deep.bound_ns <= plan_model(model, make_cluster(PROFILE, deep.text), OPTIONS).summary.step_ns
@@ -98,14 +103,14 @@ def test_a_time_limit_is_that_of_all_meshes_together(model, monkeypatch):
 
     monkeypatch.setattr(meshes, "plan_model", noted)
     limited = PlanOptions(effort="quick", time_limit=8.0)
-    assert len(try_meshes(model, PROFILE, limited, logical_meshes(PROFILE, "2x4"))) == 2
+    assert len(try_meshes(model, PROFILE, limited, meshes_over("2x4"))) == 2
     assert given[0] <= 4.0
     assert given[1] <= 8.0
 
 
 def test_constraints_that_name_an_axis_leave_the_meshes_that_have_it(model):
     options = PlanOptions(effort="quick", constraints=(parse_pin("w1=[gpu0, null]"),))
-    trials = try_meshes(model, PROFILE, options, logical_meshes(PROFILE, "2x4"))
+    trials = try_meshes(model, PROFILE, options, meshes_over("2x4"))
     assert [trial.plan is None for trial in trials] == [True, False]
     assert "no axis" in trials[0].reason
 
@@ -142,9 +147,9 @@ def test_limits_of_a_runtime_are_told_of_the_mesh_that_was_chosen(monkeypatch):
     assert limits.slower > 0.2
 
 
-def test_devices_are_given_whole():
+def test_devices_are_given_whole(model):
     with pytest.raises(ShardplanError) as problem:
-        logical_meshes(load_profile("h100-dgx"), "4x2x4")
+        solve(read(Request(model, "auto", cluster="h100-dgx", devices="4x2x4")))
     assert str(problem.value) == (
         "error[bad-devices]: --devices '4x2x4' cuts one kind of link in several axes\n"
         "hint: give one size per kind of link, such as 4x8"
@@ -195,7 +200,7 @@ def test_for_a_runtime_what_one_mesh_says_is_searched_once(monkeypatch):
     monkeypatch.setattr(RuntimePlans, "among_all", counted)
     model = build(TransformerSpec(layers=1, hidden=64, heads=4, vocab=256, seq=32, batch=8, style="gpt"))
     options = PlanOptions(target="megatron", effort="quick")
-    trials = try_meshes(model, PROFILE, options, logical_meshes(PROFILE, "1x4"), processes=2)
+    trials = try_meshes(model, PROFILE, options, meshes_over("1x4"), processes=2)
     assert len(searched) == len(set(searched))
     best = best_of(trials)
     for trial in trials:

@@ -1,14 +1,18 @@
 """Memory of runs: what is held once is counted once, as a sum by hand says."""
 
+from dataclasses import fields
+
 import pytest
 
 import shardplan
 from shardplan.cluster.mesh import make_cluster
 from shardplan.cluster.profile import load_profile
 from shardplan.errors import ShardplanError
+from shardplan.graph.memory import CATEGORIES
 from shardplan.graph.options import PlanOptions
 from shardplan.graph.precision import check_peak
 from shardplan.models import TransformerSpec, build
+from shardplan.plan.types import Memory
 from shardplan.planning import Planner
 from shardplan.study.run_memory import DecidedGraph
 
@@ -97,3 +101,7 @@ def test_a_run_holds_no_more_than_a_plan_is_charged(asked):
     held = DecidedGraph(chosen.priced.built, chosen.memory, chosen.priced.choice).peak()
     assert held.total < chosen.plan.summary.memory.total
     assert held.parameters == chosen.plan.summary.memory.parameters
+
+
+def test_rows_of_what_is_held_are_in_the_order_of_the_memory_that_they_become():
+    assert tuple(field.name for field in fields(Memory)) == CATEGORIES

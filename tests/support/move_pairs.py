@@ -7,6 +7,7 @@ from functools import cache
 
 import numpy as np
 from forced_plans import cluster_of
+from mesh_values import shard
 
 from shardplan.cost.collectives import CollectiveModel
 from shardplan.cost.moves import move_space
@@ -15,7 +16,7 @@ from shardplan.layout.layout import Layout
 from shardplan.layout.lower import Step, lower, wire_share
 from shardplan.layout.placement import P, S
 from shardplan.layout.table import transition_table
-from shardplan.program.collectives import run, shard, unshard
+from shardplan.program.collectives import run, unshard
 
 MESHES = ("2x2", "2x3", "2x2x2")
 SMALL, LARGE = 1 << 10, 1 << 28

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 import numpy as np
+from mesh_values import shard
 from node_cases import NodeCase
 from node_reference import widen
 
@@ -14,7 +15,7 @@ from shardplan.layout.layout import Layout
 from shardplan.layout.legal import is_legal
 from shardplan.layout.mesh import Mesh
 from shardplan.layout.placement import R
-from shardplan.program.collectives import shard, unshard
+from shardplan.program.collectives import unshard
 from shardplan.program.localise import localise
 from shardplan.program.lower import dtypes_around
 from shardplan.program.machine.interpreter import run_operator

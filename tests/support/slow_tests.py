@@ -42,7 +42,7 @@ SLOW: Mapping[str, tuple[str, ...]] = {
         "test_a_published_run_is_as_far_off_as_the_docs_say[7b 8 h100-80",
         "test_a_published_run_is_as_far_off_as_the_docs_say[gpt-oss-20b mi355x",
     ),
-    "tests/graph/test_choices.py": ("test_a_complete_graph_loses_nothing_at_any_multipliers[4x2]",),
+    "tests/graph/test_choices.py": ("test_dropping_strategies_loses_nothing_at_any_multipliers[4x2]",),
     "tests/graph/test_options.py": (
         "test_a_tighter_limit_is_kept_and_costs_a_little_time",
         "test_optimizers_differ_in_state[adam-fp32]",

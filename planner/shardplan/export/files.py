@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from shardplan.errors import Diagnostic, ShardplanError, error
+from shardplan.errors import Diagnostic, ShardplanError, error, reason_of
 from shardplan.text_files import is_there
 from shardplan.whole_files import settle, write_whole
 
@@ -28,7 +28,7 @@ def write_file(data: bytes, output: str | Path) -> bool:
             raise ShardplanError(_unwritable(output, "it is not a regular file"))
         return write_whole(target, data)
     except OSError as problem:
-        raise ShardplanError(_unwritable(output, _reason(problem))) from None
+        raise ShardplanError(_unwritable(output, reason_of(problem))) from None
 
 
 @contextlib.contextmanager
@@ -44,7 +44,7 @@ def folder_in_place(output: str | Path, mark: str) -> Iterator[Path]:
         target.parent.mkdir(parents=True, exist_ok=True)
         beside = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent))
     except OSError as problem:
-        raise ShardplanError(_unwritable(output, _reason(problem))) from None
+        raise ShardplanError(_unwritable(output, reason_of(problem))) from None
     old = beside.with_name(f"{beside.name}.old")
     try:
         made = beside / target.name
@@ -60,7 +60,7 @@ def folder_in_place(output: str | Path, mark: str) -> Iterator[Path]:
         if old.exists() and not target.exists():
             old.replace(target)
         if isinstance(problem, OSError):
-            raise ShardplanError(_unwritable(output, _reason(problem))) from None
+            raise ShardplanError(_unwritable(output, reason_of(problem))) from None
         raise
     finally:
         shutil.rmtree(beside, ignore_errors=True)
@@ -86,8 +86,3 @@ def _check_folder(output: str | Path, target: Path, mark: str) -> None:
 
 def _unwritable(output: str | Path, reason: str, hint: str = "") -> Diagnostic:
     return error("unwritable-output", f"cannot write the export: {reason}", file=str(output), hint=hint)
-
-
-def _reason(problem: OSError) -> str:
-    text = problem.strerror or str(problem)
-    return text[:1].lower() + text[1:]

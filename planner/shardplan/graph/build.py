@@ -175,7 +175,6 @@ def build_cost_graph(
     *,
     pricing: Pricing | None = None,
     constraints: ResolvedConstraints | None = None,
-    complete: bool = True,
     remat: Recompute | None = None,
     near: Offer | None = None,
     deadline: Deadline = NEVER,
@@ -183,10 +182,8 @@ def build_cost_graph(
     """The cost graph of `model`, whose operator i has rule `rules[i]`, on `cluster`.
 
     `pricing`: the cost model, by default ours; passing the same object again shares its prices. `constraints`: shards
-    that must be among the choices because a constraint names them. `complete`: keep every strategy that is best at some
-    multipliers of the objective's sums; otherwise only those that are best for the sum of all times. `remat`: what is
-    recomputed, by default what `options.remat` says. `near`: the only layouts to offer. Raises `GivenUpError` at the
-    deadline.
+    that must be among the choices because a constraint names them. `remat`: what is recomputed, by default what
+    `options.remat` says. `near`: the only layouts to offer. Raises `GivenUpError` at the deadline.
     """
     constraints = constraints or ResolvedConstraints()
     flow = trace(model, rules, training=options.training)
@@ -200,7 +197,6 @@ def build_cost_graph(
     served = {name: spaces.of(kind) for name, kind in kinds.served.items()}
     updated = {name: spaces.of(kind) for name, kind in kinds.updated.items()}
     pricer = OperatorPricer(cluster, pricing, options)
-    asked = {one.operator for one in constraints.operators}
     narrow = narrowed(model, rules, options.precision)
     operators = [
         pricer.space(
@@ -212,7 +208,6 @@ def build_cost_graph(
             cast=Cast(PRECISIONS[options.precision].cast_bytes, narrow[index]) if index in narrow else None,
             forwards=remat.forwards(index),
             iterations=model.iterations(operator.loops),
-            complete=complete or index in asked,
         )
         for index, (operator, rule) in enumerate(deadline.over(zip(model.operators, rules, strict=True)))
     ]

@@ -17,7 +17,7 @@ from shardplan.graph.experts import RANK_OF_EXPERTS
 from shardplan.graph.options import PlanOptions
 from shardplan.graph.precision import Cast
 from shardplan.graph.pricing import Pricing
-from shardplan.graph.strategies import StrategySpace, cheapest_of_equals, dominated
+from shardplan.graph.strategies import StrategySpace, best_of_equals
 from shardplan.graph.tensors import TensorSpace
 from shardplan.rules.types import Rule
 from shardplan.schedule.terms import Priced, Segment, Term, priced
@@ -85,13 +85,11 @@ class OperatorPricer:
         dtype: str,
         forwards: int,
         iterations: int = 1,
-        complete: bool = False,
         cast: Cast | None = None,
     ) -> OperatorSpace:
         """The space of an operator with these planned operands and results; `forwards`: 2 if it is recomputed.
 
-        `iterations`: iterations of the loops around it. `complete`: keep strategies that another one can replace,
-        because a constraint may name them. `cast`: what is cast to `dtype` first.
+        `iterations`: iterations of the loops around it. `cast`: what is cast to `dtype` first.
         """
         key = (
             id(rule),
@@ -101,14 +99,12 @@ class OperatorPricer:
             dtype,
             forwards,
             iterations,
-            complete,
             cast,
         )
         if key not in self._spaces:
             self._spaces[key] = self._price(
-                rule, operands, results, traffic, dtype, forwards, iterations=iterations, complete=complete,
-                cast=cast,
-            )  # fmt: skip
+                rule, operands, results, traffic, dtype, forwards, iterations=iterations, cast=cast
+            )
         return self._spaces[key]
 
     def optimizer_seconds(self, kept: TensorSpace, dtype: str) -> Seconds:
@@ -130,7 +126,6 @@ class OperatorPricer:
         forwards: int,
         *,
         iterations: int,
-        complete: bool,
         cast: Cast | None,
     ) -> OperatorSpace:
         strategies = StrategySpace(rule, operands, results, self.cluster.mesh)
@@ -146,14 +141,9 @@ class OperatorPricer:
             for kernel in _backward_kernels(rule, operands):
                 compute_s = compute_s + micro * self._kernel(strategies, kernel, traffic, dtype)
         inner = self._inner(strategies, forwards=forwards, backward=backward)
-        inner_s = inner.sum(axis=(0, 1))
-        keep = cheapest_of_equals(strategies, compute_s + inner_s, (compute_s, inner_s) if complete else None)
+        keep = best_of_equals(strategies, compute_s, inner.sum(axis=(0, 1)))
         strategies.keep(keep)
         held = _held_bytes(strategies, rule, micro)
-        if not complete:
-            of_use = np.flatnonzero(~dominated(strategies, (compute_s + inner_s)[keep], held, forwards=forwards))
-            strategies.keep(of_use)
-            keep, held = keep[of_use], held[of_use]
         inner = iterations * inner[:, :, keep]
         compute_s, later_s = (iterations * part[keep] for part in (compute_s, compute_s - forward_s))
         terms = self._terms((compute_s - later_s, later_s), inner)

@@ -25,11 +25,6 @@ from shardplan.layout.mesh import Mesh
 from shardplan.layout.placement import RP, P, Placement, R
 from shardplan.rules.types import InnerCollective, Rule
 
-_MOST_READS = 2
-"""An operand moves to its reader once, and at most once more for backward."""
-_ROUNDINGS_S = 1e-10
-"""Prices are rounded to picoseconds; a smaller difference does not count."""
-
 
 @dataclass(frozen=True, slots=True)
 class AxisChoice:
@@ -234,53 +229,14 @@ def _choice(
     return AxisChoice(label, factor, unit, codes[0], codes[1], reductions, works, inner)
 
 
-def dominated(space: StrategySpace, seconds: Seconds, held_bytes: Index, *, forwards: int) -> NDArray[np.bool_]:
-    """Strategies that another one can replace at lower cost and with no more memory, whatever the neighbours choose.
-
-    Move prices are shortest paths, so moving an operand to where b reads it costs at most the move to where a reads it
-    plus the move from there; likewise for results. If these extra moves and the work of b cost less than the work of a,
-    a is superfluous. `forwards`: how often the operator runs forward per microbatch.
-    """
-    extra = np.zeros((len(space), len(space)))
-    for operand, pair in zip(space.operands, space.reads, strict=True):
-        if operand is not None and pair is not None:
-            value, gradient = pair
-            micro = operand.kind.microbatches
-            extra += micro * _MOST_READS * operand.value_move(value, value).sum(axis=0)
-            extra += micro * operand.gradient_move(gradient, gradient).sum(axis=0).T
-    for position, (result, pair) in enumerate(zip(space.results, space.makes, strict=True)):
-        if result is not None and pair is not None:
-            value, gradient = pair
-            micro = result.kind.microbatches
-            extra += micro * forwards * result.value_move(value, value).sum(axis=0).T
-            extra += micro * result.gradient_move(gradient, gradient).sum(axis=0)
-            extra[:, space.exclusive_codes(position).any(axis=1)] = np.inf
-    cheaper = seconds[None, :] + extra < seconds[:, None] - _ROUNDINGS_S
-    return np.asarray((cheaper & (held_bytes[None, :] <= held_bytes[:, None])).any(axis=1))
-
-
-def cheapest_of_equals(space: StrategySpace, seconds: Seconds, parts: tuple[Seconds, Seconds] | None = None) -> Index:
-    """Among strategies that read and make the same layouts, the numbers of the cheapest, ascending. With `parts`, also
-    those that no other one of them beats in both parts."""
+def best_of_equals(space: StrategySpace, one: Seconds, other: Seconds) -> Index:
+    """Among strategies that read and make the same layouts, the numbers of those that no other one of them beats in
+    one part of their seconds without losing in the other, ascending."""
     columns = [state for pair in (*space.reads, *space.makes) if pair is not None for state in pair]
     columns += [code for i, made in enumerate(space.makes) if made is not None for code in space.exclusive_codes(i).T]
-    if parts is not None:
-        return _nondominated(columns, len(seconds), *parts)
-    if not columns:
-        return np.array([int(np.argmin(seconds))], dtype=np.int64)
-    rank = np.lexsort((np.arange(len(seconds)), seconds))
-    table = np.stack([np.asarray(column, dtype=np.int64) for column in columns], axis=1)[rank]
-    _, first = np.unique(table, axis=0, return_index=True)
-    chosen: Index = np.sort(rank[first])
-    return chosen
-
-
-def _nondominated(columns: list[Index], count: int, one: Seconds, other: Seconds) -> Index:
-    """Numbers of the strategies that no strategy with the same columns beats in one part without losing in the
-    other."""
     least: dict[tuple[int, ...], float] = {}
     kept = []
-    for number in np.lexsort((np.arange(count), other, one)).tolist():
+    for number in np.lexsort((np.arange(len(one)), other, one)).tolist():
         key = tuple(int(column[number]) for column in columns)
         if float(other[number]) < least.get(key, np.inf):
             least[key] = float(other[number])

@@ -15,11 +15,8 @@ from shardplan.layout.layout import Layout
 from shardplan.layout.mesh import Mesh
 
 
-def check(layout: Layout, mesh: Mesh, shape: Sequence[int], multiple_of: Sequence[int] = ()) -> list[str]:
-    """Every reason why a tensor of `shape` cannot have `layout` on `mesh`, one sentence each; empty if it can.
-
-    `multiple_of`: per dim, what the size on one device must be a multiple of (quantisation groups); 1 where absent.
-    """
+def check(layout: Layout, mesh: Mesh, shape: Sequence[int]) -> list[str]:
+    """Every reason why a tensor of `shape` cannot have `layout` on `mesh`, one sentence each; empty if it can."""
     if len(layout) != len(mesh):
         return [f"the layout has {len(layout)} placements but the mesh has {len(mesh)} axes ({mesh})"]
     found = _check_partial(layout)
@@ -27,11 +24,11 @@ def check(layout: Layout, mesh: Mesh, shape: Sequence[int], multiple_of: Sequenc
         if not 0 <= dim < len(shape):
             found.append(f"S({dim}) needs a dim {dim} but the tensor has {_dims(len(shape))}")
         else:
-            found += _check_dim(layout, mesh, dim, shape[dim], multiple_of[dim] if dim < len(multiple_of) else 1)
+            found += _check_dim(layout, mesh, dim, shape[dim])
     return found
 
 
-def is_legal(layout: Layout, mesh: Mesh, shape: Sequence[int], multiple_of: Sequence[int] = ()) -> bool:
+def is_legal(layout: Layout, mesh: Mesh, shape: Sequence[int]) -> bool:
     """Whether `check` finds nothing, without the sentences: for hot loops."""
     placements = layout.placements
     if len(placements) != len(mesh.axes) or len({p.reduction for p in placements if p.kind == "P"}) > 1:
@@ -52,24 +49,20 @@ def is_legal(layout: Layout, mesh: Mesh, shape: Sequence[int], multiple_of: Sequ
                 return False
             split[dim] = (segments, ways * axis.size)
     for dim, (segments, ways) in split.items():
-        unit = ways * (multiple_of[dim] if dim < len(multiple_of) else 1)
-        if any(size % unit for size in segments):
+        if any(size % ways for size in segments):
             return False
         if dim in plain and (len(set(segments)) > 1 or len(segments) % plain[dim]):
             return False
-    return all(
-        dim in split or shape[dim] % (ways * (multiple_of[dim] if dim < len(multiple_of) else 1)) == 0
-        for dim, ways in plain.items()
-    )
+    return all(dim in split or shape[dim] % ways == 0 for dim, ways in plain.items())
 
 
-def legal_for(mesh: Mesh, shape: Sequence[int], multiple_of: Sequence[int] = ()) -> Callable[[Layout], bool]:
+def legal_for(mesh: Mesh, shape: Sequence[int]) -> Callable[[Layout], bool]:
     """`is_legal` for one tensor, remembering its answers: what `lower` takes as `legal`."""
-    fixed, multiples = tuple(shape), tuple(multiple_of)
+    fixed = tuple(shape)
 
     @functools.cache
     def legal(layout: Layout) -> bool:
-        return is_legal(layout, mesh, fixed, multiples)
+        return is_legal(layout, mesh, fixed)
 
     return legal
 
@@ -122,13 +115,13 @@ def _check_partial(layout: Layout) -> list[str]:
     return [f"partial values of one tensor must be combined in one way, found {' and '.join(reductions)}"]
 
 
-def _check_dim(layout: Layout, mesh: Mesh, dim: int, size: int, multiple: int) -> list[str]:
+def _check_dim(layout: Layout, mesh: Mesh, dim: int, size: int) -> list[str]:
     """Sentences about one dim of a tensor that has it."""
     shards = {segments: axes for (where, segments), axes in layout.dims().items() if where == dim}
     split = {segments: axes for segments, axes in shards.items() if segments}
     plain = shards.get((), ())
     if not split:
-        return _check_division(mesh, f"dim {dim} of size {size}", size, plain, multiple)
+        return _check_division(mesh, f"dim {dim} of size {size}", size, plain)
     found = []
     if len(split) > 1:
         found.append(f"dim {dim} is cut into segments in {len(split)} different ways; one tensor can have only one")
@@ -136,25 +129,22 @@ def _check_dim(layout: Layout, mesh: Mesh, dim: int, size: int, multiple: int) -
         if sum(segments) != size:
             found.append(f"the segments of dim {dim} sum to {sum(segments)} but its size is {size}")
         for length in dict.fromkeys(segments):
-            found += _check_division(mesh, f"a segment of {length} in dim {dim}", length, axes, multiple)
+            found += _check_division(mesh, f"a segment of {length} in dim {dim}", length, axes)
         if plain and len(set(segments)) > 1:
             found.append(
                 f"dim {dim} is sharded both plainly ({_ways(mesh, plain)}) and by segments ({_ways(mesh, axes)}); "
                 "that needs segments of equal size"
             )
         elif plain:
-            found += _check_division(mesh, f"the {len(segments)} segments of dim {dim}", len(segments), plain, 1)
+            found += _check_division(mesh, f"the {len(segments)} segments of dim {dim}", len(segments), plain)
     return found
 
 
-def _check_division(mesh: Mesh, what: str, size: int, axes: Sequence[int], multiple: int) -> list[str]:
-    ways = mesh.ways(axes)
-    if size % ways:
-        verb = "do" if what.startswith("the ") else "does"
-        return [f"{what} {verb} not divide by {_ways(mesh, axes)}"]
-    if size % (ways * multiple):
-        return [f"{what} gives {size // ways} per device over {_ways(mesh, axes)}, not a multiple of {multiple}"]
-    return []
+def _check_division(mesh: Mesh, what: str, size: int, axes: Sequence[int]) -> list[str]:
+    if size % mesh.ways(axes) == 0:
+        return []
+    verb = "do" if what.startswith("the ") else "does"
+    return [f"{what} {verb} not divide by {_ways(mesh, axes)}"]
 
 
 def _ways(mesh: Mesh, axes: Sequence[int]) -> str:

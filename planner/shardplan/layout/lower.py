@@ -25,6 +25,7 @@ Price = Callable[[Collective], float]
 
 TICKS_PER_SECOND = 10**15
 """Prices are added as whole femtoseconds, so equal sums are equal in whatever order they were added up."""
+_TENSOR_BYTES, _OVERHEAD_BYTES = 1 << 20, 64
 _STEP_BITS = 10
 _NEVER = 1 << 200
 
@@ -63,23 +64,6 @@ def lower(
     return _shortest(Space.of(mesh, (*ends, *shards)), start, goal, price, legal)
 
 
-def backward(
-    mesh: Mesh,
-    source: Layout,
-    target: Layout,
-    price: Price,
-    *,
-    shards: Iterable[Placement] = (),
-    legal: Callable[[Layout], bool] | None = None,
-) -> tuple[Step, ...]:
-    """The moves of the gradient when the value moves from `source` to `target`: from `target.gradient` to
-    `source.gradient`.
-
-    The transpose of the forward move. Arguments and result as those of `lower`.
-    """
-    return lower(mesh, target.gradient, source.gradient, price, shards=shards, legal=legal)
-
-
 def wire_share(collective: Collective, mesh: Mesh) -> Fraction:
     """What one device sends, as a fraction of the whole tensor, in a bandwidth-optimal algorithm.
 
@@ -96,13 +80,14 @@ def wire_share(collective: Collective, mesh: Mesh) -> Fraction:
 
 
 @functools.lru_cache(maxsize=64)
-def by_bytes(mesh: Mesh, tensor_bytes: int = 1 << 20, overhead_bytes: int = 64) -> Price:
-    """A price without a cluster: bytes one device sends, plus `overhead_bytes` for each collective that sends any."""
+def by_bytes(mesh: Mesh) -> Price:
+    """A price without a cluster: the bytes that one device sends of a tensor of 1 MiB, and 64 more for each collective
+    that sends any."""
 
     @functools.cache
     def price(collective: Collective) -> float:
         sent = wire_share(collective, mesh)
-        return float(sent * tensor_bytes + overhead_bytes) if sent else 0.0
+        return float(sent * _TENSOR_BYTES + _OVERHEAD_BYTES) if sent else 0.0
 
     return price
 

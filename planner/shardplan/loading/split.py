@@ -21,7 +21,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from shardplan.errors import Diagnostic, ShardplanError, error
+from shardplan.errors import Diagnostic, ShardplanError, error, reason_of
 from shardplan.loading.assign import Assignment, Part
 from shardplan.loading.header import Entry
 from shardplan.loading.layout import MANIFEST, OURS, RankFile, SplitLayout, lay_out, manifest
@@ -85,7 +85,7 @@ def split(
         resumed = _write_all(folder, layout, assignment, journal, progress or (lambda *_: None), sync_bytes)
         _finish(folder, layout, assignment)
     except OSError as problem:
-        raise ShardplanError(_unwritable(folder, _reason(problem))) from None
+        raise ShardplanError(_unwritable(folder, reason_of(problem))) from None
     return _made(layout, resumed)
 
 
@@ -321,8 +321,3 @@ def _made(layout: SplitLayout, resumed_bytes: int = 0, *, is_new: bool = True) -
 
 def _unwritable(folder: Path, reason: str, hint: str = "") -> Diagnostic:
     return error("unwritable-output", f"cannot write the split: {reason}", file=str(folder), hint=hint)
-
-
-def _reason(problem: OSError) -> str:
-    text = problem.strerror or str(problem)
-    return text[:1].lower() + text[1:]

@@ -87,6 +87,11 @@ def begins(model: Model, parts: Sequence[Sequence[str]]) -> list[int]:
     return [min(indices) for indices in own[1:] if indices]
 
 
+def stage_name(model: Model, place: int) -> str:
+    """The name of a stage's model."""
+    return f"{model.name}.stage{place}"
+
+
 def part_of(chain: Chain, first: int, last: int, name: str) -> Model:
     """Units `first` .. `last` - 1 as a model called `name`: what they read from the unit before is an input with a
     gradient, what they pass on is an output."""

@@ -21,7 +21,7 @@ from shardplan.errors import ShardplanError
 from shardplan.graph.options import PlanOptions
 from shardplan.layout.layout import Layout
 from shardplan.model.types import Model
-from shardplan.pipeline.cut_points import part_of
+from shardplan.pipeline.cut_points import part_of, stage_name
 from shardplan.pipeline.p2p import Transfers
 from shardplan.pipeline.result import PipelineResult, assemble_result
 from shardplan.pipeline.schedule import Schedule
@@ -86,7 +86,7 @@ class FinerStages:
         """The plan of one stage: its decisions on the merged mesh, refined."""
         cut, waiting, chain = found.cuts[place], found.in_flight[place], found.chain
         self.coarser.search_state.tell(f"taking over stage {place + 1} of {len(found.cuts)} from a coarser mesh")
-        name = f"{chain.model.name}.stage{place}"
+        name = stage_name(chain.model, place)
         model, part = part_of(chain, cut.first, cut.last, name), self.parts[cut.submesh]
         options = self.coarser.options_of(model, part.mesh, waiting)
         plan = found.plans[place]

@@ -19,6 +19,7 @@ from shardplan.layout.collective import Collective
 from shardplan.layout.layout import Layout
 from shardplan.layout.mesh import Mesh
 from shardplan.pipeline.submeshes import Submesh
+from shardplan.plan.step.buckets import shard_count
 from shardplan.plan.types import CollectiveStep
 from shardplan.units import NS_PER_S
 
@@ -65,7 +66,7 @@ class Transfers:
         return self._send(Fraction(1, min(sender.size, receiver.size)), receiver.mesh, size_bytes).time_ns
 
     def _sent(self, senders: int, receivers: int, receiver: Submesh, target: Layout, size_bytes: int) -> SendReceive:
-        share = Fraction(1, _pieces(target, receiver.mesh))
+        share = Fraction(1, shard_count(target, receiver.mesh))
         return SendReceive((self._send(max(share, share * receivers / senders), receiver.mesh, size_bytes),))
 
     def _gathered(self, senders: int, receiver: Submesh, target: Layout, size_bytes: int) -> SendReceive:
@@ -77,7 +78,7 @@ class Transfers:
         send = self._send(max(Fraction(1, senders), Fraction(1, receiver.size)), receiver.mesh, size_bytes)
         if not axes:
             return SendReceive((send,))
-        gather = Collective("all_gather", axes, Fraction(1, _pieces(target, receiver.mesh)))
+        gather = Collective("all_gather", axes, Fraction(1, shard_count(target, receiver.mesh)))
         model = self._inside.setdefault(_links(receiver), CollectiveModel(receiver.cluster))
         payload = float(gather.share) * size_bytes
         return SendReceive((send, _step(gather, payload, model.seconds("all_gather", axes, payload))))
@@ -95,10 +96,6 @@ def _links(part: Submesh) -> _Links:
 
 def _step(collective: Collective, payload: float, seconds: float) -> CollectiveStep:
     return CollectiveStep(collective, math.ceil(payload), round(seconds * NS_PER_S))
-
-
-def _pieces(layout: Layout, mesh: Mesh) -> int:
-    return mesh.ways([axis for axis, placement in enumerate(layout.placements) if placement.is_shard])
 
 
 def exposed_ns(transfer: SendReceive, hidden: float, microbatches: int) -> float:

@@ -12,6 +12,7 @@ from shardplan.errors import Diagnostic, warning
 from shardplan.graph.options import PlanOptions
 from shardplan.model.types import Model
 from shardplan.pipeline.chunk_memory import chunk_memory, held_in_turn
+from shardplan.pipeline.cut_points import stage_name
 from shardplan.pipeline.manual.planning import plan_manual
 from shardplan.pipeline.manual.stages import ManualStages
 from shardplan.pipeline.p2p import Transfers
@@ -98,11 +99,6 @@ def plan_of(asked: PipelineRequest, found: PipelineResult) -> Plan:
         warnings=tuple(dict.fromkeys(text for plan in found.plans for text in plan.warnings)),
         pipeline=pipeline,
     )
-
-
-def stage_name(model: Model, place: int) -> str:
-    """The name of a stage's model."""
-    return f"{model.name}.stage{place}"
 
 
 def _named(plan: Plan, name: str) -> Plan:

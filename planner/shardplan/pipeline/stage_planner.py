@@ -18,7 +18,7 @@ from shardplan.layout.layout import Layout
 from shardplan.layout.mesh import Mesh
 from shardplan.model.types import Model
 from shardplan.pipeline.cut_choices import Cut
-from shardplan.pipeline.cut_points import part_of
+from shardplan.pipeline.cut_points import part_of, stage_name
 from shardplan.pipeline.search_state import SearchState
 from shardplan.pipeline.stage_costs import StageCosts
 from shardplan.pipeline.stage_inputs import all_kept_so, constraints_on, kept_so, limit_bytes
@@ -105,7 +105,7 @@ class StagePlanner:
         it is proven early that all take `enough_ns`."""
         key = (cut, in_flight)
         if key not in self._planned:
-            name = f"{self.stage_costs.model.name}.stage{place}"
+            name = stage_name(self.stage_costs.model, place)
             kind = self.stage_costs.kind_of(cut)
             known = self._alike.get((kind, in_flight))
             plan = self._same_step(*known, cut, in_flight, name) if known else None

@@ -9,7 +9,7 @@ import os
 import re
 from pathlib import Path
 
-from shardplan.errors import Diagnostic, ShardplanError, error
+from shardplan.errors import Diagnostic, ShardplanError, error, reason_of
 from shardplan.layout.mesh import Mesh
 from shardplan.plan.format.decode import loads, loads_subject, loads_whole
 from shardplan.plan.format.encode import dumps
@@ -81,7 +81,7 @@ def _text_of(path: str | Path) -> str:
         summary = "this is not a plan of shardplan: it is not text"
         raise ShardplanError(error("not-a-plan", summary, file=str(path))) from None
     except OSError as problem:
-        summary = f"cannot read the plan: {_reason(problem)}"
+        summary = f"cannot read the plan: {reason_of(problem)}"
         hint = _nearest(Path(path))
         raise ShardplanError(error("unreadable-plan", summary, hint=hint, file=str(path))) from None
     return text
@@ -203,12 +203,7 @@ def _something_else(path: str | Path, kind: str) -> Diagnostic:
 
 
 def _unwritable(path: str | Path, problem: OSError, kind: str = "plan") -> Diagnostic:
-    return error("unwritable-output", f"cannot write the {kind}: {_reason(problem)}", file=str(path))
-
-
-def _reason(problem: OSError) -> str:
-    text = problem.strerror or str(problem)
-    return text[:1].lower() + text[1:]
+    return error("unwritable-output", f"cannot write the {kind}: {reason_of(problem)}", file=str(path))
 
 
 def _shown(folder: Path) -> str:

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
     from shardplan.plan.views.tables import Row, Table
 
-Mode = Literal["training", "inference"]
 Role = Literal["input", "output", "parameter", "constant", "activation"]
 Phase = Literal["forward", "backward", "update"]
 MoveKind = Literal["blocking", "prefetched", "deferred"]
@@ -74,6 +73,11 @@ class OperatorDecision:
     inner_forward_ns: tuple[int, ...] = ()
     inner_backward_ns: tuple[int, ...] = ()
     recomputed_before: str = ""
+
+    @property
+    def label(self) -> str:
+        """`encoder.norm (LayerNormalization)`; its name if it is of no module."""
+        return f"{self.module} ({self.op_type})" if self.module else self.name
 
     @property
     def recompute_ns(self) -> int:

@@ -44,7 +44,7 @@ from shardplan.planning.equal_layers import MergedCopies
 from shardplan.planning.judge import Candidate
 from shardplan.planning.outside_blocks import outside_blocks
 from shardplan.planning.questions import about, asked, best_among, better_of
-from shardplan.planning.recipes import RECIPES, without_axis
+from shardplan.planning.recipes import recipes_for, without_axis
 from shardplan.planning.reduction import Restrict
 from shardplan.planning.rematerialisation import FLAGS, flags
 from shardplan.planning.scheduled_buckets import at_scheduled_buckets
@@ -180,7 +180,7 @@ def _improvements(search: Search) -> dict[Improvement, int]:
     if not (instance.is_quick or search.restricted):
         improvements = {at_scheduled_buckets: 1, **improvements}
         improvements |= {
-            with_recipes: restricted * len(RECIPES),
+            with_recipes: restricted * len(recipes_for(instance.options)),
             on_coarser_meshes: restricted * axes if axes > 1 else 0,
         }
         improvements[regathering] = AVERAGES["quick"]
@@ -245,7 +245,8 @@ def from_recipes(search: Search, none: Answer) -> Questions[Found]:
     """
     if search.spent.best is not None and search.is_late:
         return search.best_without(none)
-    for recipe in RECIPES.values() if none.solution.outcome == "limit" else ():
+    recipes = recipes_for(search.instance.options).values() if none.solution.outcome == "limit" else ()
+    for recipe in recipes:
         ends_s = max(search.limit_s, time.monotonic()) + RESCUE_S
         question = replace(none.question, restriction=recipe, chooses_remat=False, ends_s=ends_s)
         answer = yield from asked(search, replace(question, objective=none.objective.base), ROUGH_WORK)
@@ -330,7 +331,7 @@ def _plain_sums(objective: Objective) -> list[Linear]:
 def with_recipes(search: Search, found: Found) -> Questions[Found]:
     """Candidates in the layouts of hand-written recipes: the free choices are solved at the best multipliers known, and
     at the recipe's own multipliers where its bound leaves hope."""
-    for recipe in RECIPES.values():
+    for recipe in recipes_for(search.instance.options).values():
         found = yield from _restricted(search, found, recipe, RECIPE_HOPE, equal_layers=True)
     return found
 

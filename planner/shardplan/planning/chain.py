@@ -114,7 +114,7 @@ def chain(
 ) -> tuple[tuple[Reduction[Any], ...], tuple[Reduction[Any], ...]]:
     """The reductions in the order of `apply`: first those that rule out or penalise choices of one cost graph, then
     those that change what the choices are. `invert` runs in reverse order."""
-    peers = () if instance.complete else (KnownToPlanner(instance.options.cost_model),)
+    peers = () if instance.every_choice else (KnownToPlanner(instance.options.cost_model),)
     restricting = (ConstraintMasks(instance.constraints, question.without), Restriction(question.restriction), *peers)
     alike = EqualLayers(_most_left(instance, question))
     return restricting, (Rematerialisation(), StayingWeights(), Maxima(objective.sizes), alike)

@@ -97,12 +97,12 @@ class ConstraintMasks(Reduction[None]):
     without: Sequence[Constraint] = ()
 
     def apply(self, problems: Problems) -> tuple[Problems, None]:
-        known: dict[int, tuple[ConstraintMask, ...]] = {}
+        known: dict[int, tuple[CostGraph, tuple[ConstraintMask, ...]]] = {}  # with the graph: it keeps its number
 
         def masks(built: CostGraph) -> tuple[ConstraintMask, ...]:
             if id(built) not in known:
-                known[id(built)] = masks_of(built, self.constraints)
-            return known[id(built)]
+                known[id(built)] = built, masks_of(built, self.constraints)
+            return known[id(built)][1]
 
         limited = Restricting(lambda built: allowed(masks(built), without=self.without))
 

@@ -104,7 +104,7 @@ def with_fewer_axes(instance: Instance, roles: Roles = ()) -> tuple[Cluster, tup
     """As `merged`, if that is another mesh; its plans are plans of this one."""
     cluster, groups = merged(instance.cluster, roles)
     is_same = len(groups) == len(instance.cluster.mesh)
-    return None if is_same or instance.complete or not instance.options.cost_model.is_ours else (cluster, groups)
+    return None if is_same or instance.every_choice or not instance.options.cost_model.is_ours else (cluster, groups)
 
 
 def without_idle_axes(instance: Instance) -> tuple[Cluster, tuple[tuple[int, ...], ...]] | None:
@@ -112,7 +112,7 @@ def without_idle_axes(instance: Instance) -> tuple[Cluster, tuple[tuple[int, ...
     layouts can be searched at once: both meshes have the same plans."""
     cluster, groups = merged(instance.cluster, only_idle=True)
     is_same = len(groups) == len(instance.cluster.mesh) or len(real_axes(cluster.mesh)) > MOST_WHOLE
-    return None if is_same or instance.complete or not instance.options.cost_model.is_ours else (cluster, groups)
+    return None if is_same or instance.every_choice or not instance.options.cost_model.is_ours else (cluster, groups)
 
 
 def with_an_axis_per_link(cluster: Cluster, options: PlanOptions) -> Cluster:

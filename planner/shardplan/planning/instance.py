@@ -37,9 +37,10 @@ MOST_AXES = 6
 
 @dataclass(frozen=True)
 class Instance:
-    """What is to be planned. `rules[i]`: the rule of operator i. `complete`: no strategy is pruned, and the cost model
-    of another planner contributes its prices only, not its restrictions. `decided`: with `remat` `auto`, a plan that
-    fixes what is recomputed. `offer`: the only layouts that are considered."""
+    """What is to be planned. `rules[i]`: the rule of operator i. `every_choice`: nothing is ruled out to shorten a
+    search (no plan is taken from a coarser mesh or a shallower model), and the cost model of another planner
+    contributes its prices only, not its restrictions. `decided`: with `remat` `auto`, a plan that fixes what is
+    recomputed. `offer`: the only layouts that are considered."""
 
     model: Model
     rules: tuple[Rule, ...]
@@ -48,7 +49,7 @@ class Instance:
     limit_bytes: int
     constraints: ResolvedConstraints
     pricing: Pricing
-    complete: bool = False
+    every_choice: bool = False
     decided: Plan | None = None
     offer: Offer | None = None
 
@@ -69,7 +70,7 @@ def instance_of(
     options: PlanOptions,
     on_warning: Callable[[Diagnostic], None],
     *,
-    complete: bool = False,
+    every_choice: bool = False,
     decided: Plan | None = None,
     offer: Offer | None = None,
 ) -> Instance:
@@ -97,7 +98,7 @@ def instance_of(
         moves, optimizer = pricing.moves, pricing.optimizer
         made = Pricing.made(cluster.mesh, collectives, pricing.compute, moves.levels_of, moves.bucket_bytes)
         pricing = replace(made, optimizer=optimizer)
-    return Instance(model, rules, cluster, options, limit_bytes, constraints, pricing, complete, decided, offer)
+    return Instance(model, rules, cluster, options, limit_bytes, constraints, pricing, every_choice, decided, offer)
 
 
 class CostGraphs:

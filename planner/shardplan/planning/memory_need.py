@@ -15,6 +15,7 @@ from shardplan.units import size, sizes_in_one_unit
 
 _CALLED = {"kept": "", "served": "gathered copy of ", "updated": "optimizer state of ", "operator": "workspace of "}
 _CACHE = "KV cache of "
+_SHOWN = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +51,8 @@ class Need:
         return [f"{terms} = {shown} {unit}, most of it in", *largest]
 
 
-def need_of(rows: MemoryRows, choice: Mapping[Node, int], most: int = 4) -> Need:
-    """The memory of one assignment at its fullest moment, and the `most` largest holders then."""
+def need_of(rows: MemoryRows, choice: Mapping[Node, int]) -> Need:
+    """The memory of one assignment at its fullest moment, and the `_SHOWN` largest holders then."""
     held = bytes_by_moment(rows, choice)
     moment = peak_moment(held)
     names = _names(rows.built)
@@ -64,7 +65,7 @@ def need_of(rows: MemoryRows, choice: Mapping[Node, int], most: int = 4) -> Need
             group = groups.setdefault(key, {})
             group[node] = group.get(node, 0) + int(holding.amount[choice[node]])
     everything = [names.get(node, node[1]) for node in choice]
-    largest = sorted(groups.items(), key=lambda group: (-sum(group[1].values()), group[0]))[:most]
+    largest = sorted(groups.items(), key=lambda group: (-sum(group[1].values()), group[0]))[:_SHOWN]
     holders = [
         Holder(
             called + folded([names.get(node, node[1]) for node in group], everything),

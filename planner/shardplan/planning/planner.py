@@ -90,13 +90,13 @@ class Planner:
         on_warning: Callable[[Diagnostic], None] | None = None,
         *,
         reasons: bool = True,
-        complete: bool = False,
+        every_choice: bool = False,
         decided: Plan | None = None,
         coarse: CoarsePlans | None = None,
         offer: Offer | None = None,
         start: StartPlan | None = None,
     ) -> None:
-        """`reasons`: if nothing fits, find out what fills the memory and which constraints conflict. `complete`,
+        """`reasons`: if nothing fits, find out what fills the memory and which constraints conflict. `every_choice`,
         `decided`, `offer`: as in `Instance`. `coarse`: plans of coarser meshes, shared with other meshes over the same
         links. `start`: a known plan; without a restriction, no plan is slower than its decisions are here.
 
@@ -106,7 +106,7 @@ class Planner:
         self._reasons = reasons
         self._coarse = CoarsePlans() if coarse is None else coarse
         self.instance = instance_of(
-            model, cluster, options, self._warn, complete=complete, decided=decided, offer=offer
+            model, cluster, options, self._warn, every_choice=every_choice, decided=decided, offer=offer
         )
         self._answers = Answers(self.instance, self._warn, reasons)
         self._start = start
@@ -370,8 +370,9 @@ class Planner:
             return found
         own = replace(search, restricted=True)
         with contextlib.suppress(NoPlanError):
-            same = self._answered(transferred(own, kept, 0.0, kept.decided), own)
-            found = found.better([same.candidate], self.limit_bytes)
+            as_kept = self._answered(transferred(own, kept, 0.0, kept.decided), own)
+            found = found.better([as_kept.candidate], self.limit_bytes)
+        with contextlib.suppress(NoPlanError):
             split = self._answered(shortest(own), own, kept.decided.as_split)
             found = found.better([split.candidate], self.limit_bytes)
         return found

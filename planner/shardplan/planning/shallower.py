@@ -22,7 +22,7 @@ def shallower(instance: Instance) -> Model | None:
         len(block.copies) > SHALLOW_COPIES for block in model.blocks
     )
     names = bool(options.constraints) or instance.decided or instance.offer or model.padding or options.full_layers
-    is_plain = options.cost_model.is_ours and not (names or instance.complete or instance.chooses_remat)
+    is_plain = options.cost_model.is_ours and not (names or instance.every_choice or instance.chooses_remat)
     return shallow(model, SHALLOW_COPIES) if is_deep and is_plain else None
 
 

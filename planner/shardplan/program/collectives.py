@@ -33,20 +33,6 @@ COMBINE: dict[str, Combine] = {
 }
 
 
-def shard(array: Array, layout: Layout, mesh: Mesh, seed: int = 0) -> list[Array]:
-    """The mesh value that holds `array` in the forward half of `layout`.
-
-    Partial values are drawn from `seed` so that they combine to the array; whole numbers stay whole, so sums of them
-    are exact. `ValueError` if the layout is illegal for the shape.
-    """
-    plain = layout.forward
-    axes = _partial_axes(plain)
-    parts = _parts(array, _reduction(plain), mesh.ways(axes), np.random.default_rng(seed))
-    indices = _indices(plain, mesh, array.shape)
-    numbers = (mesh.number(axes, place) for place in mesh.coordinates())
-    return [parts[number].reshape(-1)[held] for number, held in zip(numbers, indices, strict=True)]
-
-
 def part(array: Array, layout: Layout, mesh: Mesh, coordinates: Sequence[int]) -> Array:
     """The part of `array` on the device at `coordinates` in a plain layout; all of it along partial axes."""
     for dim, pieces in enumerate(tile(layout, mesh, array.shape, tuple(coordinates))):
@@ -291,18 +277,3 @@ def _partial_axes(layout: Layout) -> tuple[int, ...]:
 def _reduction(layout: Layout) -> str:
     """How the layout's partial values combine; `sum` where there are none."""
     return next((placement.reduction for placement in layout.placements if placement.kind == "P"), "sum")
-
-
-def _parts(array: Array, reduction: str, count: int, generator: np.random.Generator) -> list[Array]:
-    """`count` arrays that combine to `array`, none of them equal to it if there are several."""
-    if count == 1:
-        return [array]
-    if reduction in {"max", "min"}:
-        sign = -1 if reduction == "max" else 1
-        owner = generator.integers(count, size=array.shape)
-        away = [sign * generator.integers(1, 9, array.shape).astype(array.dtype) for _ in range(count)]
-        return [np.where(owner == number, array, array + away[number]) for number in range(count)]
-    low, high = (-8, 9) if reduction == "sum" else (1, 3)
-    drawn = [generator.integers(low, high, array.shape).astype(array.dtype) for _ in range(count - 1)]
-    rest = functools.reduce(COMBINE[reduction], drawn)
-    return [*drawn, (array - rest if reduction == "sum" else array / rest).astype(array.dtype)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from rich.console import Console
 from rich.table import Table
@@ -45,8 +45,7 @@ def show_explanation(console: Console, plan: Plan, found: Explanation) -> None:
             rows.add_row(one.choice, "", "", one.why_not, style="dim")
             continue
         then = "as above" if one.also and one.also == above else "; ".join(one.also)
-        longer = f"+{measure.text(one.cost_ns)}" if one.cost_ns else "same"
-        rows.add_row(one.choice, longer, _memory(one.memory_bytes or 0), then)
+        rows.add_row(one.choice, _more(one.cost_ns, measure.text), _more(one.memory_bytes or 0, size), then)
         above = one.also
     emit(console, rows)
 
@@ -152,7 +151,6 @@ def _share_rows(plan: Plan, shares: Sequence[Share]) -> Table:
     return rows
 
 
-def _memory(number_of_bytes: int) -> str:
-    if not number_of_bytes:
-        return "same"
-    return f"{'−' if number_of_bytes < 0 else '+'}{size(abs(number_of_bytes))}"
+def _more(amount: int, text: Callable[[int], str]) -> str:
+    """`+4.14 ms`, `−9 MiB`, `same`."""
+    return f"{'−' if amount < 0 else '+'}{text(abs(amount))}" if amount else "same"

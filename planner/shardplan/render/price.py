@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
     from shardplan.planning.parallelism import Parallelism
     from shardplan.study.price import PriceReport
 
-CATEGORIES = ("parameters", "gradients", "optimizer", "activations", "temporaries")
 _PRECISIONS = {"": "", "fp8": "FP8", "mxfp8": "MXFP8", "nvfp4": "NVFP4"}
 _ZERO = {0: "", 1: "ZeRO-1", 3: "ZeRO-3"}
 
@@ -24,8 +24,8 @@ def show_price(console: Console, told: PriceReport) -> None:
     priced, summary = told.priced, told.priced.plan.summary
     memory, spent = priced.peak, priced.spent
     rows = table("memory per device", ">")
-    for name in CATEGORIES:
-        rows.add_row(name, size(getattr(memory, name)))
+    for name, size_bytes in asdict(memory).items():
+        rows.add_row(name, size(size_bytes))
     rows.add_row("total", size(memory.total), style="bold")
     parts = table("step", ">")
     parts.add_row("compute", duration(spent.compute_ns))
@@ -117,7 +117,7 @@ def price_document(told: PriceReport) -> dict[str, object]:
         "microbatches": priced.microbatches,
         "fits": priced.fits,
         "memory_limit_bytes": priced.limit_bytes,
-        "memory_bytes": {**{name: getattr(priced.peak, name) for name in CATEGORIES}, "total": priced.peak.total},
+        "memory_bytes": {**asdict(priced.peak), "total": priced.peak.total},
         "reserved_bytes": priced.reserved_bytes,
         "memory_of_stages_bytes": [memory.total for memory in priced.memory],
         "step_us": summary.step_ns / 1000,

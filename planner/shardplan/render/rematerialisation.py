@@ -35,11 +35,11 @@ def remat_groups(plan: Plan) -> list[RematGroup]:
     groups: dict[str, list[OperatorDecision]] = {}
     for operator in plan.operators:
         if operator.recomputed_before:
-            groups.setdefault(pattern(_name(operator)), []).append(operator)
-    everything = [_name(operator) for operator in plan.operators]
+            groups.setdefault(pattern(operator.label), []).append(operator)
+    everything = [operator.label for operator in plan.operators]
     found = [
         RematGroup(
-            folded(list(dict.fromkeys(_name(operator) for operator in group)), everything),
+            folded(list(dict.fromkeys(operator.label for operator in group)), everything),
             len(group),
             sum(operator.recompute_ns for operator in group),
             sum(freed.get(name, 0) for operator in group for name in operator.outputs),
@@ -98,7 +98,3 @@ def _totals(groups: Sequence[RematGroup]) -> tuple[int, int, int]:
         sum(group.time_ns for group in groups),
         sum(group.bytes_per_device for group in groups),
     )
-
-
-def _name(operator: OperatorDecision) -> str:
-    return f"{operator.module} ({operator.op_type})" if operator.module else operator.name

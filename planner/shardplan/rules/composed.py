@@ -201,7 +201,7 @@ class _Composer:
 
     def __init__(self, signature: Signature, body: Body, rules: Sequence[Rule]) -> None:
         self.signature, self.body, self.model = signature, body, body.model
-        self.rules = [replace(rule, options=tuple(o for o in rule.options if not _is_segmented(o))) for rule in rules]
+        self.rules = [replace(rule, options=tuple(o for o in rule.options if not o.is_segmented)) for rule in rules]
         self.operands = [operand_name(i) if operand is not None else "" for i, operand in enumerate(signature.operands)]
         self.results = [RESULTS.format(i) if made is not None else "" for i, made in enumerate(signature.results)]
 
@@ -336,10 +336,6 @@ class _Composer:
             )
             sides.append(", ".join(" ".join(words) for words in dims))
         return " -> ".join(sides)
-
-
-def _is_segmented(option: Option) -> bool:
-    return any(placement.segments for placement in (*option.operands, *option.results))
 
 
 def _shrunk(shape: tuple[int, ...], state: _State, ways: int) -> tuple[int, ...]:

@@ -105,7 +105,7 @@ def make_rule(line: Row, signature: Signature) -> Rule:
     joins, joined = _joins(equation, shapes, sizes, count)
     factors = dict.fromkeys(factor for place in bound.places for factor in place)
     options = [_option(bound, factor) for factor in factors if factor not in joined and _may_split(bound, factor)]
-    plain = [option for option in options if line.segmented or not _is_segmented(option)]
+    plain = [option for option in options if line.segmented or not option.is_segmented]
     saved_operands, saved_results = _saved(line, signature)
     flops, backward_flops = _flops(line, signature, sizes)
     return Rule(
@@ -121,7 +121,7 @@ def make_rule(line: Row, signature: Signature) -> Rule:
         gemm=_sized_gemm(line.gemm or _gemm(equation), sizes) if line.gemm or line.cost == "gemm" else None,
         temporary_bytes=line.temporary_bytes,
         triangular=line.triangular,
-        latent=tuple(option for option in options if not line.segmented and _is_segmented(option)),
+        latent=tuple(option for option in options if not line.segmented and option.is_segmented),
         joins=joins,
     )
 
@@ -217,10 +217,6 @@ def _statistics(bound: _Bound) -> tuple[InnerCollective, ...]:
     forward, backward = (count * rows * STATISTIC_BYTES for count in bound.line.statistics)
     both = (InnerCollective("all_reduce", forward), InnerCollective("all_reduce", backward, "backward"))
     return tuple(collective for collective in both if collective.payload_bytes)
-
-
-def _is_segmented(option: Option) -> bool:
-    return any(placement.segments for placement in (*option.operands, *option.results))
 
 
 def _makes_floats(signature: Signature) -> bool:

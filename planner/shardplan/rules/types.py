@@ -62,6 +62,11 @@ class Option:
         """`n`, or `n;3x768` for a segmented form."""
         return f"{self.factor};{self.variant}" if self.variant else self.factor
 
+    @property
+    def is_segmented(self) -> bool:
+        """Whether it shards some operand or result by segments."""
+        return any(placement.segments for placement in (*self.operands, *self.results))
+
 
 class Slot(NamedTuple):
     """One dim of one operand (or result) of an operator."""

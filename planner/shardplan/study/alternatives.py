@@ -41,8 +41,9 @@ Limits = Sequence[tuple[Runtime, Roles]]
 
 @dataclass(frozen=True, slots=True)
 class Alternative:
-    """`choice`: layout or split, as people write it. `cost_ns`, `memory_bytes`: the difference from the plan; `also`:
-    other tensors that change with it. For an impossible alternative these are `None` and `why_not` has the reason."""
+    """`choice`: layout or split, as people write it. `cost_ns`, `memory_bytes`: the difference from the plan, negative
+    where the alternative is better (the plan is then not optimal); `also`: other tensors that change with it. For an
+    impossible alternative these are `None` and `why_not` has the reason."""
 
     choice: str
     chosen: bool
@@ -57,8 +58,8 @@ def alternatives(
 ) -> tuple[Alternative, ...]:
     """The choices that `nodes` (of one kind: kept tensors of one shape, or operators with one equation) have in common.
 
-    The choice of `plan` comes first, then the others by cost. Raises `ShardplanError` as `plan_model` if there is no
-    plan at all.
+    The choice of `plan` comes first, then the others by cost, the cheapest first. Raises `ShardplanError` as
+    `plan_model` if there is no plan at all.
     """
     best, limits = _as_planned(planner, plan)
     if best.solution.outcome == "interrupted":
@@ -134,7 +135,7 @@ def _try(
     cost_ns = round((theirs.step_s - ours.step_s) * NS_PER_S)
     memory_bytes = theirs.memory.total - ours.memory.total
     also = _changes(ours.built, [*wanted], ours.choice, theirs.choice)
-    return Alternative(text, False, max(cost_ns, 0), memory_bytes, also)
+    return Alternative(text, False, cost_ns, memory_bytes, also)
 
 
 def _contradicted(planner: Planner) -> str:

@@ -21,8 +21,8 @@ from shardplan.graph.problem import node_order, objective_of
 from shardplan.layout.mesh import Mesh
 from shardplan.model.types import Model
 from shardplan.pipeline.cut_choices import Cut
-from shardplan.pipeline.cut_points import Chain, begins, chain_at, chain_of, part_of
-from shardplan.pipeline.plan import PipelineRequest, plan_of, stage_name
+from shardplan.pipeline.cut_points import Chain, begins, chain_at, chain_of, part_of, stage_name
+from shardplan.pipeline.plan import PipelineRequest, plan_of
 from shardplan.pipeline.result import result_of_plans
 from shardplan.pipeline.schedule import parse_schedule
 from shardplan.pipeline.stage_inputs import constraints_on, limit_bytes
@@ -70,7 +70,7 @@ def derived(plan: Plan, file: str, model: Model) -> Plan:
 
 def _on_one_mesh(plan: Plan, model: Model, cluster: Cluster, options: PlanOptions) -> Plan:
     _refuse(_other_names((one.name for one in plan.operators), (one.name for one in model.operators), "operators"))
-    instance = instance_of(model, cluster, options, _unheard, complete=True, decided=plan)
+    instance = instance_of(model, cluster, options, _unheard, every_choice=True, decided=plan)
     built, memory = CostGraphs(instance).asked()
     _refuse(_other_names((one.name for one in plan.tensors), built.flow.planned, "tensors"))
     _refuse(_no_multipliers(plan.summary.multipliers, objective_of(built).sizes))
@@ -98,8 +98,8 @@ def _proof(plan: Plan) -> Proof:
 
 
 def _no_multipliers(found: Sequence[Sequence[float]], sizes: Sequence[int]) -> Iterator[str]:
-    """Checks that the multipliers of every phase are weights: non-negative, with a sum of at most 1 (the base has the
-    rest)."""
+    """Checks that every phase has one multiplier for each of its sums, or none, and that they are at most 1 together
+    (the base has the rest); that none is negative is checked where a plan is read."""
     if len(found) != len(sizes) or any(row and len(row) != size for row, size in zip(found, sizes, strict=True)):
         wanted = ", ".join(str(size) for size in sizes)
         yield f"details.multipliers has {', '.join(str(len(row)) for row in found)} numbers by phase, not {wanted}"

@@ -54,7 +54,7 @@ def evaluate_plan(
         raise ShardplanError(error("stale-plan", "the plan was made for another model", file=file, hint="solve again"))
     if decided.pipeline is None:
         require_agreement(decided, model, file)
-    planner = Planner(model, cluster, _roomy(options), on_progress, reasons=False, complete=True, decided=decided)
+    planner = Planner(model, cluster, _roomy(options), on_progress, reasons=False, every_choice=True, decided=decided)
     everything = len(decided.operators) + len(decided.tensors)
     return _evaluation(planner.plan(decisions_of(decided, file), _limit(cluster, options)), everything)
 

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from shardplan.constraints.types import Constraint
 from shardplan.errors import ShardplanError, error
 from shardplan.folding import folded, pattern
 from shardplan.graph.build import Node
 from shardplan.model.types import Model
-from shardplan.patterns import literal
 from shardplan.plan.orientation import checkpoint_shape
 from shardplan.plan.recorded_request import is_of
 from shardplan.plan.types import Plan, TensorDecision
@@ -20,7 +18,6 @@ from shardplan.study.alternatives import Alternative, alternatives
 from shardplan.study.instance import read, recorded_request
 from shardplan.study.named_decisions import NamedDecisions, find
 from shardplan.study.shares import Share, shares_of
-from shardplan.yaml_source import Mark
 
 _SECONDS = 10.0
 """Time limit of each solve."""
@@ -49,14 +46,11 @@ def explain(plan: Plan, file: str, model: Model, name: str, on_progress: OnProgr
     check_model(plan, file, model)
     found = find(plan, model, name)
     instance = read(replace(recorded_request(plan, file, model), time_limit=_SECONDS))
-    options = instance.options
     nodes: list[Node] = [("kept", tensor.name) for tensor in found.tensors]
     if found.operators:
         nodes = [("operator", operator.name) for operator in found.operators]
-    if len(found.operators) == 1:  # of many, those strategies are enough that a plan might take
-        complete = Constraint("operators", literal(nodes[0][1]), (), "", Mark(file, 1, 1), is_pin=True)
-        options = replace(options, constraints=(*options.constraints, complete))
-    tried = alternatives(Planner(model, instance.cluster, options, decided=plan), plan, nodes, on_progress)
+    planner = Planner(model, instance.cluster, instance.options, decided=plan)
+    tried = alternatives(planner, plan, nodes, on_progress)
     return replace(described(plan, found, name), alternatives=tried)
 
 

@@ -73,15 +73,15 @@ def ordered_factorisations(size: int) -> Iterator[tuple[int, ...]]:
             yield from ((first, *rest) for rest in ordered_factorisations(size // first))
 
 
-def logical_meshes(profile: Profile, devices: str | None = None) -> tuple[str, ...]:
-    """The meshes over `devices` (sizes of the physical axes as in `--mesh`; the profile's own by default), fewest axes
-    first.
+def logical_meshes(profile: Profile) -> tuple[str, ...]:
+    """The meshes over the devices of a profile, fewest axes first.
 
-    Raises `ShardplanError` as `make_cluster`, and (`bad-devices`) when a physical axis is named in parts.
+    Raises `ShardplanError` (`bad-devices`) when the profile names the axis of a link in parts.
     """
-    physical = make_cluster(profile, devices)
+    physical = make_cluster(profile)
     levels = physical.axis_levels
     if len(set(levels)) != len(levels):
+        devices = "x".join(str(axis.size) for axis in physical.mesh.axes)
         summary = f"--devices '{devices}' cuts one kind of link in several axes"
         raise ShardplanError(error("bad-devices", summary, hint="give one size per kind of link, such as 4x8"))
     ways = [

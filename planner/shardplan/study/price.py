@@ -178,11 +178,9 @@ class Steps:
     spread: tuple[float, float]
 
 
-def steps_under(
-    pricing: Callable[[Mapping[str, float]], PricedConfiguration], cluster: Cluster, draws: int, seed: int = 0
-) -> Steps:
+def steps_under(pricing: Callable[[Mapping[str, float]], PricedConfiguration], cluster: Cluster, draws: int) -> Steps:
     """The steps that `pricing` finds for factors of the constants of `cluster`, drawn as for plans."""
-    rng, names = np.random.default_rng(seed), all_constants(cluster)
+    rng, names = np.random.default_rng(0), all_constants(cluster)
     found = sorted(pricing(factors_of(cluster, names, rng)).plan.summary.step_ns for _ in range(draws))
     spreads = [spread_of(cluster, name) for name in names]
     return Steps(tuple(found), (min(spreads), max(spreads)))

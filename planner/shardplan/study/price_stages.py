@@ -12,7 +12,7 @@ from shardplan.layout.layout import Layout
 from shardplan.model.types import Model
 from shardplan.pipeline.chunk_memory import held_in_turn
 from shardplan.pipeline.cut_choices import Cut
-from shardplan.pipeline.cut_points import Chain, chain_at, part_of
+from shardplan.pipeline.cut_points import Chain, chain_at, part_of, stage_name
 from shardplan.pipeline.p2p import Transfers
 from shardplan.pipeline.plan import PipelineRequest, plan_of
 from shardplan.pipeline.result import assemble_result
@@ -83,7 +83,7 @@ def priced_stages(
     asked, runs = dict[int, FixedRuns](), dict[int, FixedRun]()
     for place, in_flight in sorted(chunks.planned.items()):
         turn.next(f"stage {place}")
-        own = part_of(chain, place, place + 1, f"{model.name}.stage{place}")
+        own = part_of(chain, place, place + 1, stage_name(model, place))
         of_stage = replace(options, in_flight=in_flight)
         asked[place] = FixedRuns(own, part.cluster, of_stage, fixed, turn.tell, loss=place == last, is_stage=True)
         runs[place] = asked[place].under(UNLIMITED_BYTES)

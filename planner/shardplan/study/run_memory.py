@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +25,7 @@ from numpy.typing import NDArray
 from shardplan.cluster.types import Cluster
 from shardplan.graph.build import CostGraph, Node
 from shardplan.graph.flow import read_in_backward, storage_of
-from shardplan.graph.memory import MemoryRows
+from shardplan.graph.memory import CATEGORIES, MemoryRows
 from shardplan.graph.precision import PRECISIONS, PrecisionName, narrowed
 from shardplan.graph.tensors import TensorSpace
 from shardplan.plan.interrupted import unless_interrupted
@@ -33,8 +34,10 @@ from shardplan.plan.types import Memory, Plan
 from shardplan.planning.chosen import Chosen
 from shardplan.study.trainer_step import loss_memory_bytes
 
-_OPTIMIZER, _ACTIVATIONS, _TEMPORARIES = 2, 3, 4
-"""Rows of what is held, in the order of the categories of `Memory`."""
+_ROW: Final = {category: row for row, category in enumerate(CATEGORIES)}
+"""Rows of what is held, by category."""
+_OF_RUNNING: Final = [_ROW["activations"], _ROW["temporaries"]]
+"""The rows that change while a step runs."""
 
 
 def as_held(
@@ -81,11 +84,11 @@ class DecidedGraph:
         """The peak memory of a device. `loss_bytes`: of the loss, beside the logits; None if there is none;
         `precision`: as in `as_held`."""
         held = bytes_by_moment(self.holdings, self.choice)
-        held[_TEMPORARIES] = np.maximum(held[_TEMPORARIES] - self._twice(), 0)
+        held[_ROW["temporaries"]] = np.maximum(held[_ROW["temporaries"]] - self._twice(), 0)
         narrower = self._narrower(precision) if precision else {}
         for place, amount in narrower.items():
             holding = self.holdings.holdings[place]
-            held[_ACTIVATIONS, holding.start : holding.end] -= amount
+            held[_ROW["activations"], holding.start : holding.end] -= amount
         peak = peak_of(held)
         if loss_bytes is None:
             return peak
@@ -128,11 +131,10 @@ class DecidedGraph:
         """What is held from the last operator's forward to its backward: everything except the workspace of running
         operators."""
         turn, parts = self.holdings.count, held[:, -1].copy()
-        parts[3:] = 0
-        names = ("parameters", "gradients", "optimizer", "activations", "temporaries")
+        parts[_OF_RUNNING] = 0
         for place, holding in enumerate(self.holdings.holdings):
-            row = names.index(holding.category)
-            if row > _OPTIMIZER and holding.node[0] != "operator" and holding.start < turn <= holding.end:
+            row = _ROW[holding.category]
+            if row in _OF_RUNNING and holding.node[0] != "operator" and holding.start < turn <= holding.end:
                 parts[row] += int(holding.amount[self.choice[holding.node]]) - narrower.get(place, 0)
         return Memory(*map(int, parts))
 

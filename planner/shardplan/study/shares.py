@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from shardplan.folding import folded, pattern
-from shardplan.plan.types import Move, OperatorDecision, Pipeline, Plan
+from shardplan.plan.types import Move, Pipeline, Plan
 from shardplan.plan.views.breakdown import Exposure
 
 _INSIDE = "collectives inside"
@@ -40,7 +40,7 @@ def shares_of(
     items: dict[tuple[str, str], list[tuple[str, int]]] = {}
     for operator in plan.operators:
         if everything or operator.name in operators or any(name in tensors for name in operator.inputs):
-            name = _operator_name(operator)
+            name = operator.label
             items.setdefault((pattern(name), "compute"), []).append((name, operator.compute_ns - operator.recompute_ns))
             items.setdefault((pattern(name), _RECOMPUTED), []).append((name, operator.recompute_ns))
             items.setdefault((pattern(name), _INSIDE), []).append((name, operator.inner_ns))
@@ -82,10 +82,6 @@ def _of_stages(pipeline: Pipeline) -> tuple[Share, ...]:
         name = f"{transfer.tensor}, stage {transfer.sender} to {transfer.receiver}"
         found.append(Share(name, "handed on", 1, round(transfer.time_ns * (1.0 - transfer.hidden))))
     return tuple(sorted((share for share in found if share.time_ns), key=lambda share: -share.time_ns))
-
-
-def _operator_name(operator: OperatorDecision) -> str:
-    return f"{operator.module} ({operator.op_type})" if operator.module else operator.name
 
 
 def _collectives(move: Move, plan: Plan) -> str:

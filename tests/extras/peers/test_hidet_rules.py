@@ -95,7 +95,7 @@ def test_the_rules_of_a_matrix_product():
 def test_moves_between_operators(source, target, kind, hidet_bytes):
     """Hidet charges a gather with all bytes of the tensor, and changes dims by gathering and slicing."""
     size = 4 * 64 * 64
-    steps = lower(DEVICES, Layout.of(source), Layout.of(target), by_bytes(DEVICES, size, overhead_bytes=0))
+    steps = lower(DEVICES, Layout.of(source), Layout.of(target), by_bytes(DEVICES))
     assert [step.collective.kind for step in steps] == ([kind] if kind else [])
     sent = sum(step.collective.share * size for step in steps if step.collective.kind not in FREE)
     assert sent <= hidet_bytes * size

@@ -1,8 +1,8 @@
 """Collectives of a compiled function beside those of its plan: bytes by phase, collective and mesh axes.
 
-Three credits are given for what XLA on CPU emits because it has none of the passes that rewrite collectives, as
-compilers for accelerators have (XLA for GPU: `ReduceScatterCreator`, `AllReduceFolder`). Two need an all-reduce whose
-result every device then cuts to its own part, on every way to its readers:
+Four credits are given. Three are for what XLA on CPU emits because it has none of the passes that rewrite collectives,
+as compilers for accelerators have (XLA for GPU: `ReduceScatterCreator`, `AllReduceFolder`). Two of them need an
+all-reduce whose result every device then cuts to its own part, on every way to its readers:
 - where the plan has a reduce-scatter of the same tensor size over the same axes, the all-reduce is counted as that;
 - where the plan has an all-reduce of that size and XLA gathers again what it cut, in an all-gather that the plan does
   not have, the three are counted as the one all-reduce: reduce-scatter and all-gather send what an all-reduce sends.

@@ -15,7 +15,7 @@ from shardplan.graph.options import PlanOptions
 from shardplan.layout.mesh import Mesh
 from shardplan.model.types import Model
 from shardplan.pipeline.cut_choices import Cut
-from shardplan.pipeline.cut_points import Chain, chain_at, part_of
+from shardplan.pipeline.cut_points import Chain, chain_at, part_of, stage_name
 from shardplan.pipeline.manual.matching import stage_starts
 from shardplan.pipeline.manual.stages import ManualStage, ManualStages
 from shardplan.pipeline.result import PipelineResult, result_of_plans
@@ -53,7 +53,7 @@ def plan_manual(
     for place, (stage, part) in enumerate(zip(manual.stages, parts, strict=True)):
         held = schedule.in_flight(len(parts) - 1 - place, len(parts), options.microbatches)
         waiting.append(held if options.training else 1)
-        own = part_of(chain, place, place + 1, f"{model.name}.stage{place}")
+        own = part_of(chain, place, place + 1, stage_name(model, place))
         everywhere = constraints_on(options.constraints, own, part.mesh)
         handed = _handed(chain, place, stage, part, manual.intermediate)
         asked = replace(

@@ -53,6 +53,18 @@ class AxisView:
         return [each for each in self.results if each is not None]
 
 
+class MaskCache:
+    """Masks by what they depend on, each made once: equal ones are the same object."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[object, ...], Mask] = {}
+
+    def __call__(self, key: tuple[object, ...], make: Callable[[], Mask]) -> Mask:
+        if key not in self._known:
+            self._known[key] = make()
+        return self._known[key]
+
+
 @dataclass
 class AxisMasks:
     """Masks of nodes and edges from rules about one mesh axis; equal masks are the same object."""
@@ -60,7 +72,7 @@ class AxisMasks:
     built: CostGraph
     facts: Facts
     axis: int
-    _known: dict[tuple[object, ...], Mask] = field(default_factory=dict)
+    _once: MaskCache = field(default_factory=MaskCache)
 
     def views(self, space: OperatorSpace) -> list[AxisView]:
         """All choices of an operator on this axis."""
@@ -125,11 +137,6 @@ class AxisMasks:
 
     def _operator(self, name: str) -> OperatorSpace:
         return self.built.operators[self.built.number[name]]
-
-    def _once(self, key: tuple[object, ...], make: Callable[[], Mask]) -> Mask:
-        if key not in self._known:
-            self._known[key] = make()
-        return self._known[key]
 
 
 def moved_positions(built: CostGraph) -> list[tuple[Join, int]]:

@@ -11,7 +11,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -23,7 +23,7 @@ from shardplan.graph.tensors import TensorSpace
 from shardplan.layout.placement import RP, Placement, R, S
 from shardplan.model.types import Model, Operator
 from shardplan.planning.reduction import Mask
-from shardplan.planning.runtimes.axis_states import AxisMasks, AxisView, same
+from shardplan.planning.runtimes.axis_states import AxisMasks, AxisView, MaskCache, same
 from shardplan.planning.runtimes.facts import readers_of
 from shardplan.planning.runtimes.table import Role, Roles
 
@@ -49,7 +49,7 @@ class Boundaries:
     built: CostGraph
     roles: Roles
     axes: Mapping[int, AxisMasks]
-    _known: dict[tuple[object, ...], Mask] = field(default_factory=dict)
+    _once: MaskCache = field(default_factory=MaskCache)
 
     def nodes(self) -> Iterator[tuple[Node, Mask]]:
         """The masks of operators and tensors."""
@@ -254,11 +254,6 @@ class Boundaries:
         other = [each for each in reader.inputs if each != name]
         bias = reader.op_type == "Add" and len(other) == 1 and other[0] in self._weights
         return bias and self.modules.get(readers[0][0]) == self.modules[maker]
-
-    def _once(self, key: tuple[object, ...], make: Callable[[], Mask]) -> Mask:
-        if key not in self._known:
-            self._known[key] = make()
-        return self._known[key]
 
 
 def _names(model: Model) -> dict[str, tuple[str, ...]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from shardplan.solve.bound.dual import Dual
-from shardplan.solve.reduce.core import Core, Indices
+from shardplan.solve.reduce.core import Indices
 from shardplan.solve.reduce.eliminate import eliminate
 from shardplan.solve.reduce.graph import Contradiction, Graph
 
@@ -77,8 +77,3 @@ def condition(graph: Graph, fixed: dict[int, int]) -> tuple[float, tuple[int, ..
     assert not trial.alive, "the fixed nodes must leave nothing that elimination cannot remove"
     choices = trial.invert({})
     return trial.const, tuple(choices[node] for node in graph.alive)
-
-
-def value(core: Core, choices: Indices | None) -> float:
-    """The cost of choices; infinite if there are none."""
-    return np.inf if choices is None else core.cost(choices)

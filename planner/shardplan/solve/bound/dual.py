@@ -243,7 +243,7 @@ class Dual:
         messages[level.out] -= share[level.out_labels]
         theta[level.labels] = mine - share * level.given
 
-    def decode(self, *, backward: bool = False) -> Indices:
+    def decode(self) -> Indices:
         """A label per position, level by level: the best for the neighbours that have one; others are represented by
         messages.
 
@@ -252,7 +252,7 @@ class Dual:
         core = self.core
         score = self.theta.copy()
         labels = np.zeros(len(core.nodes), dtype=np.int64)
-        for level in self._backward if backward else self._forward:
+        for level in self._forward:
             for batch in level.batches:
                 batch.add_chosen(score, self.messages, labels)
             mine = score[level.labels]

@@ -19,6 +19,12 @@ Factors = tuple[str, ...]
 Dims = tuple[Factors, ...]
 
 
+def broadcast_dims(shape: tuple[int, ...], batch: tuple[int, ...]) -> Dims:
+    """The dims of an operand's leading `shape` among those of the `batch` to which all operands are broadcast."""
+    offset = len(batch) - len(shape)
+    return tuple((f"b{dim + offset}",) if size == batch[dim + offset] else () for dim, size in enumerate(shape))
+
+
 @dataclass(eq=False, slots=True)
 class Value:
     """A tensor of global `shape`. `local`: the part of this process (or a node of a graph under construction);

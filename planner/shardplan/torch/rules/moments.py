@@ -9,7 +9,7 @@ import torch
 
 from shardplan.torch.propagation.engine import Engine, Op
 from shardplan.torch.propagation.plan_graph import Key
-from shardplan.torch.propagation.values import Call, Dims, Value
+from shardplan.torch.propagation.values import Call, Value, broadcast_dims
 from shardplan.torch.rules.elementwise import as_value, elementwise
 from shardplan.torch.rules.fallback import replicated
 from shardplan.torch.rules.norms import is_split, known_as, mean_over, over_parts, unknown
@@ -68,7 +68,7 @@ def distances(engine: Engine, op: Op) -> Value:
     shape = (*batch, *(value.shape[-2] for value in pair))
     sizes = {f"b{dim}": size for dim, size in enumerate(batch)}
     sizes |= {"m": shape[-2], "n": shape[-1], "k": pair[0].shape[-1]}
-    lead = [_lead(value.shape[:-2], batch) for value in pair]
+    lead = [broadcast_dims(value.shape[:-2], batch) for value in pair]
     key = Key(engine.graph.signatures.nonlinear([value.key.signature for value in pair]), shape)
     call = Call(
         pair, [(*lead[0], ("m",), ("k",)), (*lead[1], ("n",), ("k",))],
@@ -76,11 +76,6 @@ def distances(engine: Engine, op: Op) -> Value:
         lambda locals_, _: torch.cdist(*locals_, **given), frozenset({"k"}),
     )  # fmt: skip
     return engine.run(call)[0]
-
-
-def _lead(shape: tuple[int, ...], batch: tuple[int, ...]) -> Dims:
-    offset = len(batch) - len(shape)
-    return tuple((f"b{dim + offset}",) if size == batch[dim + offset] else () for dim, size in enumerate(shape))
 
 
 def _read(engine: Engine, value: Value, dims: tuple[int, ...], *, kept: bool) -> tuple[Key, Value]:

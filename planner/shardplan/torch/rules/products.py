@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from shardplan.torch.propagation.engine import Engine, Op
 from shardplan.torch.propagation.plan_graph import Key, lookup, product
-from shardplan.torch.propagation.values import Call, Dims, Site, Value
+from shardplan.torch.propagation.values import Call, Dims, Site, Value, broadcast_dims
 from shardplan.torch.rules.elementwise import as_value, elementwise
 from shardplan.torch.rules.fallback import replicated
 from shardplan.torch.rules.views import permute_by
@@ -62,8 +62,8 @@ def matmul(engine: Engine, op: Op) -> Value:
         sizes["n"] = right.shape[-1]
     ends: tuple[Dims, Dims] = ((("m",),) if row else (), (("n",),) if column else ())
     dims = [
-        (*_batch(left.shape[: max(0, left.rank - 2)], batch), *ends[0], ("k",)),
-        (*_batch(right.shape[: max(0, right.rank - 2)], batch), ("k",), *ends[1]),
+        (*broadcast_dims(left.shape[: max(0, left.rank - 2)], batch), *ends[0], ("k",)),
+        (*broadcast_dims(right.shape[: max(0, right.rank - 2)], batch), ("k",), *ends[1]),
     ]
     result = (*((f"b{dim}",) for dim in range(len(batch))), *ends[0], *ends[1])
     shape = tuple(sizes[factors[0]] for factors in result)
@@ -73,11 +73,6 @@ def matmul(engine: Engine, op: Op) -> Value:
         lambda locals_, _: torch.matmul(*locals_), linear=_EACH,
     )  # fmt: skip
     return engine.run(call)[0]
-
-
-def _batch(shape: tuple[int, ...], batch: tuple[int, ...]) -> Dims:
-    offset = len(batch) - len(shape)
-    return tuple((f"b{dim + offset}",) if size == batch[dim + offset] else () for dim, size in enumerate(shape))
 
 
 def einsum(engine: Engine, op: Op) -> Value:
