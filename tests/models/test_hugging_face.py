@@ -82,6 +82,17 @@ def test_a_config_of_a_hybrid(tmp_path):
         configured(written(tmp_path, {**HYBRID, "hybrid_override_pattern": "MX"}), {})
 
 
+@pytest.mark.parametrize("keys", [{"attention_head_dim": 16}, {"head_dim": None, "attention_head_dim": 16}])
+def test_a_hybrid_may_name_the_size_of_heads_as_it_was_published(tmp_path, keys):
+    """NVIDIA's own code reads `attention_head_dim`, transformers `head_dim`."""
+    named = {key: value for key, value in HYBRID.items() if key != "head_dim"}
+    either = [
+        parameters(configured(written(tmp_path, {**config, "hybrid_override_pattern": "M*-M"}), {}))
+        for config in (HYBRID, {**named, **keys})
+    ]
+    assert either[0] == either[1]
+
+
 @pytest.mark.parametrize(
     ("keys", "seen"),
     [

@@ -189,7 +189,8 @@ def _dtype(config: Mapping[str, Any]) -> Any:
 def _sizes(architecture: Architecture, config: Mapping[str, Any], path: str) -> tuple[dict[str, int], list[Diagnostic]]:
     sizes, faults = dict[str, int](), list[Diagnostic]()
     for name, keys in architecture.sizes.items():
-        key = next((each for each in keys.split("|") if each in config), keys.split("|")[0])
+        names = keys.split("|")
+        key = next((each for each in names if config.get(each) is not None), names[0])
         value = config.get(key)
         if isinstance(value, int) and not isinstance(value, bool):
             sizes[name] = value
