@@ -208,6 +208,32 @@ def test_what_cannot_be_said_is_refused(tmp_path, capsys, what):
     assert f"{path}: {said}" in capsys.readouterr().err.replace("\n", " ")
 
 
+@pytest.mark.parametrize(
+    "kind", ["bart", "chatglm", "gemma3n_text", "internlm2", "lfm3", "minicpm", "minimax_text_01", "zamba", "xlnet", ""]
+)
+def test_an_unknown_type_is_not_taken_for_another(tmp_path, kind):
+    """The nearest name would be another model; one that is unlike all is no reason to list them."""
+    with pytest.raises(ShardplanError) as caught:
+        configured(written(tmp_path, {**GROUPED, "model_type": kind}), {})
+    (told,) = caught.value.diagnostics
+    assert told.summary.endswith(f"config.json: model_type '{kind}' is not supported")
+    assert told.hint == (
+        "docs/command-line.md lists the types that are; else plan the module itself: shardplan.torch.plan, or "
+        "my_pkg.module:build as MODEL"
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "meant"),
+    [("lama", "llama"), ("mistal", "mistral"), ("Qwen-3", "qwen3"), ("deepseek-v3", "deepseek_v3"), ("GPT2", "gpt2"),
+     ("gpt-noex", "gpt_neox"), ("falcno", "falcon")],
+)  # fmt: skip
+def test_a_misspelled_type_is_said(tmp_path, kind, meant):
+    with pytest.raises(ShardplanError) as caught:
+        configured(written(tmp_path, {**GROUPED, "model_type": kind}), {})
+    assert [told.hint for told in caught.value.diagnostics] == [f"did you mean '{meant}'?"]
+
+
 def test_faults_are_said_together(tmp_path):
     path = written(
         tmp_path, {"model_type": "llama", **GROUPED, "hidden_act": "relu", "tie_word_embeddings": False, "dtype": 8}

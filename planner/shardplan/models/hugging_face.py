@@ -13,7 +13,7 @@ from typing import Any, Final
 from shardplan.errors import Diagnostic, ShardplanError, did_you_mean, error, warning
 from shardplan.model.types import Model
 from shardplan.models.architecture import Architecture
-from shardplan.models.architectures import ARCHITECTURES, FLAT, MISSING
+from shardplan.models.architectures import ARCHITECTURES, FLAT
 from shardplan.models.layer_kinds import (
     FURTHER,
     further,
@@ -27,9 +27,9 @@ from shardplan.models.layer_kinds import (
 from shardplan.models.names import NAMES
 from shardplan.models.spec import TransformerSpec
 from shardplan.models.transformer import build
+from shardplan.models.unknown_types import EXPORT, unknown_type
 from shardplan.text_files import read_text
 
-_EXPORT = "plan the module itself: shardplan.torch.plan, or my_pkg.module:build as MODEL"
 _DTYPES: Final = {"float32": "float", "float16": "float16", "bfloat16": "bfloat16"}
 _STORED: Final = ("fp8", "mxfp4")
 """Types in which weights are published that were trained in `dtype`: DeepSeek-V3, Kimi K2, gpt-oss."""
@@ -62,7 +62,7 @@ def configured(path: str | Path, dims: Mapping[str, int]) -> Model:
     if text is config:
         return model
     summary = f"'{path}' describes a '{kind}'; its text part, '{text['model_type']}', is the model"
-    told = warning("text-part", summary, hint=f"to plan all of it, {_EXPORT}")
+    told = warning("text-part", summary, hint=f"to plan all of it, {EXPORT}")
     return replace(model, warnings=(*model.warnings, told))
 
 
@@ -117,20 +117,14 @@ def spec_of(config: Mapping[str, Any], dims: Mapping[str, int], path: str) -> Tr
     kind = str(config["model_type"])
     architecture = ARCHITECTURES.get(kind)
     if architecture is None:
-        if kind in MISSING:
-            why, hint = f": a description cannot express {MISSING[kind]}", _EXPORT
-        else:
-            why = ""
-            hint = did_you_mean(kind, ARCHITECTURES) or f"known are {', '.join(ARCHITECTURES)}; else {_EXPORT}"
-        said = f"{path}: model_type '{kind}' is not supported{why}"
-        raise ShardplanError(error("unknown-architecture", said, hint=hint))
+        raise ShardplanError(unknown_type(kind, path))
     config = {**architecture.assumed, **_flat(config)}
     architecture = next((row for key, row in architecture.instead.items() if config.get(key)), architecture)
     sizes, faults = _sizes(architecture, config, path)
     longest = config.get(architecture.positions)
     seq = dims.get("seq", min(longest, _LONGEST) if isinstance(longest, int) else _LONGEST)
     faults += _refused(architecture, config, path)
-    window, wrong = windows(architecture, config, sizes, seq, path, _EXPORT)
+    window, wrong = windows(architecture, config, sizes, seq, path, EXPORT)
     mixed, faulty = routed(architecture, config, sizes, path)
     mixing, mistaken = mixers(architecture, config, sizes.get("layers", 0), path)
     is_hybrid = architecture.style == "nemotron" and "pattern" not in architecture.given
@@ -244,10 +238,10 @@ def _chunked(architecture: Architecture, config: Mapping[str, Any], seq: int, pa
     if not isinstance(chunk, int) or chunk >= seq:
         return []
     summary = f"{path}: {architecture.within} is {chunk}, so that a sequence of {seq} is seen in parts"
-    return [error("bad-config", summary, hint=f"--dim seq={chunk} at most, or {_EXPORT}")]
+    return [error("bad-config", summary, hint=f"--dim seq={chunk} at most, or {EXPORT}")]
 
 
 def _cannot(path: str, key: str, value: Any, allowed: str) -> Diagnostic:
     said = json.dumps(value)
     short = said if len(said) <= 40 else said[:37] + "..."
-    return error("bad-config", f"{path}: {key} is {short}, which is not supported; it must be {allowed}", hint=_EXPORT)
+    return error("bad-config", f"{path}: {key} is {short}, which is not supported; it must be {allowed}", hint=EXPORT)
