@@ -187,9 +187,9 @@ REFUSED = {
         {"model_type": "deepseek_v32"},
         "model_type 'deepseek_v32' is not supported: a description cannot express the indexer",
     ),
-    "unlike": (
-        {"model_type": "opt", "ffn_dim": 128, "word_embed_proj_dim": 32},
-        "word_embed_proj_dim is 32, which is not supported; it must be that of hidden_size",
+    "kind of number": (
+        {"model_type": "falcon", "new_decoder_architecture": True, "num_kv_heads": 2, "num_ln_in_parallel_attn": 3},
+        "num_ln_in_parallel_attn is 3, which is not supported; it must be 2 or null or 1",
     ),
     "activation": ({"hidden_act": "relu2"}, 'hidden_act is "relu2", which is not supported; it must be "silu"'),
     "quantised": ({"quantization_config": {"bits": 4}}, 'quantization_config is {"bits": 4}, which is not supported'),

@@ -42,13 +42,22 @@ _FALCON: Final = ungated(
         "layers": "num_hidden_layers|n_layer", "hidden": "hidden_size", "heads": "num_attention_heads|n_head",
         "ffn": "ffn_hidden_size", "vocab": "vocab_size",
     },
-    only={"bias": (False,), "alibi": (False,), "parallel_attn": (True,)}, given={"parallel_norms": 1}, tied=True,
-    activation="activation", assumed={"multi_query": True},
-    cases={"multi_query": {True: {"kv_heads": 1}, False: {}}},
+    flags=dict.fromkeys(("qkv_bias", "out_bias", "mlp_bias"), "bias"), tied=True, activation="activation",
+    assumed={"multi_query": True, "parallel_attn": True},
+    cases={
+        "multi_query": {True: {"kv_heads": 1}, False: {}}, "parallel_attn": {True: {"parallel_norms": 1}, False: {}},
+        "alibi": {True: {"style": "falcon_rw"}, False: {}},
+    },
 )  # fmt: skip
 _LARGE_FALCON: Final = replace(
-    _FALCON, style="large_falcon", sizes={**_FALCON.sizes, "kv_heads": "num_kv_heads|n_head_kv"}, cases={},
-    only={**_FALCON.only, "num_ln_in_parallel_attn": (2, None)}, given={"parallel_norms": 2},
+    _FALCON, sizes={**_FALCON.sizes, "kv_heads": "num_kv_heads|n_head_kv"},
+    only={"alibi": (False,), "parallel_attn": (True,), "num_ln_in_parallel_attn": (2, None, 1)},
+    cases={
+        "num_ln_in_parallel_attn": {
+            1: {"parallel_norms": 1}, 2: {"style": "large_falcon", "parallel_norms": 2},
+            False: {"style": "large_falcon", "parallel_norms": 2},
+        },
+    },
 )  # fmt: skip
 _DEEPSEEK: Final = Architecture(
     "llama",
@@ -161,10 +170,11 @@ ARCHITECTURES: Final[dict[str, Architecture]] = {
         tied=True, activation="activation_function", only={"add_cross_attention": (False,)},
     ),
     "opt": ungated(
-        "opt", {**ENCODER, "ffn": "ffn_dim"}, activations=("relu",), activation="activation_function", tied=True,
-        only={"do_layer_norm_before": (True,), "enable_bias": (True,), "layer_norm_elementwise_affine": (True,),
-              "_remove_final_layer_norm": (False,)},
-        same={"word_embed_proj_dim": "hidden_size"}, spare=2,
+        "opt", {**ENCODER, "ffn": "ffn_dim", "embed_size": "word_embed_proj_dim"}, activations=("relu",),
+        activation="activation_function", tied=True, optional=("ffn", "embed_size"),
+        only={"enable_bias": (True,), "layer_norm_elementwise_affine": (True,), "_remove_final_layer_norm": (False,)},
+        assumed={"do_layer_norm_before": True},
+        cases={"do_layer_norm_before": {True: {}, False: {"style": "opt_post"}}}, spare=2,
     ),
     "mpt": ungated(
         "mpt", {"layers": "n_layers", "hidden": "d_model", "heads": "n_heads", "vocab": "vocab_size"},

@@ -151,7 +151,8 @@ def spec_of(config: Mapping[str, Any], dims: Mapping[str, int], path: str) -> Tr
     asked["dtype"] = _DTYPES[_dtype(config) or "bfloat16"]
     asked |= {name: bool(config.get(key, False)) for name, key in architecture.flags.items()}
     for key, cases in architecture.cases.items():
-        asked |= cases[bool(config.get(key, False))]
+        value = config.get(key)
+        asked |= cases[value if isinstance(value, int) and value in cases else bool(value)]
     if NAMES[architecture.style].positions and isinstance(longest, int):
         asked["positions"] = longest + architecture.spare
     if pattern:
