@@ -187,6 +187,21 @@ REFUSED = {
         {"model_type": "deepseek_v32"},
         "model_type 'deepseek_v32' is not supported: a description cannot express the indexer",
     ),
+    "unlike": (
+        {
+            "model_type": "dbrx",
+            "d_model": 64,
+            "n_heads": 4,
+            "n_layers": 2,
+            "attn_config": {"kv_n_heads": 2},
+            "ffn_config": {"ffn_hidden_size": 96, "moe_num_experts": 4, "moe_top_k": 2, "hidden_size": 96},
+        },
+        "ffn_config.hidden_size is 96, which is not supported; it must be that of d_model",
+    ),
+    "layers unlike": (
+        {"model_type": "hunyuan_v1_moe", "num_experts": 4, "moe_topk": [1, 2]},
+        "moe_topk is [1, 2], it must be a whole number",
+    ),
     "kind of number": (
         {"model_type": "falcon", "new_decoder_architecture": True, "num_kv_heads": 2, "num_ln_in_parallel_attn": 3},
         "num_ln_in_parallel_attn is 3, which is not supported; it must be 2 or null or 1",

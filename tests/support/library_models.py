@@ -58,6 +58,11 @@ CONFIGS: Final[dict[str, dict[str, Any]]] = {
     "falcon_h1": {**_BASE, **_STATES, "mamba_d_ssm": 64},
     "lfm2": {**_BASE, "layer_types": ["conv", "full_attention"] * 2, "conv_L_cache": 3, "block_multiple_of": 16},
     "olmo": _BASE,
+    "apertus": {**_BASE, "hidden_act": "xielu"},
+    "afmoe": {
+        **_BASE, "num_dense_layers": 4, "layer_types": ["sliding_attention"] * 4, "sliding_window": 4,
+        "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "num_shared_experts": 1,
+    },
     "falcon in turn": {
         **_FALCON, "bias": True, "alibi": False, "parallel_attn": False, "multi_query": False, "num_kv_heads": 4,
     },

@@ -118,6 +118,7 @@ ARCHITECTURES: Final[dict[str, Architecture]] = {
     "ernie4_5": decoder(flags=dict.fromkeys(("qkv_bias", "out_bias", "mlp_bias"), "use_bias"), tied=True),
     "hunyuan_v1_dense": decoder(style="hunyuan", given={"qk_norm": True}, flags=BIASES),
     "arcee": decoder(style="arcee", activations=("relu2",)),
+    "apertus": decoder(style="apertus", activations=("xielu",), given={"qk_norm": True}, flags=BIASES),
     "granite": decoder(),
     "smollm3": decoder(tied=True, assumed={"use_sliding_window": False}),
     "stablelm": decoder(
@@ -187,6 +188,31 @@ ARCHITECTURES: Final[dict[str, Architecture]] = {
     "qwen2_moe": qwen_experts(
         "every second before max_window_layers", given={"routing": "dropless", "shared_gate": True},
         flags={"qkv_bias": "qkv_bias"}, only=PLAIN, assumed={**QWEN, "qkv_bias": True},
+    ),
+    "dbrx": decoder(
+        style="dbrx",
+        sizes={
+            "layers": "n_layers", "hidden": "d_model", "heads": "n_heads", "kv_heads": "attn_config.kv_n_heads",
+            "vocab": "vocab_size", "ffn": "ffn_config.ffn_hidden_size", "experts": "ffn_config.moe_num_experts",
+            "top_k": "ffn_config.moe_top_k",
+        },
+        activations=({"name": "silu"}, None), activation="ffn_config.ffn_act_fn", flags={}, positions="max_seq_len",
+        given={"routing": "dropless"}, same={"ffn_config.hidden_size": "d_model"},
+    ),
+    "hunyuan_v1_moe": decoder(
+        style="hunyuan",
+        sizes={
+            **DECODER, "experts": "num_experts|num_local_experts", "top_k": "moe_topk|num_experts_per_tok",
+            "shared_ffn": "intermediate_size",
+        },
+        given={"qk_norm": True, "routing": "dropless"}, flags=BIASES,
+    ),
+    "afmoe": decoder(
+        style="afmoe",
+        sizes={**ROUTED, "dense_layers": "num_dense_layers", "dense_ffn": "intermediate_size"}, flags=BIASES,
+        given={"routing": "dropless", "qk_norm": True, "post_norm": True, "attention_gate": True},
+        products={"shared_ffn": ("num_shared_experts", "moe_intermediate_size")},
+        assumed={"global_attn_every_n_layers": 4, "sliding_window": 1024, "num_dense_layers": 1},
     ),
     "olmoe": decoder(sizes=_EXPERTS, flags=BIASES, given={"routing": "dropless", "qk_norm_whole": True}),
     "granitemoe": decoder(sizes=_EXPERTS, flags=BIASES, given={"routing": "dropless"}),

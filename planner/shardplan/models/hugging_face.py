@@ -186,7 +186,7 @@ def _sizes(architecture: Architecture, config: Mapping[str, Any], path: str) -> 
     for name, keys in architecture.sizes.items():
         names = keys.split("|")
         key = next((each for each in names if config.get(each) is not None), names[0])
-        value = config.get(key)
+        value = _alike(config.get(key))
         if isinstance(value, int) and not isinstance(value, bool):
             sizes[name] = value
         elif value is not None:
@@ -209,6 +209,11 @@ def _sizes(architecture: Architecture, config: Mapping[str, Any], path: str) -> 
                 said = " and ".join(parts)
                 faults.append(error("bad-config", f"{path}: {said} must be whole numbers", hint="save it whole"))
     return sizes, faults
+
+
+def _alike(value: Any) -> Any:
+    """The number that a list has for every layer (Hunyuan); the value itself where it is no such list."""
+    return value[0] if isinstance(value, list) and value and all(each == value[0] for each in value) else value
 
 
 def _refused(architecture: Architecture, config: Mapping[str, Any], path: str) -> list[Diagnostic]:

@@ -11,7 +11,7 @@ StyleName = Literal[
     "llama", "gpt", "bert", "nemotron", "phi3", "olmo2", "bloom", "neox", "opt", "mpt", "nemotron4", "starcoder2",
     "stablelm", "cohere", "phi", "gptj", "codegen", "falcon",
     "large_falcon", "falcon_rw", "opt_post",
-    "glm", "gemma", "hunyuan", "arcee", "bigcode", "qwen3_next", "kimi", "bamba",
+    "apertus", "dbrx", "afmoe", "glm", "gemma", "hunyuan", "arcee", "bigcode", "qwen3_next", "kimi", "bamba",
     "granite_hybrid", "lfm2", "olmo", "nanochat", "gpt_neo", "biogpt", "xglm", "roberta",
 ]  # fmt: skip
 RoutingName = Literal["capacity", "dropless"]
@@ -67,6 +67,9 @@ STYLES: Final[dict[str, Style]] = {
     "gemma": replace(_LLAMA, tied=True, activation="gelu"),
     "hunyuan": _LLAMA,
     "arcee": replace(_LLAMA, gated=False, activation="relu2"),
+    "apertus": replace(_LLAMA, gated=False, activation="xielu"),
+    "dbrx": replace(_LLAMA, norm="LayerNormalization", norm_bias=False, packed=True),
+    "afmoe": _LLAMA,
     "bigcode": _GPT,
     "bloom": replace(_GPT, interleaved=True),
     "neox": replace(_GPT, rotary=True, interleaved=True, tied=False),

@@ -267,10 +267,13 @@ class _Builder:
             return self._latent(x, layer, module, core)
         counts = (spec.heads, spec.key_heads, spec.key_heads)
         sizes = [count * spec.width for count in counts]
-        gate, flat = "", self._projections(x, module, [(1 + spec.attention_gate) * sizes[0], *sizes[1:]])
-        if spec.attention_gate:
+        both = spec.attention_gate and not self.names.gate
+        gate, flat = "", self._projections(x, module, [(1 + both) * sizes[0], *sizes[1:]])
+        if both:
             q, gate = self._gated(flat[0], module)
             flat = (q, *flat[1:])
+        elif spec.attention_gate:
+            gate = self._linear(x, f"{module}.{self.names.gate}", spec.hidden, sizes[0])
         if spec.qk_norm_whole:
             flat = self._norm_whole(flat, counts, core)
         q, k, v = (self._by_head(value, count, core) for value, count in zip(flat, counts, strict=True))
