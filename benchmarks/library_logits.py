@@ -26,7 +26,7 @@ def of_transformers(kind: str, model: Any, values: dict[str, Any]) -> Any:
     import transformers
     from library_models import CONFIGS
 
-    config = transformers.AutoConfig.for_model(kind, **CONFIGS[kind])
+    config = transformers.AutoConfig.for_model(**{"model_type": kind, **CONFIGS[kind]})
     made = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
     state = dict(made.named_parameters())
     with torch.no_grad():
@@ -40,12 +40,14 @@ def of_transformers(kind: str, model: Any, values: dict[str, Any]) -> Any:
 
 
 def stored(kind: str, name: str, array: Any, place: Any, config: Any) -> None:
-    """A weight as transformers holds it: norms of Qwen without the one that they add, and heads of Kimi's queries with
-    the part that would be rotated behind the other."""
+    """A weight as transformers holds it: norms of Qwen without the one that they add, heads of Kimi's queries with the
+    part that would be rotated behind the other, and OPT's positions from the third row on."""
     import torch
 
     if kind.startswith("qwen") and "norm" in name and "linear_attn" not in name:
         array = array - 1
+    if config.model_type == "opt" and name.endswith("embed_positions.weight"):
+        array = np.roll(array, 2, axis=0)
     sizes = (getattr(config, "qk_rope_head_dim", 0), getattr(config, "qk_nope_head_dim", 0))
     if sum(sizes) and name.endswith("q_proj.weight") and len(array) == config.num_attention_heads * sum(sizes):
         heads = array.reshape(config.num_attention_heads, sum(sizes), -1)

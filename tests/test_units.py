@@ -42,6 +42,8 @@ def test_digits(value, text):
         (duration(61e9), "61 s"),
         (count(1395), "1,395"),
         (count(8_030_261_248), "8.03 B"),
+        (count(140_630_071_296, 4), "140.6 B"),
+        (count(8_030_261_248, 4), "8.030 B"),
         (flop(162e9), "162 GFLOP"),
         (flop(12.0), "12 FLOP"),
         (rate(450e9), "450 GB/s"),

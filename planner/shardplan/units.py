@@ -117,11 +117,11 @@ def _plain(number: float) -> str:
     return f"{number:,.3f}".rstrip("0").rstrip(".")
 
 
-def count(number: float) -> str:
+def count(number: float, significant: int = 3) -> str:
     """`8.03 B`, `124 M`, `1,395`."""
     for scale, unit in _COUNT_UNITS[:4]:
-        if number >= scale * 0.9995:
-            return f"{digits(number / scale)} {unit}"
+        if number >= scale * (1 - 0.5 * 10.0**-significant):
+            return f"{digits(number / scale, significant)} {unit}"
     return f"{number:,.0f}"
 
 

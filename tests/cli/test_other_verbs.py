@@ -1,5 +1,6 @@
 """`show`, `inspect` and `profiles` as a person sees them."""
 
+import json
 from pathlib import Path
 
 from example_plans import example_plan
@@ -29,6 +30,14 @@ def test_inspect(shardplan, mlp):
     assert lines[2:4] == ["reads x float[64, 64]", "returns y float[64, 64]"]
     assert lines[6] == "contraction 2 99.6 % 69.2 % MatMul ×2"
     assert lines[-1] == "every operator has a sharding rule"
+
+
+def test_inspect_says_parameters_as_cards_of_models_do(shardplan):
+    """Four digits for people, all of them in a document."""
+    name = "transformer:mixtral-8x7b,batch=1,seq=128"
+    assert " operators, 46.70 B parameters (87.0 GiB), " in shardplan("inspect", name).out
+    result = json.loads(shardplan("inspect", name, "--json").out)["result"]
+    assert (result["parameter_elements"], result["parameter_bytes"]) == (46_702_792_704, 2 * 46_702_792_704)
 
 
 def test_profiles_lists_all_that_are_shipped(shardplan):

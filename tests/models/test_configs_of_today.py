@@ -103,7 +103,8 @@ def test_a_config_has_as_many_parameters_as_transformers_counts(tmp_path, name):
 
 
 FAMILIES = {config["model_type"]: config for config in CONFIGS.values()} | {
-    "falcon 7B": CONFIGS["Falcon 7B"], "pythia in turn": {**CONFIGS["Pythia 6.9B"], "use_parallel_residual": False},
+    "falcon": CONFIGS["Falcon 40B"], "falcon 7B": CONFIGS["Falcon 7B"], "falcon rw": CONFIGS["Falcon RW 1B"],
+    "pythia in turn": {**CONFIGS["Pythia 6.9B"], "use_parallel_residual": False},
 }  # fmt: skip
 DEPTHS, WIDTHS = ("num_hidden_layers", "n_layer", "n_layers"), ("hidden_size", "n_embd", "d_model")
 HEADS = ("num_attention_heads", "n_head", "n_heads")
@@ -111,8 +112,9 @@ SMALL = {
     **dict.fromkeys(DEPTHS, 2), **dict.fromkeys(WIDTHS, 32), **dict.fromkeys(HEADS, 4), "vocab_size": 64,
     "intermediate_size": 48, "intermediate_size_mlp": 80, "ffn_dim": 48, "num_key_value_heads": 2, "num_kv_heads": 2,
     "head_dim": 8, "num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
-    "shared_expert_intermediate_size": 40, "word_embed_proj_dim": 32, "moe_layers": [1], "mlp_only_layers": [0],
-    "num_heads": 8, "state_size": 8, "n_groups": 4, "decoder_sparse_step": 1,
+    "shared_expert_intermediate_size": 40, "word_embed_proj_dim": 16, "moe_layers": [1], "mlp_only_layers": [0],
+    "num_heads": 8, "state_size": 8, "n_groups": 4, "decoder_sparse_step": 1, "moe_topk": [2, 2], "num_dense_layers": 1,
+    "attn_config": {"kv_n_heads": 2}, "ffn_config": {"ffn_hidden_size": 24, "moe_num_experts": 4, "moe_top_k": 2},
 }  # fmt: skip
 
 
@@ -129,7 +131,24 @@ def test_every_operator_of_an_architecture_has_a_rule(tmp_path, kind):
 
 @pytest.mark.parametrize(
     "kind",
-    ["phi3", "olmo2", "bloom", "gpt_neox", "opt", "stablelm", "cohere", "codegen", "falcon", "falcon 7B", "qwen3_moe"],
+    [
+        "phi3",
+        "olmo2",
+        "bloom",
+        "gpt_neox",
+        "opt",
+        "stablelm",
+        "cohere",
+        "codegen",
+        "falcon",
+        "falcon 7B",
+        "falcon rw",
+        "qwen3_moe",
+        "apertus",
+        "dbrx",
+        "hunyuan_v1_moe",
+        "afmoe",
+    ],
 )
 def test_plans_with_heads_split_compute_what_the_model_does(tmp_path, capsys, kind):
     path, plan, asked = str(small(tmp_path, kind)), str(tmp_path / "own.plan.json"), tmp_path / "heads.yaml"

@@ -82,6 +82,17 @@ def test_a_config_of_a_hybrid(tmp_path):
         configured(written(tmp_path, {**HYBRID, "hybrid_override_pattern": "MX"}), {})
 
 
+@pytest.mark.parametrize("keys", [{"attention_head_dim": 16}, {"head_dim": None, "attention_head_dim": 16}])
+def test_a_hybrid_may_name_the_size_of_heads_as_it_was_published(tmp_path, keys):
+    """NVIDIA's own code reads `attention_head_dim`, transformers `head_dim`."""
+    named = {key: value for key, value in HYBRID.items() if key != "head_dim"}
+    either = [
+        parameters(configured(written(tmp_path, {**config, "hybrid_override_pattern": "M*-M"}), {}))
+        for config in (HYBRID, {**named, **keys})
+    ]
+    assert either[0] == either[1]
+
+
 @pytest.mark.parametrize(
     ("keys", "seen"),
     [
@@ -177,8 +188,23 @@ REFUSED = {
         "model_type 'deepseek_v32' is not supported: a description cannot express the indexer",
     ),
     "unlike": (
-        {"model_type": "opt", "ffn_dim": 128, "word_embed_proj_dim": 32},
-        "word_embed_proj_dim is 32, which is not supported; it must be that of hidden_size",
+        {
+            "model_type": "dbrx",
+            "d_model": 64,
+            "n_heads": 4,
+            "n_layers": 2,
+            "attn_config": {"kv_n_heads": 2},
+            "ffn_config": {"ffn_hidden_size": 96, "moe_num_experts": 4, "moe_top_k": 2, "hidden_size": 96},
+        },
+        "ffn_config.hidden_size is 96, which is not supported; it must be that of d_model",
+    ),
+    "layers unlike": (
+        {"model_type": "hunyuan_v1_moe", "num_experts": 4, "moe_topk": [1, 2]},
+        "moe_topk is [1, 2], it must be a whole number",
+    ),
+    "kind of number": (
+        {"model_type": "falcon", "new_decoder_architecture": True, "num_kv_heads": 2, "num_ln_in_parallel_attn": 3},
+        "num_ln_in_parallel_attn is 3, which is not supported; it must be 2 or null or 1",
     ),
     "activation": ({"hidden_act": "relu2"}, 'hidden_act is "relu2", which is not supported; it must be "silu"'),
     "quantised": ({"quantization_config": {"bits": 4}}, 'quantization_config is {"bits": 4}, which is not supported'),
@@ -195,6 +221,32 @@ def test_what_cannot_be_said_is_refused(tmp_path, capsys, what):
     path = written(tmp_path, {"model_type": "llama", **GROUPED, **keys})
     assert main(["solve", str(path), "--mesh", "2x2"]) == 2
     assert f"{path}: {said}" in capsys.readouterr().err.replace("\n", " ")
+
+
+@pytest.mark.parametrize(
+    "kind", ["bart", "chatglm", "gemma3n_text", "internlm2", "lfm3", "minicpm", "minimax_text_01", "zamba", "xlnet", ""]
+)
+def test_an_unknown_type_is_not_taken_for_another(tmp_path, kind):
+    """The nearest name would be another model; one that is unlike all is no reason to list them."""
+    with pytest.raises(ShardplanError) as caught:
+        configured(written(tmp_path, {**GROUPED, "model_type": kind}), {})
+    (told,) = caught.value.diagnostics
+    assert told.summary.endswith(f"config.json: model_type '{kind}' is not supported")
+    assert told.hint == (
+        "docs/command-line.md lists the types that are; else plan the module itself: shardplan.torch.plan, or "
+        "my_pkg.module:build as MODEL"
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "meant"),
+    [("lama", "llama"), ("mistal", "mistral"), ("Qwen-3", "qwen3"), ("deepseek-v3", "deepseek_v3"), ("GPT2", "gpt2"),
+     ("gpt-noex", "gpt_neox"), ("falcno", "falcon")],
+)  # fmt: skip
+def test_a_misspelled_type_is_said(tmp_path, kind, meant):
+    with pytest.raises(ShardplanError) as caught:
+        configured(written(tmp_path, {**GROUPED, "model_type": kind}), {})
+    assert [told.hint for told in caught.value.diagnostics] == [f"did you mean '{meant}'?"]
 
 
 def test_faults_are_said_together(tmp_path):

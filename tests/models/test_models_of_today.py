@@ -3,11 +3,12 @@
 from dataclasses import replace
 
 import pytest
+from published_configs import written
 
 import shardplan
 from shardplan.cli import main
 from shardplan.errors import ShardplanError
-from shardplan.models import NAMED, build, described
+from shardplan.models import NAMED, build, configured, described
 from shardplan.plan.file import read_plan
 
 ROUTED = "layers=2,hidden=32,heads=4,vocab=64,seq=16,batch=4,experts=4,ffn=48,routing=dropless,skew=1.5"
@@ -41,6 +42,19 @@ def test_named_models_have_as_many_parameters_as_published(name, billions, activ
     used = whole - experts + (experts * spec.top_k // spec.experts if spec.experts else 0)
     assert whole / 1e9 == pytest.approx(billions, rel=0.002)
     assert used / 1e9 == pytest.approx(active, rel=0.005)
+
+
+def test_a_named_mixture_is_what_its_published_configuration_is(tmp_path):
+    """GShard's masks drop tokens and multiply by zeros; no published mixture is trained so."""
+    assert {name: spec.routing for name, spec in NAMED.items() if spec.experts and spec.routing != "dropless"} == {}
+    keys = {
+        "model_type": "mixtral", "num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32,
+        "num_key_value_heads": 8, "intermediate_size": 14336, "vocab_size": 32000, "num_local_experts": 8,
+        "num_experts_per_tok": 2, "tie_word_embeddings": False,
+    }  # fmt: skip
+    assert configured(written(tmp_path, keys), {"seq": 4096}).operators == build(NAMED["mixtral-8x7b"]).operators
+    masked = described("transformer:mixtral-8x7b,routing=capacity")
+    assert "bsec,bsh->ebch" in {one.attributes.get("equation") for one in masked.operators}
 
 
 @pytest.mark.parametrize("text", [ROUTED, SHARED, LATENT, WINDOWS, ROUTED.replace("dropless", "capacity")])

@@ -82,7 +82,8 @@ def test_twice_the_context_ranks_halve_activations_and_work():
     options = {"tp": 2, "dp": 16, "ep": 8, "zero": 1}
     two, four = (shardplan.price("transformer:mixtral-8x7b,layers=2", cp=cp, **options) for cp in (2, 4))  # five axes
     assert four.spent.compute_ns == pytest.approx(two.spent.compute_ns / 2, rel=0.1)
-    assert two.peak.activations / 2 < four.peak.activations < 0.65 * two.peak.activations  # whole keys and values
+    # keys, values, and what comes back from experts are whole
+    assert two.peak.activations / 2 < four.peak.activations < 0.7 * two.peak.activations
 
 
 @pytest.mark.parametrize("zero", [0, 3])

@@ -15,7 +15,8 @@ from shardplan.models.hugging_face import configured
 from shardplan.program.machine.values import random_values
 
 LOGITS: Final = Path(__file__).resolve().parents[1] / "models" / "library_logits.json"
-"""What transformers computes: by name, the logits of the first sequence."""
+"""What transformers computes: by name, the logits of the first sequence. Names are model types where configurations do
+not say one."""
 BATCH, SEQ = 2, 12
 THETA = 10000.0
 _BASE: Final[dict[str, Any]] = {
@@ -23,6 +24,10 @@ _BASE: Final[dict[str, Any]] = {
     "intermediate_size": 48, "vocab_size": 24, "max_position_embeddings": 64, "tie_word_embeddings": False,
     "rms_norm_eps": 1e-5, "norm_eps": 1e-5, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "dtype": "float32",
     "rope_parameters": {"rope_theta": THETA, "rope_type": "default", "partial_rotary_factor": 1.0},
+}  # fmt: skip
+_FALCON: Final = {
+    **{key: value for key, value in _BASE.items() if key != "head_dim"},
+    "model_type": "falcon", "activation": "gelu_pytorch_tanh", "tie_word_embeddings": True,
 }  # fmt: skip
 _DELTA: Final = {
     "linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 12,
@@ -53,6 +58,21 @@ CONFIGS: Final[dict[str, dict[str, Any]]] = {
     "falcon_h1": {**_BASE, **_STATES, "mamba_d_ssm": 64},
     "lfm2": {**_BASE, "layer_types": ["conv", "full_attention"] * 2, "conv_L_cache": 3, "block_multiple_of": 16},
     "olmo": _BASE,
+    "apertus": {**_BASE, "hidden_act": "xielu"},
+    "afmoe": {
+        **_BASE, "num_dense_layers": 4, "layer_types": ["sliding_attention"] * 4, "sliding_window": 4,
+        "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "num_shared_experts": 1,
+    },
+    "falcon in turn": {
+        **_FALCON, "bias": True, "alibi": False, "parallel_attn": False, "multi_query": False, "num_kv_heads": 4,
+    },
+    "falcon of one norm": {
+        **_FALCON, "new_decoder_architecture": True, "num_kv_heads": 2, "num_ln_in_parallel_attn": 1,
+    },
+    "opt of other embeddings": {
+        **_BASE, "model_type": "opt", "do_layer_norm_before": False, "word_embed_proj_dim": 16, "ffn_dim": 48,
+        "tie_word_embeddings": True,
+    },
     "cwm": {**_BASE, "sliding_window": 4, "layer_types": ["full_attention", "sliding_attention"] * 2},
 }  # fmt: skip
 

@@ -16,12 +16,12 @@ class Architecture:
     values that are supported, the first of which is meant where the key is missing; `optional`: sizes that may be
     missing; `flags`: field -> key that turns it on; `assumed`: key -> what transformers takes where it is missing;
     `within`: longest sequence, a key, that attention in chunks sees as a whole; `tied`: whether the output matrix is
-    the embedding where no key says so; `cases`: key -> the fields that true and false come to; `windowed`: which layers
-    have a sliding window where no list says it; `routed`, `unrouted`: keys that list layers with experts, and without;
-    `mixer`: the letter of `TransformerSpec.mixers` of layers that are not attention, which configurations list in many
-    ways; `adjusted`: the MLP's inner size is two thirds of what its key says, and rounded (LFM2); `spare`: rows that a
-    table of positions has beyond the longest sequence; `same`: keys that must be equal; `instead`: key -> the row that
-    holds where it is true.
+    the embedding where no key says so; `cases`: key -> the fields that its values come to, true and false standing for
+    all others; `windowed`: which layers have a sliding window where no list says it; `routed`, `unrouted`: keys that
+    list layers with experts, and without; `mixer`: the letter of `TransformerSpec.mixers` of layers that are not
+    attention, which configurations list in many ways; `adjusted`: the MLP's inner size is two thirds of what its key
+    says, and rounded (LFM2); `spare`: rows that a table of positions has beyond the longest sequence; `same`: keys that
+    must be equal; `instead`: key -> the row that holds where it is true.
 
     Factors by which values are multiplied (Granite, Gemma's embedding), caps of scores, parts of heads that are not
     rotated and rotations that some layers lack change no matrix product, and are left out."""
@@ -40,7 +40,7 @@ class Architecture:
     flags: Mapping[str, str] = field(default_factory=dict)
     assumed: Mapping[str, Any] = field(default_factory=dict)
     within: str = ""
-    cases: Mapping[str, Mapping[bool, Mapping[str, Any]]] = field(default_factory=dict)
+    cases: Mapping[str, Mapping[int, Mapping[str, Any]]] = field(default_factory=dict)
     windowed: Literal["all", "after max_window_layers", "every second before max_window_layers"] = "all"
     routed: str = ""
     unrouted: str = ""

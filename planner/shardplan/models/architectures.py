@@ -42,13 +42,22 @@ _FALCON: Final = ungated(
         "layers": "num_hidden_layers|n_layer", "hidden": "hidden_size", "heads": "num_attention_heads|n_head",
         "ffn": "ffn_hidden_size", "vocab": "vocab_size",
     },
-    only={"bias": (False,), "alibi": (False,), "parallel_attn": (True,)}, given={"parallel_norms": 1}, tied=True,
-    activation="activation", assumed={"multi_query": True},
-    cases={"multi_query": {True: {"kv_heads": 1}, False: {}}},
+    flags=dict.fromkeys(("qkv_bias", "out_bias", "mlp_bias"), "bias"), tied=True, activation="activation",
+    assumed={"multi_query": True, "parallel_attn": True},
+    cases={
+        "multi_query": {True: {"kv_heads": 1}, False: {}}, "parallel_attn": {True: {"parallel_norms": 1}, False: {}},
+        "alibi": {True: {"style": "falcon_rw"}, False: {}},
+    },
 )  # fmt: skip
 _LARGE_FALCON: Final = replace(
-    _FALCON, style="large_falcon", sizes={**_FALCON.sizes, "kv_heads": "num_kv_heads|n_head_kv"}, cases={},
-    only={**_FALCON.only, "num_ln_in_parallel_attn": (2, None)}, given={"parallel_norms": 2},
+    _FALCON, sizes={**_FALCON.sizes, "kv_heads": "num_kv_heads|n_head_kv"},
+    only={"alibi": (False,), "parallel_attn": (True,), "num_ln_in_parallel_attn": (2, None, 1)},
+    cases={
+        "num_ln_in_parallel_attn": {
+            1: {"parallel_norms": 1}, 2: {"style": "large_falcon", "parallel_norms": 2},
+            False: {"style": "large_falcon", "parallel_norms": 2},
+        },
+    },
 )  # fmt: skip
 _DEEPSEEK: Final = Architecture(
     "llama",
@@ -109,6 +118,7 @@ ARCHITECTURES: Final[dict[str, Architecture]] = {
     "ernie4_5": decoder(flags=dict.fromkeys(("qkv_bias", "out_bias", "mlp_bias"), "use_bias"), tied=True),
     "hunyuan_v1_dense": decoder(style="hunyuan", given={"qk_norm": True}, flags=BIASES),
     "arcee": decoder(style="arcee", activations=("relu2",)),
+    "apertus": decoder(style="apertus", activations=("xielu",), given={"qk_norm": True}, flags=BIASES),
     "granite": decoder(),
     "smollm3": decoder(tied=True, assumed={"use_sliding_window": False}),
     "stablelm": decoder(
@@ -161,10 +171,11 @@ ARCHITECTURES: Final[dict[str, Architecture]] = {
         tied=True, activation="activation_function", only={"add_cross_attention": (False,)},
     ),
     "opt": ungated(
-        "opt", {**ENCODER, "ffn": "ffn_dim"}, activations=("relu",), activation="activation_function", tied=True,
-        only={"do_layer_norm_before": (True,), "enable_bias": (True,), "layer_norm_elementwise_affine": (True,),
-              "_remove_final_layer_norm": (False,)},
-        same={"word_embed_proj_dim": "hidden_size"}, spare=2,
+        "opt", {**ENCODER, "ffn": "ffn_dim", "embed_size": "word_embed_proj_dim"}, activations=("relu",),
+        activation="activation_function", tied=True, optional=("ffn", "embed_size"),
+        only={"enable_bias": (True,), "layer_norm_elementwise_affine": (True,), "_remove_final_layer_norm": (False,)},
+        assumed={"do_layer_norm_before": True},
+        cases={"do_layer_norm_before": {True: {}, False: {"style": "opt_post"}}}, spare=2,
     ),
     "mpt": ungated(
         "mpt", {"layers": "n_layers", "hidden": "d_model", "heads": "n_heads", "vocab": "vocab_size"},
@@ -177,6 +188,31 @@ ARCHITECTURES: Final[dict[str, Architecture]] = {
     "qwen2_moe": qwen_experts(
         "every second before max_window_layers", given={"routing": "dropless", "shared_gate": True},
         flags={"qkv_bias": "qkv_bias"}, only=PLAIN, assumed={**QWEN, "qkv_bias": True},
+    ),
+    "dbrx": decoder(
+        style="dbrx",
+        sizes={
+            "layers": "n_layers", "hidden": "d_model", "heads": "n_heads", "kv_heads": "attn_config.kv_n_heads",
+            "vocab": "vocab_size", "ffn": "ffn_config.ffn_hidden_size", "experts": "ffn_config.moe_num_experts",
+            "top_k": "ffn_config.moe_top_k",
+        },
+        activations=({"name": "silu"}, None), activation="ffn_config.ffn_act_fn", flags={}, positions="max_seq_len",
+        given={"routing": "dropless"}, same={"ffn_config.hidden_size": "d_model"},
+    ),
+    "hunyuan_v1_moe": decoder(
+        style="hunyuan",
+        sizes={
+            **DECODER, "experts": "num_experts|num_local_experts", "top_k": "moe_topk|num_experts_per_tok",
+            "shared_ffn": "intermediate_size",
+        },
+        given={"qk_norm": True, "routing": "dropless"}, flags=BIASES,
+    ),
+    "afmoe": decoder(
+        style="afmoe",
+        sizes={**ROUTED, "dense_layers": "num_dense_layers", "dense_ffn": "intermediate_size"}, flags=BIASES,
+        given={"routing": "dropless", "qk_norm": True, "post_norm": True, "attention_gate": True},
+        products={"shared_ffn": ("num_shared_experts", "moe_intermediate_size")},
+        assumed={"global_attn_every_n_layers": 4, "sliding_window": 1024, "num_dense_layers": 1},
     ),
     "olmoe": decoder(sizes=_EXPERTS, flags=BIASES, given={"routing": "dropless", "qk_norm_whole": True}),
     "granitemoe": decoder(sizes=_EXPERTS, flags=BIASES, given={"routing": "dropless"}),

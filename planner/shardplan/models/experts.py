@@ -8,6 +8,7 @@ import numpy as np
 
 from shardplan.models.graph import GraphWriter
 from shardplan.models.spec import TransformerSpec
+from shardplan.models.xielu import xielu
 
 
 def routed_mlp(graph: GraphWriter, spec: TransformerSpec, x: str, router: str, module: str) -> str:
@@ -110,6 +111,8 @@ def activated(graph: GraphWriter, spec: TransformerSpec, x: str, shape: tuple[in
     if spec.act in {"relu", "relu2"}:
         x = graph.apply("Relu", [x], shape, module)
         return x if spec.act == "relu" else graph.apply("Mul", [x, x], shape, module)
+    if spec.act == "xielu":
+        return xielu(graph, x, shape, module)
     return graph.apply("Gelu", [x], shape, module, approximate="none" if spec.style == "bert" else "tanh")
 
 

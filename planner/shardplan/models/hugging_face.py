@@ -13,7 +13,7 @@ from typing import Any, Final
 from shardplan.errors import Diagnostic, ShardplanError, did_you_mean, error, warning
 from shardplan.model.types import Model
 from shardplan.models.architecture import Architecture
-from shardplan.models.architectures import ARCHITECTURES, FLAT, MISSING
+from shardplan.models.architectures import ARCHITECTURES, FLAT
 from shardplan.models.layer_kinds import (
     FURTHER,
     further,
@@ -27,9 +27,9 @@ from shardplan.models.layer_kinds import (
 from shardplan.models.names import NAMES
 from shardplan.models.spec import TransformerSpec
 from shardplan.models.transformer import build
+from shardplan.models.unknown_types import EXPORT, unknown_type
 from shardplan.text_files import read_text
 
-_EXPORT = "plan the module itself: shardplan.torch.plan, or my_pkg.module:build as MODEL"
 _DTYPES: Final = {"float32": "float", "float16": "float16", "bfloat16": "bfloat16"}
 _STORED: Final = ("fp8", "mxfp4")
 """Types in which weights are published that were trained in `dtype`: DeepSeek-V3, Kimi K2, gpt-oss."""
@@ -62,7 +62,7 @@ def configured(path: str | Path, dims: Mapping[str, int]) -> Model:
     if text is config:
         return model
     summary = f"'{path}' describes a '{kind}'; its text part, '{text['model_type']}', is the model"
-    told = warning("text-part", summary, hint=f"to plan all of it, {_EXPORT}")
+    told = warning("text-part", summary, hint=f"to plan all of it, {EXPORT}")
     return replace(model, warnings=(*model.warnings, told))
 
 
@@ -117,20 +117,14 @@ def spec_of(config: Mapping[str, Any], dims: Mapping[str, int], path: str) -> Tr
     kind = str(config["model_type"])
     architecture = ARCHITECTURES.get(kind)
     if architecture is None:
-        if kind in MISSING:
-            why, hint = f": a description cannot express {MISSING[kind]}", _EXPORT
-        else:
-            why = ""
-            hint = did_you_mean(kind, ARCHITECTURES) or f"known are {', '.join(ARCHITECTURES)}; else {_EXPORT}"
-        said = f"{path}: model_type '{kind}' is not supported{why}"
-        raise ShardplanError(error("unknown-architecture", said, hint=hint))
+        raise ShardplanError(unknown_type(kind, path))
     config = {**architecture.assumed, **_flat(config)}
     architecture = next((row for key, row in architecture.instead.items() if config.get(key)), architecture)
     sizes, faults = _sizes(architecture, config, path)
     longest = config.get(architecture.positions)
     seq = dims.get("seq", min(longest, _LONGEST) if isinstance(longest, int) else _LONGEST)
     faults += _refused(architecture, config, path)
-    window, wrong = windows(architecture, config, sizes, seq, path, _EXPORT)
+    window, wrong = windows(architecture, config, sizes, seq, path, EXPORT)
     mixed, faulty = routed(architecture, config, sizes, path)
     mixing, mistaken = mixers(architecture, config, sizes.get("layers", 0), path)
     is_hybrid = architecture.style == "nemotron" and "pattern" not in architecture.given
@@ -157,7 +151,8 @@ def spec_of(config: Mapping[str, Any], dims: Mapping[str, int], path: str) -> Tr
     asked["dtype"] = _DTYPES[_dtype(config) or "bfloat16"]
     asked |= {name: bool(config.get(key, False)) for name, key in architecture.flags.items()}
     for key, cases in architecture.cases.items():
-        asked |= cases[bool(config.get(key, False))]
+        value = config.get(key)
+        asked |= cases[value if isinstance(value, int) and value in cases else bool(value)]
     if NAMES[architecture.style].positions and isinstance(longest, int):
         asked["positions"] = longest + architecture.spare
     if pattern:
@@ -189,8 +184,9 @@ def _dtype(config: Mapping[str, Any]) -> Any:
 def _sizes(architecture: Architecture, config: Mapping[str, Any], path: str) -> tuple[dict[str, int], list[Diagnostic]]:
     sizes, faults = dict[str, int](), list[Diagnostic]()
     for name, keys in architecture.sizes.items():
-        key = next((each for each in keys.split("|") if each in config), keys.split("|")[0])
-        value = config.get(key)
+        names = keys.split("|")
+        key = next((each for each in names if config.get(each) is not None), names[0])
+        value = _alike(config.get(key))
         if isinstance(value, int) and not isinstance(value, bool):
             sizes[name] = value
         elif value is not None:
@@ -213,6 +209,11 @@ def _sizes(architecture: Architecture, config: Mapping[str, Any], path: str) -> 
                 said = " and ".join(parts)
                 faults.append(error("bad-config", f"{path}: {said} must be whole numbers", hint="save it whole"))
     return sizes, faults
+
+
+def _alike(value: Any) -> Any:
+    """The number that a list has for every layer (Hunyuan); the value itself where it is no such list."""
+    return value[0] if isinstance(value, list) and value and all(each == value[0] for each in value) else value
 
 
 def _refused(architecture: Architecture, config: Mapping[str, Any], path: str) -> list[Diagnostic]:
@@ -243,10 +244,10 @@ def _chunked(architecture: Architecture, config: Mapping[str, Any], seq: int, pa
     if not isinstance(chunk, int) or chunk >= seq:
         return []
     summary = f"{path}: {architecture.within} is {chunk}, so that a sequence of {seq} is seen in parts"
-    return [error("bad-config", summary, hint=f"--dim seq={chunk} at most, or {_EXPORT}")]
+    return [error("bad-config", summary, hint=f"--dim seq={chunk} at most, or {EXPORT}")]
 
 
 def _cannot(path: str, key: str, value: Any, allowed: str) -> Diagnostic:
     said = json.dumps(value)
     short = said if len(said) <= 40 else said[:37] + "..."
-    return error("bad-config", f"{path}: {key} is {short}, which is not supported; it must be {allowed}", hint=_EXPORT)
+    return error("bad-config", f"{path}: {key} is {short}, which is not supported; it must be {allowed}", hint=EXPORT)

@@ -95,7 +95,7 @@ HYBRIDS: Final[dict[str, Architecture]] = {
         "nemotron",
         {
             "hidden": "hidden_size", "heads": "num_attention_heads", "kv_heads": "num_key_value_heads",
-            "head_size": "head_dim", "vocab": "vocab_size", "dense_ffn": "intermediate_size",
+            "head_size": "head_dim|attention_head_dim", "vocab": "vocab_size", "dense_ffn": "intermediate_size",
             "ffn": "moe_intermediate_size", "experts": "n_routed_experts", "top_k": "num_experts_per_tok",
             "shared_ffn": "moe_shared_expert_intermediate_size", "expert_latent": "moe_latent_size",
             "state_heads": "mamba_num_heads", "state_head_size": "mamba_head_dim", "state_size": "ssm_state_size",

@@ -44,7 +44,7 @@ def _unlisted(architecture: Architecture, config: Mapping[str, Any], layers: int
     if architecture.windowed != "all" and isinstance(first, int):
         after = architecture.windowed == "after max_window_layers"
         return "".join("FW"[place >= first if after else place < first and not place % 2] for place in range(layers))
-    every = config.get("sliding_window_pattern")
+    every = config.get("sliding_window_pattern", config.get("global_attn_every_n_layers"))
     if isinstance(every, str) and every and not set(every) - set("LG"):  # local and global, as EXAONE 4 writes it
         return every.replace("L", "W").replace("G", "F")
     return "W" * (every - 1) + "F" if isinstance(every, int) and every > 0 else "W"

@@ -79,7 +79,7 @@ NAMED: Final[dict[str, TransformerSpec]] = {
     "llama3-8b": _llama(32, 4096, 32, 8, 14336, 128256, 4096),
     "llama3-70b": _llama(80, 8192, 64, 8, 28672, 128256, 4096),
     "llama3-405b": _llama(126, 16384, 128, 8, 53248, 128256, 4096),
-    "mixtral-8x7b": replace(_llama(32, 4096, 32, 8, 14336, 32000, 4096), experts=8),
+    "mixtral-8x7b": replace(_llama(32, 4096, 32, 8, 14336, 32000, 4096), experts=8, routing="dropless"),
     # mixtures of experts of today, by index: published configurations, without what predicts further tokens
     "deepseek-v3": _deepseek(128, 256, 3, 129280),
     "kimi-k2": _deepseek(64, 384, 1, 163840),

@@ -33,9 +33,11 @@ class Names:
     """Module paths; those of a layer are below `layer` + its number. `transposed`: checkpoints hold linear weights as
     (out, in). `qkv`: names of the query, key and value projections, or of the one that makes all three; `mlp`: of gate
     (where there is one), up and down, or of the one that makes gate and up, and down. `latent`: of the projections to
-    and from the size in which tokens come to experts. `embed_norm`: of the norm of embeddings, `""` for none.
-    `further`: of layers that predict further tokens, if their numbers do not go on from those of `layer`;
-    `further_norm`: of the norm behind the last of them. `convolution`: of a short one in attention's place."""
+    and from the size in which tokens come to experts. `gate`: of what gates attention, `""` where the
+    matrix of queries makes it too. `embed_norm`: of the norm of embeddings, `""` for none;
+    `embed_in`, `embed_out`: of what brings them to the hidden size and back; `final_norm`: `""` for none. `further`: of
+    layers that predict further tokens, if their numbers do not go on from those of `layer`; `further_norm`: of the norm
+    behind the last of them. `convolution`: of a short one in attention's place."""
 
     layer: str
     transposed: bool
@@ -55,7 +57,10 @@ class Names:
     head_norms: tuple[str, str] = ("q_norm", "k_norm")
     state_space: str = "mamba"
     latent: tuple[str, str] = ("mlp.fc1_latent_proj", "mlp.fc2_latent_proj")
+    gate: str = ""
     embed_norm: str = ""
+    embed_in: str = "model.project_in"
+    embed_out: str = "model.project_out"
     further: str = ""
     further_norm: str = "shared_head.norm"
     delta: DeltaNames = _DELTA
@@ -91,7 +96,8 @@ _OPT: Final = replace(
         _LLAMA, layer="model.decoder.layers", embed="model.decoder.embed_tokens",
         positions="model.decoder.embed_positions", out="self_attn.out_proj",
         norms=("self_attn_layer_norm", "final_layer_norm"), mlp=("fc1", "fc2"),
-        final_norm="model.decoder.final_layer_norm",
+        final_norm="model.decoder.final_layer_norm", embed_in="model.decoder.project_in",
+        embed_out="model.decoder.project_out",
     )  # fmt: skip
 NAMES: Final[dict[str, Names]] = {
     "llama": _LLAMA,
@@ -114,8 +120,23 @@ NAMES: Final[dict[str, Names]] = {
         _LLAMA, norms=("input_layernorm", "pre_feedforward_layernorm"),
         post_norms=("post_attention_layernorm", "post_feedforward_layernorm"),
     ),
-    "hunyuan": replace(_LLAMA, head_norms=("query_layernorm", "key_layernorm")),
+    "hunyuan": replace(
+        _LLAMA, head_norms=("query_layernorm", "key_layernorm"), router="mlp.gate.wg", shared="mlp.shared_mlp",
+    ),
     "arcee": replace(_LLAMA, mlp=("mlp.up_proj", "mlp.down_proj")),
+    "apertus": replace(
+        _LLAMA, mlp=("mlp.up_proj", "mlp.down_proj"), norms=("attention_layernorm", "feedforward_layernorm"),
+    ),
+    "dbrx": replace(
+        _LLAMA, layer="transformer.blocks", embed="transformer.wte", attention="norm_attn_norm.attn",
+        qkv=("norm_attn_norm.attn.Wqkv",), out="norm_attn_norm.attn.out_proj",
+        norms=("norm_attn_norm.norm_1", "norm_attn_norm.norm_2"), final_norm="transformer.norm_f",
+        router="ffn.router.layer", experts="ffn.experts.mlp",
+    ),
+    "afmoe": replace(
+        _LLAMA, norms=("input_layernorm", "pre_mlp_layernorm"), router="mlp.router.gate", gate="self_attn.gate_proj",
+        post_norms=("post_attention_layernorm", "post_mlp_layernorm"),
+    ),
     "bigcode": replace(_GPT, transposed=True),
     "bloom": replace(
         _FALCON, embed_norm="transformer.word_embeddings_layernorm",
@@ -126,6 +147,7 @@ NAMES: Final[dict[str, Names]] = {
         head="embed_out",
     ),
     "opt": _OPT,
+    "opt_post": replace(_OPT, final_norm=""),
     "mpt": replace(
         _GPT, layer="transformer.blocks", transposed=True, positions="", qkv=("attn.Wqkv",), out="attn.out_proj",
         norms=("norm_1", "norm_2"), mlp=("ffn.up_proj", "ffn.down_proj"), final_norm="transformer.norm_f",
@@ -164,6 +186,7 @@ NAMES: Final[dict[str, Names]] = {
         mlp=("mlp.fc_in", "mlp.fc_out"),
     ),
     "falcon": _FALCON,
+    "falcon_rw": _FALCON,
     "qwen3_next": replace(
         _LLAMA, shared="mlp.shared_expert",
         delta=DeltaNames("linear_attn", ((("in_proj_qkvz",), "qkvz"), (("in_proj_ba",), "ba")), by_group=True),

@@ -10,7 +10,8 @@ AttentionForm = Literal["fused", "decomposed"]
 StyleName = Literal[
     "llama", "gpt", "bert", "nemotron", "phi3", "olmo2", "bloom", "neox", "opt", "mpt", "nemotron4", "starcoder2",
     "stablelm", "cohere", "phi", "gptj", "codegen", "falcon",
-    "large_falcon", "glm", "gemma", "hunyuan", "arcee", "bigcode", "qwen3_next", "kimi", "bamba",
+    "large_falcon", "falcon_rw", "opt_post",
+    "apertus", "dbrx", "afmoe", "glm", "gemma", "hunyuan", "arcee", "bigcode", "qwen3_next", "kimi", "bamba",
     "granite_hybrid", "lfm2", "olmo", "nanochat", "gpt_neo", "biogpt", "xglm", "roberta",
 ]  # fmt: skip
 RoutingName = Literal["capacity", "dropless"]
@@ -66,10 +67,14 @@ STYLES: Final[dict[str, Style]] = {
     "gemma": replace(_LLAMA, tied=True, activation="gelu"),
     "hunyuan": _LLAMA,
     "arcee": replace(_LLAMA, gated=False, activation="relu2"),
+    "apertus": replace(_LLAMA, gated=False, activation="xielu"),
+    "dbrx": replace(_LLAMA, norm="LayerNormalization", norm_bias=False, packed=True),
+    "afmoe": _LLAMA,
     "bigcode": _GPT,
     "bloom": replace(_GPT, interleaved=True),
     "neox": replace(_GPT, rotary=True, interleaved=True, tied=False),
     "opt": replace(_GPT, packed=False, activation="relu"),
+    "opt_post": replace(_GPT, packed=False, activation="relu", norm_first=False),
     "mpt": replace(_GPT, bias=False, norm_bias=False),
     "nemotron4": replace(_ROTARY_GPT, bias=False, tied=False, activation="relu2"),
     "starcoder2": _ROTARY_GPT,
@@ -80,6 +85,7 @@ STYLES: Final[dict[str, Style]] = {
     "codegen": replace(_ROTARY_GPT, bias=False, packed=True, tied=False, head_bias=True),
     "falcon": replace(_GPT, rotary=True, bias=False, interleaved=True),
     "large_falcon": replace(_GPT, rotary=True, bias=False, interleaved=True),
+    "falcon_rw": replace(_GPT, bias=False, interleaved=True),
     "olmo": replace(_LLAMA, norm="LayerNormalization", norm_bias=False, norm_weight=False),
     "nanochat": replace(_LLAMA, gated=False, activation="relu2", norm_weight=False),
     "gpt_neo": replace(_GPT, bias=False, packed=False),
@@ -91,7 +97,7 @@ STYLES: Final[dict[str, Style]] = {
     "granite_hybrid": _LLAMA,
     "lfm2": _LLAMA,
 }
-"""What ALiBi adds to scores (`bloom`, `mpt`) is made inside of fused attention and is left out."""
+"""What ALiBi adds to scores (`bloom`, `mpt`, `falcon_rw`) is made inside of fused attention and is left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +111,8 @@ class TransformerSpec:
     values alone, `out_bias`: of attention's output matrix, `mlp_bias`: of the MLP, where styles have none. `qk_norm`:
     queries and keys are normalised by head, `qk_norm_whole`: over all heads. `parallel_norms`: attention and MLP take
     the same input, through one norm or one each, and are added together. `logit_cap`: logits go through a tanh;
-    `head_bias`: they have a bias, as some styles always have.
+    `head_bias`: they have a bias, as some styles always have. `embed_size`: of embeddings (0: `hidden`), which two
+    matrices bring to `hidden` and back (OPT 350M).
     `positions`: rows of the table of positions where they are learned; 0, and where `seq` is more, for as many as that.
 
     `routing`: by one-hot masks and `capacity` (GShard), or `dropless`, by index, where the fullest expert has `skew`
@@ -201,6 +208,7 @@ class TransformerSpec:
     mtp: int = 0
     mtp_pattern: str = ""
     mtp_shared: bool = False
+    embed_size: int = 0
 
     @property
     def look(self) -> Style:
@@ -211,6 +219,11 @@ class TransformerSpec:
     def width(self) -> int:
         """Size of one head."""
         return self.head_size or self.hidden // self.heads
+
+    @property
+    def embedded(self) -> int:
+        """Size of an embedding."""
+        return self.embed_size or self.hidden
 
     @property
     def key_heads(self) -> int:

@@ -15,6 +15,7 @@ _MAY_BE_ZERO: Final = frozenset({
     "kv_heads", "ffn", "experts", "head_size", "shared_ffn", "dense_layers", "dense_ffn", "q_rank", "kv_rank",
     "rope_size", "value_size", "window", "window_every", "state_heads", "expert_latent",
     "parallel_norms", "positions", "mtp", "delta_heads", "delta_key_heads", "delta_rank",
+    "embed_size",
 })  # fmt: skip
 _CHOICES: Final[dict[str, Iterable[str]]] = {
     "style": tuple(STYLES),
@@ -116,6 +117,8 @@ def _of_further(spec: TransformerSpec) -> Iterable[Diagnostic]:
     """What predicts further tokens."""
     if spec.mtp and not (spec.logits and spec.look.causal and spec.look.norm_first):
         yield _bad("mtp is of causal styles that normalise first, with logits", "leave it out")
+    if spec.mtp and spec.embedded != spec.hidden:
+        yield _bad("mtp takes embeddings as they are", "leave out mtp or embed_size")
     if spec.mtp_pattern and not spec.pattern:
         yield _bad("mtp_pattern is of models with a pattern", "leave it out, or give pattern as well")
     if spec.mtp and spec.pattern and not spec.mtp_pattern:

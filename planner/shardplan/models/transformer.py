@@ -53,7 +53,7 @@ class _Builder:
         ids = graph.input("input_ids", self.rows, "int64")
         if self.look.rotary:
             self.position_ids = graph.input("position_ids", self.rows, "int64")
-        table = graph.weight(f"{self.names.embed}.weight", (spec.vocab, spec.hidden))
+        table = graph.weight(f"{self.names.embed}.weight", (spec.vocab, spec.embedded))
         x = self._embed(table, ids)
         for layer in range(spec.layers):
             x = self._layer(x, layer)
@@ -89,15 +89,18 @@ class _Builder:
 
     def _embed(self, table: str, ids: str) -> str:
         module = self.names.embed
-        x = self.graph.apply("Gather", [table, ids], self.wide, module, axis=0)
+        spec = self.spec
+        x = self.graph.apply("Gather", [table, ids], (*self.rows, spec.embedded), module, axis=0)
+        if spec.embedded != spec.hidden:
+            x = self._product(x, self.names.embed_in, spec.embedded, spec.hidden)
         if self.names.positions:
             module = self.names.positions
-            rows = max(self.spec.positions, self.spec.seq)
-            weight = self.graph.weight(f"{module}.weight", (rows, self.spec.hidden))
-            places = self.graph.long_constant("positions", (self.spec.seq,), partial(np.arange, self.spec.seq))
+            rows = max(spec.positions, spec.seq)
+            weight = self.graph.weight(f"{module}.weight", (rows, spec.hidden))
+            places = self.graph.long_constant("positions", (spec.seq,), partial(np.arange, spec.seq))
             along = self.graph.apply("Gather", [weight, places], self.wide[1:], module, axis=0)
             x = self.graph.apply("Add", [x, along], self.wide, module)
-        if not self.look.norm_first:
+        if not self.look.norm_first and self.names.final_norm:
             x = self._norm(x, self.names.final_norm)
         if self.names.embed_norm:
             x = self._norm(x, self.names.embed_norm)
@@ -105,7 +108,9 @@ class _Builder:
 
     def _logits(self, x: str, table: str) -> str:
         spec, head = self.spec, self.names.head
-        shape = (spec.hidden, spec.vocab)
+        if spec.embedded != spec.hidden:
+            x = self._product(x, self.names.embed_out, spec.hidden, spec.embedded)
+        shape = (spec.embedded, spec.vocab)
         if self.look.tied:
             weight = self.graph.apply("Transpose", [table], shape, head, perm=(1, 0))
         else:
@@ -172,12 +177,15 @@ class _Builder:
         return self.graph.long_constant(f"ones.{size}", (size,), ones, self.spec.dtype)
 
     def _linear(self, x: str, module: str, inner: int, outer: int, *, bias: bool = False) -> str:
-        weight = self.graph.weight(f"{module}.weight", (inner, outer), transposed=self.names.transposed)
-        shape = (*self.rows, outer)
-        x = self.graph.apply("MatMul", [x, weight], shape, module)
+        x = self._product(x, module, inner, outer)
         if bias or self.look.bias:
-            x = self.graph.apply("Add", [x, self.graph.weight(f"{module}.bias", (outer,))], shape, module)
+            bias_of = self.graph.weight(f"{module}.bias", (outer,))
+            x = self.graph.apply("Add", [x, bias_of], (*self.rows, outer), module)
         return x
+
+    def _product(self, x: str, module: str, inner: int, outer: int) -> str:
+        weight = self.graph.weight(f"{module}.weight", (inner, outer), transposed=self.names.transposed)
+        return self.graph.apply("MatMul", [x, weight], (*self.rows, outer), module)
 
     def _dropout(self, x: str, shape: tuple[int, ...], module: str) -> str:
         if not self.spec.dropout:
@@ -259,10 +267,13 @@ class _Builder:
             return self._latent(x, layer, module, core)
         counts = (spec.heads, spec.key_heads, spec.key_heads)
         sizes = [count * spec.width for count in counts]
-        gate, flat = "", self._projections(x, module, [(1 + spec.attention_gate) * sizes[0], *sizes[1:]])
-        if spec.attention_gate:
+        both = spec.attention_gate and not self.names.gate
+        gate, flat = "", self._projections(x, module, [(1 + both) * sizes[0], *sizes[1:]])
+        if both:
             q, gate = self._gated(flat[0], module)
             flat = (q, *flat[1:])
+        elif spec.attention_gate:
+            gate = self._linear(x, f"{module}.{self.names.gate}", spec.hidden, sizes[0])
         if spec.qk_norm_whole:
             flat = self._norm_whole(flat, counts, core)
         q, k, v = (self._by_head(value, count, core) for value, count in zip(flat, counts, strict=True))

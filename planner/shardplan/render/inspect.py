@@ -19,6 +19,7 @@ _KINDS_SHOWN = 6
 
 def inspect_document(model: Model, statistics: OperatorStatistics) -> dict[str, object]:
     """The statistics of operators as plain data, with what is read and returned."""
+    weights = [model.tensors[parameter.tensor] for parameter in model.parameters]
     return {
         "model": model.name,
         "opset": model.opset,
@@ -28,6 +29,8 @@ def inspect_document(model: Model, statistics: OperatorStatistics) -> dict[str, 
         "outputs": [_value(model, name) for name in model.outputs],
         "operators": len(model.operators),
         "parameters": len(model.parameters),
+        "parameter_elements": sum(weight.elements for weight in weights),
+        "parameter_bytes": sum(weight.size_bytes for weight in weights),
         **({"loops": dict(model.trips)} if model.trips else {}),
         "blocks": [{"copies": len(block.copies), "operators": len(block.copies[0])} for block in model.blocks],
         "flops": statistics.flops,

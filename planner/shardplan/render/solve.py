@@ -70,13 +70,13 @@ def prices_line(cost_model: CostModel) -> str:
 
 
 def model_line(model: Model) -> str:
-    """`gpt2_small: 410 operators, 124 M parameters (475 MiB), 12 identical blocks`."""
+    """`gpt2_small: 410 operators, 124.4 M parameters (475 MiB), 12 identical blocks`, in the digits of model cards."""
     weights = [model.tensors[parameter.tensor] for parameter in model.parameters]
     elements, stored = sum(w.elements for w in weights), sum(w.size_bytes for w in weights)
     copies = max((len(block.copies) for block in model.blocks), default=0)
     blocks = f", {counted(copies, 'identical block')}" if copies else ""
     operators = counted(len(model.operators), "operator")
-    return f"{model.name}: {operators}, {count(elements)} parameters ({size(stored)}){blocks}"
+    return f"{model.name}: {operators}, {count(elements, 4)} parameters ({size(stored)}){blocks}"
 
 
 def _mode_line(options: PlanOptions, *, chosen: bool) -> str:
