@@ -1,13 +1,17 @@
-"""The loss that vocabulary-parallel logits have outside a model, beside torch's on whole ones."""
+"""Losses that are computed outside of a model, of results in parts, beside those of one process."""
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
-from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch import Tensor
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.nn import functional
+from torch_by_hand import Net
 from torch_cases import mesh_of
 
 import shardplan.torch
@@ -53,3 +57,93 @@ def sent(plan: Plan) -> int:
     with Watch():
         shardplan.torch.cross_entropy(logits, torch.zeros(8, dtype=torch.long)).backward()
     return largest[0]
+
+
+class Case(NamedTuple):
+    """What a loss is called with: operands that may have gradients, the first of which is a model's result; targets;
+    and keywords, each to be tried by itself beside none."""
+
+    results: Sequence[Tensor]
+    targets: Sequence[Tensor] = ()
+    options: Mapping[str, Any] = {}
+
+
+def cases() -> dict[str, Case]:
+    """Of every loss of `torch.nn.functional`, in double precision. Classes that are ignored lie in few of the rows."""
+    torch.manual_seed(3)
+    one, two, three = torch.randn(3, 8, 8, dtype=torch.float64)
+    signs, classes = torch.where(two > 0, 1.0, -1.0), torch.randint(8, (8,))
+    some = torch.where(torch.arange(8) % 8 > 5, -100, classes)
+    weight, shares = three[0].abs(), one.log_softmax(-1)
+    labels = torch.stack([torch.cat([torch.randperm(8)[:3], torch.full((5,), -1)]) for _ in range(8)])
+    frames, lengths = torch.randn(16, 8, 8, dtype=torch.float64).log_softmax(-1), torch.full((8,), 16)
+    of_classes = {"weight": weight, "label_smoothing": 0.1}
+    return {
+        "mse_loss": Case([one, two], options={"weight": three.abs()}),
+        "l1_loss": Case([one, two]),
+        "smooth_l1_loss": Case([one, two], options={"beta": 0.5}),
+        "huber_loss": Case([one, two], options={"delta": 0.5}),
+        "soft_margin_loss": Case([one], [signs]),
+        "binary_cross_entropy": Case([one.sigmoid()], [two.sigmoid()], {"weight": three.abs()}),
+        "binary_cross_entropy_with_logits": Case([one], [two.sigmoid()], {"pos_weight": weight}),
+        "kl_div": Case([shares], [two.softmax(-1)], {"log_target": True}),
+        "poisson_nll_loss": Case([one], [two.abs()], {"full": True}),
+        "gaussian_nll_loss": Case([one, two, three.abs() + 0.1], options={"full": True}),
+        "cross_entropy": Case([one], [some], of_classes),
+        "cross_entropy of shares": Case([one], [two.softmax(-1)], of_classes),
+        "cross_entropy of places": Case([one.unflatten(1, (4, 2))], [some[:, None].expand(8, 2) % 4], {}),
+        "linear_cross_entropy": Case([one, two], [classes]),
+        "nll_loss": Case([shares], [some], {"weight": weight}),
+        "cosine_embedding_loss": Case([one, two], [signs[:, 0]], {"margin": 0.1}),
+        "triplet_margin_loss": Case([one, two, three], options={"swap": True}),
+        "triplet_margin_with_distance_loss": Case([one, two, three], options={"margin": 2.0}),
+        "multi_margin_loss": Case([one], [classes], {"weight": weight}),
+        "multilabel_margin_loss": Case([one], [labels]),
+        "multilabel_soft_margin_loss": Case([one], [(two > 0).double()], {"weight": weight}),
+        "hinge_embedding_loss": Case([one], [signs], {"margin": 0.5}),
+        "margin_ranking_loss": Case([one, two], [signs], {"margin": 0.1}),
+        "ctc_loss": Case([frames], [labels.clamp(1)[:, :3], lengths, lengths // 8]),
+    }
+
+
+def outside(plan: Plan) -> list[str]:
+    """The losses whose values or gradients are not those of one process, over reductions, keywords and placements of
+    the first result; the others are whole."""
+    mesh, wrong = mesh_of(plan), []
+    model = shardplan.torch.parallelize(Net(), plan, mesh)
+    model(torch.randn(4, 8))
+    splits = ([Shard(1), Shard(0)], [Replicate(), Shard(0)])
+    for name, case in cases().items():
+        for reduction, option, split in itertools.product(("mean", "sum", "none"), (None, *case.options), splits):
+            how = {"reduction": reduction, **({option: case.options[option]} if option else {})}
+            try:
+                ours = list(_loss_and_gradients(name, case, how, [mesh, split]))
+                theirs = list(_loss_and_gradients(name, case, how, None))
+                if not all(map(torch.allclose, ours, theirs)):
+                    wrong.append(f"{name} {reduction} {option} {split}")
+            except (NotImplementedError, RuntimeError) as problem:
+                wrong.append(f"{name} {reduction} {option} {split}: {problem}")
+    return wrong
+
+
+def _loss_and_gradients(name: str, case: Case, how: Mapping[str, Any], where: Any) -> Iterator[Tensor]:
+    """Whole, on a mesh with placements of the first result (`where`), or in one process."""
+
+    def placed(tensor: Tensor, split: Sequence[Placement] | None = None) -> Tensor:
+        if where is None:
+            return tensor.clone()
+        return distribute_tensor(tensor.clone(), where[0], split or [Replicate()] * 2)
+
+    def whole(tensor: Tensor) -> Tensor:
+        return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+    first, *others = case.results
+    results = [placed(first, where and where[1]), *map(placed, others)]
+    for result in results:
+        result.requires_grad_()
+    options = {key: placed(given) if isinstance(given, Tensor) else given for key, given in how.items()}
+    loss = getattr(functional, name.split()[0])(*results, *map(placed, case.targets), **options)
+    weights = torch.linspace(1, 2, loss.numel(), dtype=torch.float64).view(loss.shape)
+    (loss * placed(weights)).sum().backward()
+    yield whole(loss.detach())
+    yield from (whole(result.grad) for result in results)

@@ -106,7 +106,7 @@ def train_mlp(plan: Plan, strict: bool = True) -> Seen:
     example = (x[: len(x) // int(plan.model["microbatches"])],)
     with exported_once(Mlp):
         pipe = shardplan.torch.pipeline(
-            model, example, plan, mesh_of(plan), loss=lambda y, _: (y * y).mean(), strict=strict
+            model, example, plan, mesh_of(plan), loss=lambda y, _: functional.mse_loss(y, 0 * y), strict=strict
         )
     with shardplan.torch.count_comms(pipe) as comms:
         got = pipe.step(x, target=x)

@@ -30,6 +30,7 @@ from shardplan.torch.parameters.plain_operands import take_plain_tensors
 from shardplan.torch.parameters.read_numbers import read_whole
 from shardplan.torch.process_groups import ProcessGroups
 from shardplan.torch.propagation.engine import Engine
+from shardplan.torch.result_losses import correct_losses
 from shardplan.torch.saved_tensors import saving
 
 _ATTRIBUTE = "_shardplan"
@@ -122,6 +123,7 @@ class AppliedPlan:
         """From here on autograd saves what the plan saves, and compilation is off, except for the parts between moves.
         Forward passes that issue the same moves are of one kind."""
         refuse_lost_changes()
+        correct_losses()  # each time: a `loss_parallel` that ends takes handlers away
         grads, accumulator = self.trains and torch.is_grad_enabled(), self.execution.accumulator
         self.engine.is_running, self.engine.takes_gradients = True, grads
         kind = (model.training, grads, accumulator.is_first, accumulator.is_last, self.shapes)

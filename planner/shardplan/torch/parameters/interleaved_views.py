@@ -33,10 +33,10 @@ def view_in_order() -> None:
     for view in (aten.view.default, aten._unsafe_view.default, aten.reshape.default):  # noqa: SLF001 - torch's name
         if view in known:
             known[view] = _ordered(known[view])
-    _forget_strategies()
+    forget_strategies()
 
 
-def _forget_strategies() -> None:
+def forget_strategies() -> None:
     """What torch has found out before a plan was applied; its own function for this is in a module that imports its
     compiler."""
     found = DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding  # noqa: SLF001 - as above

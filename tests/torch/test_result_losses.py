@@ -1,0 +1,27 @@
+"""Losses of results in parts, outside of a model: they and their gradients are those of one process."""
+
+import re
+
+import pytest
+
+pytest.importorskip("torch")
+
+import onnx
+from forced_plans import forced_plan
+from small_models import proto_of
+from torch.nn import functional
+from torch_by_hand import NET
+from torch_losses import cases
+
+from shardplan.model.read import read_model
+
+
+def test_every_loss_is_tried():
+    known = {name for name in dir(functional) if re.search(r"_loss$|entropy|^kl_div$", name)}
+    assert known == {name.split()[0] for name in cases()}
+
+
+def test_losses_and_gradients_are_those_of_one_process(four, tmp_path):
+    onnx.save(proto_of(NET), tmp_path / "net.onnx")
+    plan = forced_plan(read_model(tmp_path / "net.onnx"), "2x2", recipe="ZeRO-3")
+    assert four.run("torch_losses", "outside", plan) == [[]] * 4
