@@ -73,13 +73,14 @@ def prepare() -> None:
     signal.signal(signal.SIGTERM, _as_interrupt)
 
 
-def _buffered(stream: TextIO) -> TextIO:
+def _buffered(stream: io.TextIOWrapper) -> io.TextIOWrapper:
     """The same stream, written line by line where Python was told not to buffer (`-u`): it would lose, without a word,
     what a disk that is nearly full takes no more."""
-    if not isinstance(stream.buffer, io.RawIOBase):
+    encoding, raw = stream.encoding, stream.buffer
+    if not isinstance(raw, io.RawIOBase):
         return stream
-    encoding = stream.encoding
-    return io.TextIOWrapper(io.BufferedWriter(stream.detach()), encoding, line_buffering=True)
+    stream.detach()
+    return io.TextIOWrapper(io.BufferedWriter(raw), encoding, line_buffering=True)
 
 
 def _as_interrupt(_: int, frame: FrameType | None) -> None:
