@@ -93,6 +93,10 @@ def test_which_layers_are_attention(config, keys, mixers):
         ),
         ({"layer_types": "all"}, "layer_types must be a list of"),
         ({"model_type": "minimax", "num_local_experts": 2, "num_experts_per_tok": 1}, "there is no 'layer_types'"),
+        (
+            {"model_type": "minimax", "num_local_experts": 2, "num_experts_per_tok": 1, "layer_types": None},
+            "there is no 'layer_types'",
+        ),
         ({"attn_layer_indices": [1, "two"]}, "the layers that are attention must be whole numbers"),
         ({"full_attention_interval": "four"}, "the layers that are attention must be whole numbers"),
         ({"linear_num_key_heads": 3}, "delta_heads (4) is no multiple of delta_key_heads (3)"),

@@ -37,7 +37,7 @@ _ROUTED: Final = qwen_experts(
 _QWEN_EXPERTS: Final = replace(_ROUTED, sizes={**_ROUTED.sizes, **_DELTA})
 _GRANITE: Final = decoder(
     style="granite_hybrid", sizes={**DECODER, **_STATES, "ffn": "shared_intermediate_size"}, mixer="M",
-    flags={**BIASES, "conv_bias": "mamba_conv_bias"}, assumed={"mamba_conv_bias": True},
+    flags={**BIASES, "conv_bias": "mamba_conv_bias"}, assumed={"mamba_conv_bias": True, "attn_layer_indices": None},
     only={"mamba_proj_bias": (False,)},
 )  # fmt: skip
 _GRANITE_EXPERTS: Final = replace(

@@ -72,7 +72,7 @@ def mixers(
             return {}, [error("bad-config", said)]
         places = {place for place, word in enumerate(words) if word in _ATTENTION}
     else:
-        if not any(key in config for key in (*_NAMED, *(key for key, _ in _PLACES), "full_attention_interval")):
+        if not any(key in config for key in (*(key for key, _ in _PLACES), "full_attention_interval")):
             said = f"{path}: there is no 'layer_types'"
             return {}, [error("bad-config", said, hint="save the configuration whole")]
         listed, first = next(((config[key], first) for key, first in _PLACES if config.get(key)), ([], 0))
