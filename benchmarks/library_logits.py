@@ -27,16 +27,34 @@ def of_transformers(kind: str, model: Any, values: dict[str, Any]) -> Any:
     from library_models import CONFIGS
 
     config = transformers.AutoConfig.for_model(**{"model_type": kind, **CONFIGS[kind]})
-    made = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
-    state = dict(made.named_parameters())
+    eager = {"attn_implementation": "eager", "experts_implementation": "eager"}
+    made = transformers.AutoModelForCausalLM.from_config(config, **eager).eval().double()
+    state, filled = dict(made.named_parameters()), set[str]()
     with torch.no_grad():
         for weight in model.parameters:
             array = np.asarray(values[weight.tensor], dtype=np.float64)
             array = np.transpose(array, np.argsort(weight.perm)) if weight.perm else array
-            stored(kind, weight.name, array, state.pop(weight.name), made.config)
-        assert not state, sorted(state)
+            name, array = of_experts(weight.name, array, state)
+            stored(kind, name, array, state[name], made.config)
+            filled.add(name)
+        assert filled == set(state), sorted(filled ^ set(state))
         ids = torch.from_numpy(values["input_ids"])
-        return made.double()(input_ids=ids, use_cache=False).logits.numpy()
+        return made(input_ids=ids, use_cache=False).logits.numpy()
+
+
+def of_experts(name: str, array: Any, state: dict[str, Any]) -> tuple[str, Any]:
+    """The weight that holds this one, and all of it: gates and ups of experts are one, and each [out, in]."""
+    module, _, part = name.removesuffix(".weight").rpartition(".")
+    if not module.endswith(".experts"):
+        return name, array
+    array = np.swapaxes(array, 1, 2)
+    if part == "down":
+        return f"{module}.down_proj", array
+    whole = state[f"{module}.gate_up_proj"].detach().numpy().copy()
+    half = whole.shape[1] // 2
+    whole[:, :half] = array if part == "gate" else whole[:, :half]
+    whole[:, half:] = array if part == "up" else whole[:, half:]
+    return f"{module}.gate_up_proj", whole
 
 
 def stored(kind: str, name: str, array: Any, place: Any, config: Any) -> None:

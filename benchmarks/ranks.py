@@ -37,7 +37,7 @@ MODELS = (
     "transformer:gpt-1.7b,batch=32",
     "transformer:llama3-8b,batch=32",
     "transformer:llama3-70b,batch=32",
-    "transformer:mixtral-8x7b,batch=32",
+    "transformer:mixtral-8x7b,batch=32,routing=capacity",
     "transformer:layers=4,hidden=1024,heads=16,experts=16,vocab=32000,seq=1024,batch=64,style=gpt",
 )
 SURE = 0.9

@@ -114,7 +114,9 @@ SMALL = {
     "head_dim": 8, "num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
     "shared_expert_intermediate_size": 40, "word_embed_proj_dim": 16, "moe_layers": [1], "mlp_only_layers": [0],
     "num_heads": 8, "state_size": 8, "n_groups": 4, "decoder_sparse_step": 1, "moe_topk": [2, 2], "num_dense_layers": 1,
-    "attn_config": {"kv_n_heads": 2}, "ffn_config": {"ffn_hidden_size": 24, "moe_num_experts": 4, "moe_top_k": 2},
+    "layer_types": ["linear_attention", "full_attention"], "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8, "linear_value_head_dim": 16, "attn_config": {"kv_n_heads": 2},
+    "ffn_config": {"ffn_hidden_size": 24, "moe_num_experts": 4, "moe_top_k": 2},
 }  # fmt: skip
 
 

@@ -1,11 +1,15 @@
 """A `config.json` of Hugging Face is a model; what it says that cannot be planned is refused key by key."""
 
+from pathlib import Path
+
 import pytest
 from published_configs import written
 
 from shardplan.cli import main
 from shardplan.errors import ShardplanError
+from shardplan.models.architectures import ARCHITECTURES
 from shardplan.models.hugging_face import configured
+from shardplan.models.spec import STYLES
 
 PLAIN = {
     "vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -236,6 +240,12 @@ def test_an_unknown_type_is_not_taken_for_another(tmp_path, kind):
         "docs/command-line.md lists the types that are; else plan the module itself: shardplan.torch.plan, or "
         "my_pkg.module:build as MODEL"
     )
+
+
+def test_the_page_lists_all_types_and_styles():
+    """The message on an unknown type names it."""
+    page = (Path(__file__).resolve().parents[2] / "docs" / "command-line.md").read_text(encoding="utf-8")
+    assert [name for name in (*ARCHITECTURES, *STYLES) if f"`{name}`" not in page] == []
 
 
 @pytest.mark.parametrize(

@@ -92,6 +92,11 @@ def test_which_layers_are_attention(config, keys, mixers):
             "layer_types must be a list of full_attention or attention or",
         ),
         ({"layer_types": "all"}, "layer_types must be a list of"),
+        ({"model_type": "minimax", "num_local_experts": 2, "num_experts_per_tok": 1}, "there is no 'layer_types'"),
+        (
+            {"model_type": "minimax", "num_local_experts": 2, "num_experts_per_tok": 1, "layer_types": None},
+            "there is no 'layer_types'",
+        ),
         ({"attn_layer_indices": [1, "two"]}, "the layers that are attention must be whole numbers"),
         ({"full_attention_interval": "four"}, "the layers that are attention must be whole numbers"),
         ({"linear_num_key_heads": 3}, "delta_heads (4) is no multiple of delta_key_heads (3)"),
@@ -105,7 +110,7 @@ def test_what_is_refused(config, keys, said):
     assert said in str(caught.value)
 
 
-@pytest.mark.parametrize("kind", ["qwen3_next", "kimi_linear", "falcon_h1", "lfm2"])
+@pytest.mark.parametrize("kind", ["qwen3_next", "kimi_linear", "falcon_h1", "lfm2", "minimax"])
 def test_heads_and_channels_can_be_split(kind, tmp_path, capsys):
     tiny_model(kind, tmp_path)
     model, plan, asked = (str(tmp_path / name) for name in (f"{kind}.json", "some.plan.json", "asked.yaml"))
@@ -113,6 +118,7 @@ def test_heads_and_channels_can_be_split(kind, tmp_path, capsys):
         "qwen3_next": "{'*.linear_attn.LinearAttention': {gpu: h}, '*.linear_attn.out_proj': {gpu: k}}",
         "kimi_linear": "{'*.self_attn.LinearAttention': {gpu: h}, '*.mlp.down_proj': {gpu: k}}",
         "falcon_h1": "{'*.mamba.LinearAttention': {gpu: h}, '*.self_attn.o_proj': {gpu: k}}",
+        "minimax": "{'*.self_attn.LinearAttention': {gpu: h}, '*.self_attn.out_proj': {gpu: k}}",
         "lfm2": "{'*.conv.CausalConvWithState': {gpu: c}, '*.conv.out_proj': {gpu: k}}",
     }
     Path(asked).write_text(f"operators: {wanted[kind]}\n")

@@ -43,6 +43,11 @@ CONFIGS: Final[dict[str, dict[str, Any]]] = {
         "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16,
     },
     "qwen3_5_text": {**_BASE, **_DELTA},
+    "olmo_hybrid": {**_BASE, **_DELTA, "linear_allow_neg_eigval": False},
+    "minimax": {
+        **_BASE, "layer_types": ["linear_attention"] + ["full_attention"] * 3, "block_size": 4, "num_local_experts": 2,
+        "num_experts_per_tok": 2,
+    },
     "kimi_linear": {
         **_BASE, "layer_types": _DELTA["layer_types"], "mlp_layer_types": ["dense"] * 4, "num_key_value_heads": 4,
         "linear_head_dim": 8, "linear_num_heads": 4, "linear_conv_kernel_dim": 3, "q_lora_rank": None,

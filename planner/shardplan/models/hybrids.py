@@ -37,7 +37,7 @@ _ROUTED: Final = qwen_experts(
 _QWEN_EXPERTS: Final = replace(_ROUTED, sizes={**_ROUTED.sizes, **_DELTA})
 _GRANITE: Final = decoder(
     style="granite_hybrid", sizes={**DECODER, **_STATES, "ffn": "shared_intermediate_size"}, mixer="M",
-    flags={**BIASES, "conv_bias": "mamba_conv_bias"}, assumed={"mamba_conv_bias": True},
+    flags={**BIASES, "conv_bias": "mamba_conv_bias"}, assumed={"mamba_conv_bias": True, "attn_layer_indices": None},
     only={"mamba_proj_bias": (False,)},
 )  # fmt: skip
 _GRANITE_EXPERTS: Final = replace(
@@ -55,6 +55,11 @@ HYBRIDS: Final[dict[str, Architecture]] = {
     "qwen3_next": replace(_QWEN_EXPERTS, style="qwen3_next"),
     "qwen3_5_text": _QWEN,
     "qwen3_5_moe_text": _QWEN_EXPERTS,
+    "olmo_hybrid": replace(_QWEN, style="olmo_hybrid", given={"qk_norm_whole": True}),
+    "minimax": decoder(
+        style="minimax", sizes={**DECODER, "experts": "num_local_experts|num_experts", "top_k": "num_experts_per_tok"},
+        flags={}, given={"routing": "dropless"}, mixer="L",
+    ),
     "kimi_linear": Architecture(
         "kimi",
         {
@@ -74,8 +79,8 @@ HYBRIDS: Final[dict[str, Architecture]] = {
         products={"shared_ffn": ("num_shared_experts", "moe_intermediate_size")}, mixer="D",
     ),
     "bamba": decoder(
-        style="bamba", sizes={**DECODER, **_STATES}, flags=_STATE_FLAGS, assumed={"mamba_conv_bias": True},
-        only={"mamba_proj_bias": (False,)}, mixer="M",
+        style="bamba", sizes={**DECODER, **_STATES}, flags=_STATE_FLAGS, only={"mamba_proj_bias": (False,)}, mixer="M",
+        assumed={"mamba_conv_bias": True, "attn_layer_indices": None},
     ),
     "granitemoehybrid": replace(_GRANITE, instead={"num_local_experts": _GRANITE_EXPERTS}),
     "falcon_h1": decoder(

@@ -53,6 +53,8 @@ def _unlisted(architecture: Architecture, config: Mapping[str, Any], layers: int
 _ATTENTION: Final = ("full_attention", "attention")
 _OTHER: Final = ("linear_attention", "mamba", "conv")
 """What configurations call a layer that is attention, and one that is not."""
+_NAMED: Final = ("layer_types", "layers_block_type")
+"""Keys that list what each layer is, by a word."""
 _PLACES: Final = (("attn_layer_indices", 0), ("full_attn_idxs", 0), ("linear_attn_config.full_attn_layers", 1))
 """Keys that list the layers that are attention, and the number of their first layer."""
 
@@ -63,13 +65,16 @@ def mixers(
     """Which layers are attention: by a word for each, a list of their numbers, or their distance."""
     if not architecture.mixer:
         return {}, []
-    words = config.get("layer_types") or config.get("layers_block_type")
+    words = next((config[key] for key in _NAMED if config.get(key)), None)
     if words is not None:
         if not isinstance(words, list) or set(map(str, words)) - {*_ATTENTION, *_OTHER}:
             said = f"{path}: layer_types must be a list of {' or '.join((*_ATTENTION, *_OTHER))}"
             return {}, [error("bad-config", said)]
         places = {place for place, word in enumerate(words) if word in _ATTENTION}
     else:
+        if not any(key in config for key in (*(key for key, _ in _PLACES), "full_attention_interval")):
+            said = f"{path}: there is no 'layer_types'"
+            return {}, [error("bad-config", said, hint="save the configuration whole")]
         listed, first = next(((config[key], first) for key, first in _PLACES if config.get(key)), ([], 0))
         every = config.get("full_attention_interval", 0)
         if not isinstance(listed, list) or not all(type(place) is int for place in (*listed, every)):

@@ -33,7 +33,8 @@ class Names:
     """Module paths; those of a layer are below `layer` + its number. `transposed`: checkpoints hold linear weights as
     (out, in). `qkv`: names of the query, key and value projections, or of the one that makes all three; `mlp`: of gate
     (where there is one), up and down, or of the one that makes gate and up, and down. `latent`: of the projections to
-    and from the size in which tokens come to experts. `gate`: of what gates attention, `""` where the
+    and from the size in which tokens come to experts. `mixer_norms`: of the norms in layers whose mixer is no
+    attention, if others than `norms`. `gate`: of what gates attention, `""` where the
     matrix of queries makes it too. `embed_norm`: of the norm of embeddings, `""` for none;
     `embed_in`, `embed_out`: of what brings them to the hidden size and back; `final_norm`: `""` for none. `further`: of
     layers that predict further tokens, if their numbers do not go on from those of `layer`; `further_norm`: of the norm
@@ -58,6 +59,7 @@ class Names:
     state_space: str = "mamba"
     latent: tuple[str, str] = ("mlp.fc1_latent_proj", "mlp.fc2_latent_proj")
     gate: str = ""
+    mixer_norms: tuple[str, str] | None = None
     embed_norm: str = ""
     embed_in: str = "model.project_in"
     embed_out: str = "model.project_out"
@@ -112,6 +114,17 @@ NAMES: Final[dict[str, Names]] = {
     ),
     "phi3": replace(_LLAMA, qkv=("self_attn.qkv_proj",), mlp=("mlp.gate_up_proj", "mlp.down_proj")),
     "olmo2": replace(_LLAMA, norms=("post_attention_layernorm", "post_feedforward_layernorm")),
+    "olmo_hybrid": replace(
+        _LLAMA, norms=("post_attention_layernorm", "post_feedforward_layernorm"),
+        mixer_norms=("input_layernorm", "post_attention_layernorm"),
+        delta=DeltaNames(
+            "linear_attn",
+            ((("q_proj",), "q"), (("k_proj",), "k"), (("v_proj",), "v"), (("a_proj",), "a"), (("b_proj",), "b"),
+             (("g_proj",), "z")),
+            norm="o_norm", out="o_proj",
+        ),
+    ),
+    "minimax": _LLAMA,
     "glm": replace(
         _LLAMA, mlp=("mlp.gate_up_proj", "mlp.down_proj"),
         post_norms=("post_self_attn_layernorm", "post_mlp_layernorm"),

@@ -9,29 +9,38 @@ from typing import Final, Literal
 AttentionForm = Literal["fused", "decomposed"]
 StyleName = Literal[
     "llama", "gpt", "bert", "nemotron", "phi3", "olmo2", "bloom", "neox", "opt", "mpt", "nemotron4", "starcoder2",
-    "stablelm", "cohere", "phi", "gptj", "codegen", "falcon",
-    "large_falcon", "falcon_rw", "opt_post",
-    "apertus", "dbrx", "afmoe", "glm", "gemma", "hunyuan", "arcee", "bigcode", "qwen3_next", "kimi", "bamba",
-    "granite_hybrid", "lfm2", "olmo", "nanochat", "gpt_neo", "biogpt", "xglm", "roberta",
+    "stablelm", "cohere", "phi", "gptj", "codegen", "falcon", "large_falcon", "falcon_rw", "opt_post", "apertus",
+    "dbrx", "afmoe", "olmo_hybrid", "minimax", "glm", "gemma", "hunyuan", "arcee", "bigcode", "qwen3_next", "kimi",
+    "bamba", "granite_hybrid", "lfm2", "olmo", "nanochat", "gpt_neo", "biogpt", "xglm", "roberta",
 ]  # fmt: skip
 RoutingName = Literal["capacity", "dropless"]
-Part = Literal["attention", "state_space", "delta_rule", "short_convolution", "attention_and_state_space", "mlp"]
+Part = Literal[
+    "attention",
+    "state_space",
+    "delta_rule",
+    "short_convolution",
+    "lightning_attention",
+    "attention_and_state_space",
+    "mlp",
+]
 PARTS: Final[dict[str, Part]] = {"M": "state_space", "*": "attention", "-": "mlp", "E": "mlp"}
 """What a letter of a pattern is; `E` is an MLP of experts."""
 MIXERS: Final[dict[str, Part]] = {
-    "*": "attention", "M": "state_space", "D": "delta_rule", "C": "short_convolution", "B": "attention_and_state_space",
+    "*": "attention", "M": "state_space", "D": "delta_rule", "C": "short_convolution", "L": "lightning_attention",
+    "B": "attention_and_state_space",
 }  # fmt: skip
 """What a letter of `mixers` puts in front of a layer's MLP; `B`: both, of the same input."""
 
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """What the sizes leave open. `norm_first`: normalise before attention and MLP, else after the residual. `packed`:
-    one weight makes queries, keys and values, `interleaved`: group by group of heads, not all queries first. `tied`:
-    the embedding is also the output matrix. `activation`: of the MLP. `norm_last`: what attention and MLP make is
-    normalised, not what they take. `norm_bias`: whether a `LayerNormalization` has one; `head_bias`: whether the output
-    matrix has one. `norm_by_head`: where queries and keys are normalised, every head has weights of its own;
-    `norm_weight`: whether norms have weights at all."""
+    """What the sizes leave open. `norm_first`: normalise before attention and MLP, else after the residual.
+    `packed`: one weight makes queries, keys and values, `interleaved`: group by group of heads, not all queries
+    first. `tied`: the embedding is also the output matrix. `activation`: of the MLP. `norm_last`: what attention and
+    MLP make is normalised, not what they take, but in layers with another mixer. `norm_kept`: the residual is what
+    was normalised. `norm_bias`: whether a `LayerNormalization` has one; `head_bias`: whether the output matrix has
+    one. `norm_by_head`: where queries and keys are normalised, every head has weights of its own; `norm_weight`:
+    whether norms have weights at all."""
 
     norm: str
     norm_first: bool
@@ -45,6 +54,7 @@ class Style:
     activation: str
     interleaved: bool = False
     norm_last: bool = False
+    norm_kept: bool = False
     norm_bias: bool = True
     head_bias: bool = False
     norm_by_head: bool = False
@@ -63,6 +73,8 @@ STYLES: Final[dict[str, Style]] = {
     "nemotron": Style("RMSNormalization", True, False, False, False, False, True, False, 1e-5, "relu2"),
     "phi3": replace(_LLAMA, packed=True),
     "olmo2": replace(_LLAMA, norm_last=True),
+    "olmo_hybrid": replace(_LLAMA, norm_last=True),
+    "minimax": replace(_LLAMA, norm_kept=True),
     "glm": _LLAMA,
     "gemma": replace(_LLAMA, tied=True, activation="gelu"),
     "hunyuan": _LLAMA,
@@ -133,12 +145,12 @@ class TransformerSpec:
 
     `mixers`: what stands in front of the MLP of a layer, a letter for each, from the start again where there are more
     layers: `*` attention, `M` a state space, `B` both, of the same input, and added (Falcon-H1), `D` a gated delta rule
-    (Gated DeltaNet, Kimi Delta Attention), `C` a convolution of `conv_size` tokens between two gates (LFM2). A gated
-    delta rule has `delta_heads` heads of values of `delta_value_size`, and `delta_key_heads` (0: as many) of keys and
-    queries of `delta_key_size`, behind a convolution of `conv_size` tokens; with `delta_rank` its decay differs from
-    dim to dim of a key, and decay and output gate are made through a latent of this size. `attention_gate`: what
-    attention makes is gated, element by element. `state_norm`: state spaces normalise what they make; `conv_bias`:
-    their convolution has a bias.
+    (Gated DeltaNet, Kimi Delta Attention), `C` a convolution of `conv_size` tokens between two gates (LFM2), `L`
+    lightning attention, which has the heads of attention (MiniMax-01). A gated delta rule has `delta_heads` heads of
+    values of `delta_value_size`, and `delta_key_heads` (0: as many) of keys and queries of `delta_key_size`, behind a
+    convolution of `conv_size` tokens; with `delta_rank` its decay differs from dim to dim of a key, and decay and
+    output gate are made through a latent of this size. `attention_gate`: what attention makes is gated, element by
+    element. `state_norm`: state spaces normalise what they make; `conv_bias`: their convolution has a bias.
 
     `mtp`: modules after the last layer, each of which predicts one token further (DeepSeek-V3): it normalises the
     hidden state before it and the embedding of the token that was predicted last, makes one of both, and has a layer of

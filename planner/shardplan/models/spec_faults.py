@@ -59,8 +59,8 @@ def _wrong_choices(spec: TransformerSpec) -> Iterable[Diagnostic]:
             known = "M (state space), * (attention), - (MLP) and E (experts)"
             yield _bad(f"{name} has '{wrong[0]}'; its letters are {known}")
     if wrong := sorted(set(spec.mixers) - set(MIXERS)):
-        known = "* (attention), M (state space), B (both), D (gated delta rule) and C (short convolution)"
-        yield _bad(f"mixers has '{wrong[0]}'; its letters are {known}")
+        known = "* (attention), M (state space), B (both), D (gated delta rule), C (short convolution)"
+        yield _bad(f"mixers has '{wrong[0]}'; its letters are {known} and L (lightning attention)")
     if wrong := sorted(set(spec.window_pattern) - set("WF")):
         yield _bad(f"window_pattern has '{wrong[0]}'; its letters are W (the window) and F (all)")
     if wrong := sorted(set(spec.moe_pattern) - set("DE")):
@@ -104,7 +104,7 @@ def _of_today(spec: TransformerSpec) -> Iterable[Diagnostic]:
 
 def _of_norms(spec: TransformerSpec) -> Iterable[Diagnostic]:
     """Where values are normalised."""
-    has_one = spec.look.norm_last or spec.parallel_norms or not spec.look.norm_first
+    has_one = spec.look.norm_last or spec.look.norm_kept or spec.parallel_norms or not spec.look.norm_first
     if spec.post_norm and (has_one or spec.look.norm != "RMSNormalization"):
         yield _bad("post_norm is of styles with RMSNormalization, without parallel_norms", "leave it out")
     if spec.qk_norm and spec.qk_norm_whole:

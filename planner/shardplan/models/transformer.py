@@ -13,6 +13,7 @@ from shardplan.models.delta_rule import delta_rule
 from shardplan.models.experts import activated, dropless_mlp, routed_mlp
 from shardplan.models.graph import OPSET, GraphWriter
 from shardplan.models.latent import latent_heads
+from shardplan.models.lightning import lightning_attention
 from shardplan.models.names import NAMES, Names
 from shardplan.models.spec import TransformerSpec
 from shardplan.models.spec_faults import check
@@ -134,17 +135,24 @@ class _Builder:
             "state_space": self._state_space,
             "delta_rule": self._delta_rule,
             "short_convolution": self._short_convolution,
+            "lightning_attention": self._lightning,
             "attention_and_state_space": self._both,
             "mlp": self._mlp,
         }
         if self.spec.parallel_norms:
             return self._parallel(x, layer, module)
-        for name in self.spec.parts_of(layer):
+        parts = self.spec.parts_of(layer)
+        attends = "attention" in parts
+        names = self.names.norms if attends else self.names.mixer_norms or self.names.norms
+        last = self.look.norm_last and attends
+        for name in parts:
             part, number = made[name], int(name == "mlp")
-            norm = f"{module}.{self.names.norms[number]}"
-            before = self.look.norm_first and not self.look.norm_last
-            inner = part(self._norm(x, norm) if before else x, layer)
-            if self.look.norm_last:
+            norm = f"{module}.{names[number]}"
+            before = self.look.norm_first and not last
+            seen = self._norm(x, norm) if before else x
+            x = seen if self.look.norm_kept else x
+            inner = part(seen, layer)
+            if last:
                 inner = self._norm(inner, norm)
             if self.spec.post_norm:
                 inner = self._norm(inner, f"{module}.{self.names.post_norms[number]}")
@@ -259,6 +267,10 @@ class _Builder:
     def _short_convolution(self, x: str, layer: int) -> str:
         module = f"{self._module(layer)}.{self.names.convolution}"
         return short_convolution(self.graph, self.spec, x, module, self._linear)
+
+    def _lightning(self, x: str, layer: int) -> str:
+        module = f"{self._module(layer)}.{self.names.attention}"
+        return lightning_attention(self.graph, self.spec, x, module, self._linear)
 
     def _attention(self, x: str, layer: int) -> str:
         spec, module = self.spec, self._module(layer)
