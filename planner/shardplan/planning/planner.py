@@ -363,7 +363,7 @@ class Planner:
         """The better of a plan and of what a search finds with the operators split as in the best plan without
         `shard_optimizer`: that option must not lead to a longer step."""
         options = self.instance.options
-        if not options.shard_optimizer or self.instance.is_quick or search.is_over or found.gap <= IMPROVED_GAP:
+        if not options.shard_optimizer or self.instance.is_quick or search.is_over or found.gap <= options.gap:
             return found
         kept = self._otherwise(search, shard_optimizer=False)
         if kept is None:
