@@ -100,6 +100,7 @@ def test_with_state_apart_the_splits_without_it_are_searched_even_if_that_plan_i
         return candidates.shortest(search, *given)
 
     def invalid(*given):
+        yield from ()
         raise NoPlanError(SimpleNamespace(solution=Solution("infeasible", None, math.inf, math.inf)))
 
     monkeypatch.setattr(planner, "shortest", shortest)

@@ -369,12 +369,11 @@ class Planner:
         if kept is None:
             return found
         own = replace(search, restricted=True)
-        with contextlib.suppress(NoPlanError):
-            as_kept = self._answered(transferred(own, kept, 0.0, kept.decided), own)
-            found = found.better([as_kept.candidate], self.limit_bytes)
-        with contextlib.suppress(NoPlanError):
-            split = self._answered(shortest(own), own, kept.decided.as_split)
-            found = found.better([split.candidate], self.limit_bytes)
+        both = (transferred(own, kept, 0.0, kept.decided), None), (shortest(own), kept.decided.as_split)
+        for questions, restriction in both:
+            with contextlib.suppress(NoPlanError):
+                other = self._answered(questions, own, restriction)
+                found = found.better([other.candidate], self.limit_bytes)
         return found
 
     def _otherwise(self, search: Search, **options: Any) -> Coarser | None:
