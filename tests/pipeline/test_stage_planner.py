@@ -10,10 +10,11 @@ from shardplan.cluster.profile import load_profile
 from shardplan.errors import InfeasibleError
 from shardplan.graph.options import PlanOptions
 from shardplan.models.named import described
+from shardplan.pipeline.constants import EASINGS
 from shardplan.pipeline.cut_choices import Cut
 from shardplan.pipeline.schedule import parse_schedule
 from shardplan.pipeline.solver import PipelineSolver, _is_converging
-from shardplan.pipeline.stage_costs import EASINGS, _Seen, _strained
+from shardplan.pipeline.stage_costs import _Seen, _strained
 from shardplan.pipeline.stage_planner import StagePlanner
 from shardplan.planning import Planner
 from shardplan.planning.search import NoBetterError

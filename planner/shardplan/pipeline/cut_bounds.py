@@ -13,15 +13,11 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from shardplan.pipeline.constants import DEVICE_PRICE_CLOSE, DEVICE_PRICES
 from shardplan.pipeline.cut_choices import Choices
 from shardplan.solve.problem import Costs
 
 _At: TypeAlias = Callable[[float], tuple[Costs, float]]
-_PRICES = 12
-"""Maximum number of device multipliers that are tried: each takes as long as a plain search over cuts of one
-submesh."""
-_CLOSE = 1e-3
-"""Relative distance from the best multiplier's bound that is good enough."""
 
 
 def work_before(choices: Choices, limit: float) -> Costs:
@@ -81,7 +77,7 @@ def _best_price(at: _At, whole: int) -> Before:
         return best
     price = least[-1] / whole
     high: tuple[float, float] | None = None
-    for _ in range(_PRICES):
+    for _ in range(DEVICE_PRICES):
         least, devices = at(price)
         best = max(best, Before(price, least), key=lambda before: before.of_all(whole))
         plane = (least[-1] - price * devices, devices)
@@ -94,7 +90,7 @@ def _best_price(at: _At, whole: int) -> Before:
             continue
         price = (high[0] - low[0]) / (low[1] - high[1])
         promised = low[0] + price * (low[1] - whole)
-        if promised - best.of_all(whole) <= _CLOSE * abs(promised):
+        if promised - best.of_all(whole) <= DEVICE_PRICE_CLOSE * abs(promised):
             break
     return best
 

@@ -13,12 +13,11 @@ from dataclasses import dataclass, replace
 
 from shardplan.errors import ShardplanError, error
 from shardplan.model.types import Block, Model
+from shardplan.pipeline.constants import MOST_UNITS
 from shardplan.rules import model_rules
 from shardplan.rules.batch import batch_dims_of
 from shardplan.rules.types import Rule
 
-MOST_UNITS = 12
-"""Number of units of about equal work for a model without repeated blocks."""
 _BUFFER_ELEMENTS = 1 << 16
 """A buffer of more is a weight, trained or not (quantised ones are not)."""
 

@@ -18,13 +18,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
+from shardplan.pipeline.constants import ROUGH_TOLERANCE
 from shardplan.pipeline.cut_bounds import sums_before, work_before
 from shardplan.pipeline.cut_choices import Choices, Cut
 from shardplan.solve.problem import Costs
 
 OnBound = Callable[[float], None]
 _ROUNDINGS = 1e-9
-_ROUGHLY = 0.02
 _LARGEST = 1 << 20
 """Elements of a temporary array, which then stays in the cache."""
 
@@ -138,7 +138,7 @@ def _of_equal_stages(choices: Choices, ends_s: float) -> FoundCuts:
                     (behind, 0): cost for (behind, other), cost in choices.costs_behind.items() if other == number
                 },
             )
-            best = search(alone, _ROUGHLY, found.cost, ends_s)
+            best = search(alone, ROUGH_TOLERANCE, found.cost, ends_s)
             work, is_cut = work + best.work, is_cut or best.is_cut
             if best.cuts is not None:
                 found = replace(best, cuts=tuple(replace(cut, submesh=number) for cut in best.cuts))

@@ -12,11 +12,12 @@ from shardplan.errors import Diagnostic, warning
 from shardplan.graph.options import PlanOptions
 from shardplan.model.types import Model
 from shardplan.pipeline.chunk_memory import chunk_memory, held_in_turn
+from shardplan.pipeline.constants import CLOSE
 from shardplan.pipeline.cut_points import stage_name
 from shardplan.pipeline.manual.planning import plan_manual
 from shardplan.pipeline.manual.stages import ManualStages
 from shardplan.pipeline.p2p import Transfers
-from shardplan.pipeline.result import CLOSE, PipelineResult
+from shardplan.pipeline.result import PipelineResult
 from shardplan.pipeline.schedule import Schedule
 from shardplan.pipeline.solver import PipelineSolver
 from shardplan.pipeline.submeshes import placed

@@ -17,9 +17,6 @@ from shardplan.pipeline.submeshes import Submesh
 from shardplan.pipeline.tied_weights import tied_transfers, waited_ns
 from shardplan.plan.types import Plan, Transfer
 
-CLOSE = 1e-6
-"""Improvements of at most this share of a step are not searched."""
-
 
 @dataclass(frozen=True)
 class PipelineResult:

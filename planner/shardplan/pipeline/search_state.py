@@ -8,14 +8,10 @@ from dataclasses import dataclass, field
 
 from shardplan.graph.options import PlanOptions
 from shardplan.interruption import Interruption
+from shardplan.pipeline.constants import FINISHING, LATE_S
 from shardplan.planning.constants import SEARCH_WORK
 from shardplan.planning.standing import OnProgress, Standing
 from shardplan.units import PS_PER_NS
-
-_SOME_SECONDS = 0.01
-"""Time for the plan of a stage after the time limit, if there is no pipeline yet."""
-_FINISHING = 0.8
-"""Share of a time limit for the search; the rest is for the best pipeline on the finer mesh and for its file."""
 
 
 @dataclass
@@ -44,7 +40,7 @@ class SearchState:
     ) -> SearchState:
         """A search that begins now."""
         now_s, limit = time.monotonic(), math.inf if options.time_limit is None else options.time_limit
-        return cls(options, interruption or Interruption(), on_progress, now_s + _FINISHING * limit, now_s + limit)
+        return cls(options, interruption or Interruption(), on_progress, now_s + FINISHING * limit, now_s + limit)
 
     @property
     def is_over(self) -> bool:
@@ -74,7 +70,7 @@ class SearchState:
         """Seconds for planning one of so many remaining stages."""
         if math.isinf(self.ends_s):
             return None
-        return max(_SOME_SECONDS, (self.ends_s - time.monotonic()) / (stages + 1))
+        return max(LATE_S, (self.ends_s - time.monotonic()) / (stages + 1))
 
     def know(self, best_ns: float, bound_ns: float) -> None:
         """Records a pipeline and a bound."""

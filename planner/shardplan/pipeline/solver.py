@@ -20,14 +20,27 @@ from shardplan.errors import Diagnostic, InfeasibleError, LimitError, ShardplanE
 from shardplan.graph.options import PlanOptions
 from shardplan.interruption import Deadline, GivenUpError, Interruption
 from shardplan.model.types import Model
+from shardplan.pipeline.constants import (
+    BOUNDING,
+    CLOSE,
+    CUT_TOLERANCE,
+    EASINGS,
+    EXPLORED,
+    HOPELESS,
+    MOST_ROUNDS,
+    PACE,
+    PLANNING_S,
+    SMALL_DEVICES,
+    SMALL_UNITS,
+)
 from shardplan.pipeline.cut_choices import Cut
 from shardplan.pipeline.cut_points import Chain, chain_of
 from shardplan.pipeline.cut_search import FoundCuts, balanced
 from shardplan.pipeline.mesh_refinement import FinerStages, searched_on
-from shardplan.pipeline.result import CLOSE, PipelineResult, assemble_result
+from shardplan.pipeline.result import PipelineResult, assemble_result
 from shardplan.pipeline.schedule import Schedule
 from shardplan.pipeline.search_state import SearchState
-from shardplan.pipeline.stage_costs import EASINGS, StageCosts
+from shardplan.pipeline.stage_costs import StageCosts
 from shardplan.pipeline.stage_planner import StagePlanner
 from shardplan.pipeline.submeshes import Submesh, submeshes
 from shardplan.plan.types import Plan
@@ -36,22 +49,6 @@ from shardplan.planning.infeasible import out_of_time
 from shardplan.planning.standing import OnProgress
 from shardplan.rules import model_rules
 from shardplan.units import NS_PER_S, PS_PER_NS, counted
-
-_MOST_ROUNDS = 40
-_SMALL_UNITS, _SMALL_DEVICES = 13, 16
-"""Up to this many units and devices, cuts are searched together with the layouts at their borders."""
-_TOLERANCE = 1e-3
-"""Relative, of the search over cuts of larger models."""
-_HOPELESS = 32.0
-"""A plan that takes this many times its time without a memory limit does not fit (`shardplan.pipeline.bounds.cost`)."""
-_PACE = 8
-"""Number of searches over cuts of a small model, without a better pipeline, that show how fast their costs rise."""
-_BOUNDING = 0.7
-"""Share of a time limit within which the costs of runs have to be known; else the stages are equal ones."""
-_PLANNING_S = 1.2e-3
-"""Seconds of a time limit that are left for planning these, for each operator of the model."""
-_EXPLORED = 4
-"""Number of further cuts of larger models that are planned for each of the `EASINGS`."""
 
 
 @dataclass
@@ -132,7 +129,7 @@ class PipelineSolver:
         """The best cut of a small model, layouts at borders included, and a bound on all in nanoseconds: searched,
         planned, and searched again with what planning told, until there is nothing more to learn."""
         best, costs_ns = self._best, list[float]()
-        for rounds in reversed(range(_MOST_ROUNDS)):
+        for rounds in reversed(range(MOST_ROUNDS)):
             self.search_state.left = rounds + 1
             found = self._cut(worth_ns=best.step_ns * (1.0 - CLOSE)) if best else self._first_cut()
             if best is None:  # later searches end at what is worth it
@@ -156,8 +153,8 @@ class PipelineSolver:
     def _first_cut(self) -> FoundCuts:
         """The best cut as long as no pipeline is known. If the costs of runs come too late, stages are equal ones, and
         it raises `GivenUpError`; or `LimitError`, if there are none that fit."""
-        state, room_s = self.search_state, _PLANNING_S * len(self.model.operators)
-        for ends_s in (min(state.before_end(_BOUNDING), state.limit_s - room_s), state.limit_s):
+        state, room_s = self.search_state, PLANNING_S * len(self.model.operators)
+        for ends_s in (min(state.before_end(BOUNDING), state.limit_s - room_s), state.limit_s):
             try:
                 with self.stage_costs.deadline.armed_until(ends_s):
                     return self._cut()
@@ -264,16 +261,16 @@ class PipelineSolver:
         best: PipelineResult | None = None
         bound, roomy = 0.0, math.inf
         tried = set()
-        for _ in range(_MOST_ROUNDS):
+        for _ in range(MOST_ROUNDS):
             found = self._cut() if best else self._first_cut()
             roomy = min(roomy, found.bound)
-            if found.cuts is None or (best is None and found.bound > _HOPELESS * roomy):
+            if found.cuts is None or (best is None and found.bound > HOPELESS * roomy):
                 break
             bound = self._bound(found, bound)
             self.search_state.know(math.inf if best is None else best.step_ns, bound)
             if self.search_state.is_over:
                 return best, bound
-            if best is not None and bound >= best.step_ns * (1.0 - _TOLERANCE):
+            if best is not None and bound >= best.step_ns * (1.0 - CUT_TOLERANCE):
                 return best, bound
             if self._raise_memory_bounds(found.cuts):
                 continue
@@ -297,22 +294,22 @@ class PipelineSolver:
     def _explored(self, best: PipelineResult, tried: set[tuple[tuple[int, int, int], ...]]) -> PipelineResult:
         """The best of a few more cuts: those that are best as far as can be guessed from the stages seen so far."""
         for number, easing in enumerate(EASINGS, start=1):
-            best = self._best_guess(best, tried, easing, later=_EXPLORED * (len(EASINGS) - number))
+            best = self._best_guess(best, tried, easing, later=EXPLORED * (len(EASINGS) - number))
         return best
 
     def _best_guess(
         self, best: PipelineResult, tried: set[tuple[tuple[int, int, int], ...]], easing: float, later: int = 0
     ) -> PipelineResult:
         """The best of the cuts that one way to guess leads to; of `later` ones as many may be planned."""
-        left = _EXPLORED
-        for _ in range(_MOST_ROUNDS):
+        left = EXPLORED
+        for _ in range(MOST_ROUNDS):
             if self.search_state.is_over or not left:
                 break
             self.search_state.left = left + later
             found = self._cut(easing=easing)
             if found.cuts is None or _places(found.cuts) in tried:
                 break
-            if found.cost / PS_PER_NS >= best.step_ns * (1.0 - _TOLERANCE):
+            if found.cost / PS_PER_NS >= best.step_ns * (1.0 - CUT_TOLERANCE):
                 break
             if self._raise_memory_bounds(found.cuts):  # much cheaper than to plan what memory does not allow
                 continue
@@ -386,7 +383,7 @@ class PipelineSolver:
 
     @property
     def _is_small(self) -> bool:
-        return len(self.chain) <= _SMALL_UNITS and self.cluster.mesh.size <= _SMALL_DEVICES
+        return len(self.chain) <= SMALL_UNITS and self.cluster.mesh.size <= SMALL_DEVICES
 
     def _planned(self, cuts: Sequence[Cut], worth_ns: float = math.inf) -> PipelineResult | None:
         """The pipeline of a cut, with the best layouts at its borders; None where a stage does not fit, or where a step
@@ -435,9 +432,9 @@ def _better(one: PipelineResult | None, other: PipelineResult) -> PipelineResult
 def _is_converging(costs_ns: Sequence[float], best_ns: float, rounds: int) -> bool:
     """Whether cuts whose costs have risen like this since the best pipeline was found come to cost as much as that in
     so many more rounds. Where borders make stages much longer than their bounds, there are too many to learn of."""
-    if len(costs_ns) <= _PACE:
+    if len(costs_ns) <= PACE:
         return True
-    pace_ns = (costs_ns[-1] - costs_ns[-1 - _PACE]) / _PACE
+    pace_ns = (costs_ns[-1] - costs_ns[-1 - PACE]) / PACE
     return costs_ns[-1] + rounds * pace_ns >= best_ns * (1.0 - CLOSE)
 
 

@@ -18,6 +18,7 @@ from shardplan.pipeline.bounds.cost import CostBounds
 from shardplan.pipeline.bounds.run_costs import RunCosts
 from shardplan.pipeline.bounds.tied_layouts import StageSite, TiedLayouts
 from shardplan.pipeline.bounds.weighted import WeightedBounds
+from shardplan.pipeline.constants import CUT_TOLERANCE, STRAINED
 from shardplan.pipeline.cut_choices import Choices, Counts, Cut
 from shardplan.pipeline.cut_points import Chain
 from shardplan.pipeline.cut_search import FoundCuts, OnBound, search
@@ -31,16 +32,6 @@ from shardplan.planning import Planner
 from shardplan.schedule.objective import Weights
 from shardplan.solve.problem import Costs
 from shardplan.units import PS_PER_NS
-
-_TOLERANCE = 1e-3
-"""Relative, of the search over cuts where layouts are not searched with them."""
-
-_STRAINED = 2e-3
-"""A stage whose cost exceeds its bound by more than this share gets better bounds."""
-
-EASINGS = (1e-9, 0.1)
-"""Guesses about the effect of memory on unseen runs: a run that costs this share less than an affected one is assumed
-to be unaffected. Each value finds cuts that the other misses; more of them plan more stages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +131,7 @@ class StageCosts:
             costs_behind={} if self.exact else self._costs_behind(costs, easing),
             apart=self._apart,
         )
-        found = search(choices, 0.0 if self.exact else _TOLERANCE, worth_ns * PS_PER_NS, ends_s, on_bound)
+        found = search(choices, 0.0 if self.exact else CUT_TOLERANCE, worth_ns * PS_PER_NS, ends_s, on_bound)
         if found.cuts is None:
             return found
         return replace(found, cuts=tuple(self._cut_at(cut, sites[cut.submesh]) for cut in found.cuts))
@@ -293,7 +284,7 @@ class StageCosts:
     def sharpen(self, cut: Cut, in_flight: int, summary: Summary) -> bool:
         """Where a stage costs more than it is known to at least, bring the multipliers at which its own bound was found
         into the bounds (`shardplan.pipeline.bounds.weighted`); whether they were not there."""
-        close = self.bound_ns(cut, in_flight) * (1.0 + _STRAINED)
+        close = self.bound_ns(cut, in_flight) * (1.0 + STRAINED)
         if summary.step_ns <= close or not self.runs_on(cut.submesh).sharpen(summary.multipliers):
             return False
         if self._tied:

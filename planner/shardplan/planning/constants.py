@@ -1,7 +1,8 @@
-"""All constants that trade time and quality of the search for a plan, each with its meaning.
+"""The constants that trade time and quality of the search for a plan of one mesh, each with its meaning.
 
-Work is in the units of `shardplan.solve.constants`, where the solver's are: a thousand are about a second. A gap is a
-share of the step.
+Those of the search for a pipeline are in `shardplan.pipeline.constants`, the solver's in `shardplan.solve.constants`,
+those of one schedule (`plan.step`, `schedule`) and of one question of `advice` beside their use. Work is in the units
+of `shardplan.solve.constants`: a thousand are about a second. A gap is a share of the step.
 """
 
 from __future__ import annotations

@@ -19,16 +19,8 @@ import numpy as np
 
 from shardplan.pipeline.bounds.memory import MemoryBound, memory_bound
 from shardplan.pipeline.bounds.run_costs import RunCosts
+from shardplan.pipeline.constants import CEILING, FIRST_MULTIPLIER, LEAST_MULTIPLIER, MULTIPLIER_STEPS, WORTH_RAISING
 from shardplan.solve.problem import Costs
-
-_FIRST = 0.05
-"""First multiplier that is tried: this share of the cost of a run, divided by the bytes of a device."""
-_NEARLY_FREE = 1e-6
-_STEPS = (3.0, 3.0**0.5)
-"""Factors between the multipliers that are tried, the coarse one first."""
-_WORTH = 1e-3
-_CEILING = 64.0
-"""A bound of this many times a run's cost without a memory limit counts as a proof that it does not fit."""
 
 
 @dataclass
@@ -64,7 +56,7 @@ class CostBounds:
         least = cost if before is None else max(cost, float(before[first, last]))
         multiplier, best = self._best_multiplier(first, last, waiting, cost)
         self._best[waiting] = multiplier
-        if best <= least * (1.0 + _WORTH):
+        if best <= least * (1.0 + WORTH_RAISING):
             return False
         bounds = np.where(np.isfinite(table := self._at(waiting, multiplier).leasts()), table, -np.inf)
         bounds -= multiplier * self.limit_bytes
@@ -74,7 +66,7 @@ class CostBounds:
 
     def _binds(self, first: int, last: int, waiting: int, cost: float) -> bool:
         """Whether memory makes a run more expensive: bounds are concave in the multiplier, and start at `cost`."""
-        low = _NEARLY_FREE * cost / self.limit_bytes
+        low = LEAST_MULTIPLIER * cost / self.limit_bytes
         return self._at(waiting, low).least(first, last) - low * self.limit_bytes > cost
 
     def _best_multiplier(self, first: int, last: int, waiting: int, cost: float) -> tuple[float, float]:
@@ -84,11 +76,11 @@ class CostBounds:
             return self._at(waiting, multiplier).least(first, last) - multiplier * self.limit_bytes
 
         nearest = min(self._best, key=lambda other: (abs(other - waiting), other), default=None)
-        multiplier = _FIRST * cost / self.limit_bytes if nearest is None else self._best[nearest]
+        multiplier = FIRST_MULTIPLIER * cost / self.limit_bytes if nearest is None else self._best[nearest]
         best = bound(multiplier)
-        for step in _STEPS:
+        for step in MULTIPLIER_STEPS:
             for factor in (step, 1.0 / step):
-                while best < _CEILING * cost and (found := bound(multiplier * factor)) > best:
+                while best < CEILING * cost and (found := bound(multiplier * factor)) > best:
                     best, multiplier = found, multiplier * factor
         return multiplier, best
 

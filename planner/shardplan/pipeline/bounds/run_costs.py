@@ -21,6 +21,7 @@ from shardplan.graph.build import CostGraph
 from shardplan.interruption import NEVER, Deadline
 from shardplan.layout.layout import Layout
 from shardplan.pipeline.bounds.units import AddedCosts, UnitProblem, unit_problems
+from shardplan.pipeline.constants import LARGEST_TABLE
 from shardplan.pipeline.cut_points import Chain, needed_for
 from shardplan.solve.problem import Costs, Problem, Usage
 from shardplan.solve.reduce.eliminate import eliminate
@@ -28,7 +29,6 @@ from shardplan.solve.reduce.graph import Contradiction, Graph, Take, build
 from shardplan.solve.reduce.minplus import min_plus
 from shardplan.solve.reduce.tables import NONE, Tables
 
-_LARGEST_TABLE = 1 << 24
 _NOTHING = -1
 Factor = tuple[tuple[int, ...], Costs]
 """Variables, and a table with one dim for each."""
@@ -231,7 +231,7 @@ def _contracted(graph: Graph, ends: Sequence[int]) -> Costs:
         touching = [factor for factor in factors if node in factor[0]]
         factors = [factor for factor in factors if node not in factor[0]]
         scope = _scope(touching, node)
-        groups = [touching] if _size(graph, scope) <= _LARGEST_TABLE else [[factor] for factor in touching]
+        groups = [touching] if _size(graph, scope) <= LARGEST_TABLE else [[factor] for factor in touching]
         for group in groups:
             variables = tuple(v for v in _scope(group, node) if v != node)
             factors.append((variables, _joined(graph, group, (*variables, node)).min(axis=-1)))

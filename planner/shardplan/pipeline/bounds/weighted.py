@@ -17,11 +17,9 @@ from shardplan.graph.build import CostGraph, Node
 from shardplan.layout.layout import Layout
 from shardplan.pipeline.bounds.run_costs import RunCosts
 from shardplan.pipeline.bounds.units import AddedCosts
+from shardplan.pipeline.constants import MOST_MULTIPLIERS
 from shardplan.schedule.objective import Weights
 from shardplan.solve.problem import Costs
-
-MOST = 3
-"""Multipliers at which the costs of one submesh are known: each takes a pass over all runs."""
 
 
 @dataclass
@@ -38,7 +36,7 @@ class WeightedBounds:
 
     def sharpen(self, multipliers: Weights) -> bool:
         """Adds the costs at these multipliers, unless they are known or there are enough; returns whether it did."""
-        if multipliers in self.multipliers or len(self.runs) >= MOST:
+        if multipliers in self.multipliers or len(self.runs) >= MOST_MULTIPLIERS:
             return False
         self.runs, self.multipliers = (*self.runs, self.costs_at(multipliers)), (*self.multipliers, multipliers)
         return True
