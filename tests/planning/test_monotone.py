@@ -105,7 +105,6 @@ def test_with_state_apart_the_splits_without_it_are_searched_even_if_that_plan_i
 
     monkeypatch.setattr(planner, "shortest", shortest)
     monkeypatch.setattr(planner, "transferred", invalid)
-    monkeypatch.setattr(planner, "IMPROVED_GAP", -1.0)
     plan_model(described(SMALL), make_cluster(load_profile("generic"), "2x2"), PlanOptions(shard_optimizer=True))
     assert restricted == [False, False, True]
 
