@@ -343,7 +343,7 @@ def _whole(word: bytes, name: str) -> int:
         value = Decimal("NaN")
     if value != value.to_integral_value():
         raise _MalformedError(f"'{name}' holds {_shown(word[:_LONGEST])}, which is no integer")
-    return int(max(min(value, _FARTHEST), -_FARTHEST))
+    return int(max(min(value, Decimal(_FARTHEST)), Decimal(-_FARTHEST)))
 
 
 def _shown(text: bytes) -> str:
