@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -40,6 +42,12 @@ class Profile:
     coalesce: Coalesce = field(default_factory=Coalesce)
     training: Training = field(default_factory=Training)
     spread: Mapping[str, float] = field(default_factory=dict)
+
+
+def profile_digest(profile: Profile) -> str:
+    """`sha256:` and 64 hex digits of all that a profile says, its provenance too, which may have prices."""
+    text = json.dumps(profile.resolved, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
 
 
 def profile_from_resolved(resolved: Mapping[str, Any], warnings: tuple[Diagnostic, ...] = ()) -> Profile:

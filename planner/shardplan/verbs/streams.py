@@ -66,9 +66,10 @@ def prepare() -> None:
         stream = getattr(sys, name)
         if stream is None:  # it was closed before we began
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115, PTH123 - until the end
-        elif hasattr(stream, "reconfigure"):
-            setattr(sys, name, _buffered(stream))
-            getattr(sys, name).reconfigure(errors=DEGRADE)
+        elif isinstance(stream, io.TextIOWrapper):
+            whole = _buffered(stream)
+            whole.reconfigure(errors=DEGRADE)
+            setattr(sys, name, whole)
     sys.stderr = Unheard(sys.stderr)
     signal.signal(signal.SIGTERM, _as_interrupt)
 
@@ -76,10 +77,10 @@ def prepare() -> None:
 def _buffered(stream: io.TextIOWrapper) -> io.TextIOWrapper:
     """The same stream, written line by line where Python was told not to buffer (`-u`): it would lose, without a word,
     what a disk that is nearly full takes no more."""
-    encoding, raw = stream.encoding, stream.buffer
+    raw, encoding = stream.buffer, stream.encoding
     if not isinstance(raw, io.RawIOBase):
         return stream
-    stream.detach()
+    stream.detach()  # or it would close the file when it goes
     return io.TextIOWrapper(io.BufferedWriter(raw), encoding, line_buffering=True)
 
 
