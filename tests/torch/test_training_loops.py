@@ -92,11 +92,15 @@ def test_a_rank_reads_its_rows_and_all_read_the_batch(four, seed):
 
 
 OTHER_SHAPES = [
-    "error[wrong-shape]: input 'input_ids' has shape [4, 8], the plan is for [4, 16]\n"
-    "hint: solve again for this shape, pad the batch to the plan's, or let more be sent: strict=False",
+    (
+        "error[wrong-shape]: input 'input_ids' has shape [4, 8], the plan is for [4, 16]\n"
+        "hint: solve again for this shape, pad the batch to the plan's, or let more be sent: strict=False"
+    ),
     "fewer rows",
-    "error[wrong-shape]: input 'input_ids' has shape [1, 16], the plan is for [4, 16]\n"
-    "hint: give it a multiple of 2 rows, which the plan can divide, or let more be sent: strict=False",
+    (
+        "error[wrong-shape]: input 'input_ids' has shape [1, 16], the plan is for [4, 16]\n"
+        "hint: give it a multiple of 2 rows, which the plan can divide, or let more be sent: strict=False"
+    ),
 ]
 
 
