@@ -80,6 +80,23 @@ def test_the_plan_runs_and_gives_the_same(name):
         np.testing.assert_allclose(ours, theirs, rtol=2e-4, atol=2e-4)
 
 
+def gated(params, x):
+    """Its two halves of a product are fastest if both are split."""
+    both = x @ params["w"]
+    return (jnp.tanh(both[:, :32]) * both[:, 32:] @ params["v"]).mean()
+
+
+def test_a_plan_is_one_that_shardings_can_express():
+    params = {"w": jnp.zeros((16, 64)), "v": jnp.zeros((32, 16))}
+    options = {"mesh": "2x2", "cluster": "generic", "pins": ["v=[gpu, null]"]}
+    plan = shardplan.jax.plan(gated, params, jnp.zeros((8, 16)), **options)
+    mesh = shardplan.jax.mesh(plan, devices=jax.devices()[:4])
+    assert shardplan.jax.shardings(plan, mesh, params)["v"].spec[0] == "gpu"
+    freely = shardplan.jax.plan(gated, params, jnp.zeros((8, 16)), target="", **options)
+    with pytest.raises(ShardplanError, match="dim 1 of 'w' is sharded in each of its segments"):
+        shardplan.jax.shardings(freely, mesh, params)
+
+
 def test_names_are_paths_and_stacked_layers_have_one_sharding():
     fn, params, batch = program("scanned_gpt")
     read = read_function(fn, params, *batch)

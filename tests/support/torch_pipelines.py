@@ -118,6 +118,27 @@ def train_mlp(plan: Plan, strict: bool = True) -> Seen:
     return Seen(off, max(gradients), len(gradients), dict(comms.differences), pipe.is_last)
 
 
+def train_with_loss(plan: Plan) -> tuple[float, float, str]:
+    """Errors of the loss and of gradients under a plan that has the loss, and what is said of the model without it."""
+    from shardplan.errors import ShardplanError
+
+    model, reference, micro = Mlp(), Mlp(), int(plan.model["microbatches"])
+    drawn = torch.Generator().manual_seed(1)
+    x, target = torch.randn(64, 6, generator=drawn), torch.randn(64, 14, generator=drawn)
+    example, said = (x[: 64 // micro], target[: 64 // micro]), "nothing"
+    pipe = shardplan.torch.pipeline(shardplan.torch.with_loss(model, functional.mse_loss), example, plan, mesh_of(plan))
+    got = pipe.step(x, target)
+    expected = functional.mse_loss(reference(x), target)
+    expected.backward()
+    others = dict(reference.named_parameters())
+    gradients = [far(p.grad, others[name.removeprefix("model.")].grad) for name, p in pipe.named_parameters()]
+    try:
+        shardplan.torch.pipeline(Mlp(), example[:1], plan, mesh_of(plan), loss=functional.mse_loss)
+    except ShardplanError as problem:
+        said = str(problem)
+    return 0.0 if got is None else abs(got.item() - expected.item()), max(gradients), said
+
+
 class Skipping(Mlp):
     """One that needs its first value again in the end."""
 

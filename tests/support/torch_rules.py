@@ -328,6 +328,13 @@ CASES: dict[str, Case] = {
     ),
     "embedding of bounded norm": (lambda w: functional.embedding(PLACES, w * 1, max_norm=1.0), [(8, 4)]),
     "embedding_bag": (lambda w: functional.embedding_bag(PLACES, w, mode="sum"), [(8, 4)]),
+    "embedding_bag without a row": (
+        lambda w: (
+            functional.embedding_bag(PLACES, w, padding_idx=3)
+            * functional.embedding_bag(PLACES, w, mode="max", padding_idx=-5)
+        ),
+        [(8, 4)],
+    ),
     "embedding_bag of unequal bags": (
         lambda w: functional.embedding_bag(PLACES.flatten(), w, torch.tensor([0, 3, 3, 20])),
         [(8, 4)],

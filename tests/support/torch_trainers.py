@@ -66,12 +66,12 @@ def other_shapes(tiny: Tiny, plan: Plan) -> tuple[float, list[str]]:
     ids, error, said = torch.tensor(tiny.inputs["input_ids"]), 0.0, []
     for batch in (ids, ids[:, :8], torch.cat([ids, ids]), ids[:1], ids):
         error = max(error, (_whole(model(batch)) - reference(batch)).abs().max().item())
-    for batch, name in ((ids[:, :8], "half"), (ids[:2], "fewer rows")):
+    for batch, name in ((ids[:, :8], "half"), (ids[:2], "fewer rows"), (ids[:1], "one row")):
         try:
             strict(batch)
             said.append(name)
         except ShardplanError as problem:
-            said.append(problem.diagnostics[0].code)
+            said.append(str(problem))
     return error, said
 
 

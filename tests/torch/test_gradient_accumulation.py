@@ -6,12 +6,17 @@ import pytest
 
 pytest.importorskip("torch")
 
+import onnx
 from forced_plans import forced_plan
+from small_models import proto_of
 from tiny_models import Sizes, tiny_gpt, tiny_llama, tiny_moe
 
 from shardplan.errors import ShardplanError
 from shardplan.graph.options import PlanOptions
-from shardplan.torch.microbatch_plan import batch_dims, one_microbatch
+from shardplan.layout.layout import Layout
+from shardplan.layout.placement import R, S
+from shardplan.model.read import read_model
+from shardplan.torch.microbatch_plan import batch_dims, fewest_rows, one_microbatch, with_rows
 
 TWO = PlanOptions(microbatches=2)
 TINIES = {"gpt": tiny_gpt(Sizes(batch=8)), "moe": tiny_moe()}
@@ -51,6 +56,39 @@ def test_shapes_of_a_microbatch_are_those_of_the_model_exported_with_its_rows(tm
 def test_a_plan_of_one_microbatch_is_left_alone(tmp_path):
     plan = forced_plan(tiny_gpt().model(tmp_path), "2x2")
     assert one_microbatch(plan) is plan
+
+
+MERGED = """
+net (float[8,4,6,2] x, float[8,6,2] other) => (float[32,6,4] y, float[16,6,4] both)
+<float[2,4] weight, int64[3] merged = {32,6,2}> {
+  rows = Reshape (x, merged)
+  y = MatMul (rows, weight)
+  pair = Concat <axis = 0> (other, other)
+  both = MatMul (pair, weight)
+}"""
+
+
+def test_segments_of_a_dim_with_the_rows_in_it_become_fewer_or_shorter(tmp_path):
+    """Fewer where each consists of the heads of a row, shorter where each consists of rows."""
+    onnx.save(proto_of(MERGED), tmp_path / "net.onnx")
+    plan = forced_plan(read_model(tmp_path / "net.onnx"), "1x2", recipe="data parallel")
+
+    def of(heads, pair):
+        return {"rows": Layout.of(R, S(0, heads)), "pair": Layout.of(R, S(0, pair))}
+
+    split = of((4,) * 8, (8, 8))
+    plan = replace(
+        plan,
+        tensors=tuple(replace(each, layout=split.get(each.name, each.layout)) for each in plan.tensors),
+        operators=tuple(replace(each, reads=(split.get(each.inputs[0]), *each.reads[1:])) for each in plan.operators),
+        model={**plan.model, "microbatches": 2},
+    )
+    for small in (one_microbatch(plan), with_rows(plan, {"x": 4, "other": 4})):
+        wanted = of((4,) * 4, (4, 4))
+        assert {each.name: each.layout for each in small.tensors if each.name in wanted} == wanted
+        assert [each.reads[0] for each in small.operators] == [wanted.get(each.inputs[0]) for each in small.operators]
+    assert with_rows(plan, {"x": 3, "other": 3}) is None
+    assert fewest_rows(plan, "x", ["x", "other"]) == 2
 
 
 def test_too_few_rows_are_refused(tmp_path):

@@ -104,6 +104,18 @@ def test_generators_are_refused():
         export_program(Drawing(), (torch.ones(2, 4),), {})
 
 
+@pytest.mark.parametrize("name", ["code", "graph", "meta", "recompile"])
+def test_names_that_graphs_have_themselves_are_refused(name):
+    model = torch.nn.Module()
+    model.register_buffer(name, torch.ones(4))
+    with pytest.raises(ShardplanError) as caught:
+        export_program(model, (torch.ones(2, 4),), {})
+    assert str(caught.value) == (
+        f"error[cannot-export]: a graph cannot hold '{name}' of this model: a graph of torch has an attribute of that "
+        "name\nhint: call it otherwise in the model, or apply a plan without stages with parallelize: it needs no graph"
+    )
+
+
 SAID = {
     "shape of data": "error[cannot-export]: 'index_1' has a shape that depends on data, and a graph has fixed ones",
     "changing function": "Changing, an autograd.Function, changes its argument (mark_dirty)\nhint: let it return a",

@@ -196,6 +196,30 @@ def test_bags_by_offsets_and_counts():
         assert torch.allclose(torch.from_numpy(mine).to(theirs.dtype), theirs, atol=1e-6)
 
 
+class Padded(nn.Module):
+    """Bags of equal sizes in which a row does not count, one of them of that row alone."""
+
+    def forward(self, table, numbers):
+        return tuple(
+            functional.embedding_bag(numbers, table, mode=mode, padding_idx=2) for mode in ("mean", "max", "sum")
+        )
+
+
+def test_bags_in_which_a_row_does_not_count():
+    given = torch.randn(8, 4, generator=torch.Generator().manual_seed(1)), torch.tensor([[1, 2, 2], [2, 2, 2]])
+    for mine, theirs in zip(evaluated(Padded(), *given), Padded()(*given), strict=True):
+        assert torch.allclose(torch.from_numpy(mine), theirs, atol=1e-6)
+
+
+def test_a_lookup_that_bounds_its_rows_is_refused():
+    with pytest.raises(ShardplanError) as caught:
+        read_module(nn.Sequential(nn.Embedding(8, 4, max_norm=1.0)), torch.zeros(2, 3, dtype=torch.long))
+    assert str(caught.value) == (
+        "error[cannot-export]: no plan can be made of the lookup '0': it changes the rows of its table (max_norm)\n"
+        "hint: plan it without max_norm, and bound the table between steps: with shardplan.torch.whole(model, name)"
+    )
+
+
 class Decomposed(nn.Module):
     def forward(self, x):
         square = x @ x.mT

@@ -12,11 +12,14 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("safetensors")
 
+import torch
 from forced_plans import cluster_of
 from safetensors.numpy import save_file
 from small_models import FOUR_GEMMS, proto_of
 from tiny_models import Sizes, megatron, tiny_gpt, tiny_llama, tiny_moe
 from torch import nn
+from torch.nn import functional
+from torch_pipelines import Mlp
 
 import shardplan.torch
 from shardplan.cluster.mesh import make_cluster
@@ -138,6 +141,24 @@ def test_stages_by_hand_end_where_the_plan_ends_them(four, runs):
     for seen in four.run("torch_pipelines", "train_mlp", plan):
         assert seen.loss_error < 1e-6
         assert seen.gradient_error < 1e-6
+
+
+UNUSED = (
+    "error[unused-input]: the plan has the input 'target', which the model does not take\n"
+    "hint: a plan made with loss= is for both: pipeline(shardplan.torch.with_loss(model, loss), example_inputs, plan,"
+    " mesh), with the targets among the inputs, and step(*inputs)"
+)
+
+
+def test_a_plan_with_its_loss_is_for_the_model_with_its_loss(four):
+    pytest.importorskip("onnxscript")
+    inputs = torch.zeros(64, 6), torch.zeros(64, 14)
+    options = {"cluster": "generic", "stages": 2, "microbatches": 2, "pins": ["w4=[gpu, null]"]}
+    plan = shardplan.torch.plan(Mlp(), inputs, "2x2", loss=functional.mse_loss, **options)
+    for loss_error, gradient_error, said in four.run("torch_pipelines", "train_with_loss", plan):
+        assert loss_error < 1e-6
+        assert gradient_error < 1e-6
+        assert said == UNUSED
 
 
 def test_stages_may_lay_their_devices_out_differently(four):

@@ -13,12 +13,12 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from shardplan.errors import ShardplanError, error
-from shardplan.plan.types import Plan
+from shardplan.plan.types import Plan, TensorDecision
 from shardplan.runtime.issue_order import issue_order
 from shardplan.runtime.names import Named, Rename
 from shardplan.torch.execution import LocalExecution
 from shardplan.torch.gradients.bucketing import BucketedWeights, Buckets
-from shardplan.torch.microbatch_plan import one_microbatch, with_rows
+from shardplan.torch.microbatch_plan import fewest_rows, one_microbatch, with_rows
 from shardplan.torch.optimizer_forms import take_pieces
 from shardplan.torch.optimizers import watch_optimizers
 from shardplan.torch.parameters.between_steps import keep_changes, refuse_lost_changes
@@ -104,6 +104,11 @@ class AppliedPlan:
         self.engine = self._engines[self.shapes]
         is_sized = not changed or self.engine is not self._engines[self.planned_shapes]
         return is_sized and all(shape[0] <= planned[name][0] for name, shape in changed.items())
+
+    def fewest_rows(self, decision: TensorDecision, changed: Iterable[TensorDecision]) -> int:
+        """Of which number of rows a smaller batch of input `decision` is to have a multiple; `changed`: all inputs that
+        have fewer rows then."""
+        return fewest_rows(self._micro, decision.name, [each.name for each in changed])
 
     def _engine_of(self, plan: Plan) -> Engine:
         return Engine(self.buckets.without_bucketed_moves(plan), self.groups, self.execution, self._constants)

@@ -70,20 +70,27 @@ def check_shapes(applied: AppliedPlan, shapes: Mapping[str, tuple[int, ...]], *,
     Raises `ShardplanError` (`wrong-shape`).
     """
     if not applied.take(shapes) and strict:
-        found = next(each for each in applied.inputs if shapes.get(each.name, each.shape) != each.shape)
-        refuse_shape(applied, found, shapes[found.name])
+        changed = [each for each in applied.inputs if shapes.get(each.name, each.shape) != each.shape]
+        found, shape = changed[0], shapes[changed[0].name]
+        only_rows = all(shapes[each.name][1:] == each.shape[1:] for each in changed) and shape[:1] < found.shape[:1]
+        refuse_shape(applied, found, shape, applied.fewest_rows(found, changed) if only_rows else None)
 
 
-def refuse_shape(applied: AppliedPlan, decision: TensorDecision, shape: tuple[int, ...]) -> None:
-    """Raises `ShardplanError` (`wrong-shape`) for an input of another shape than the plan's."""
+def refuse_shape(
+    applied: AppliedPlan, decision: TensorDecision, shape: tuple[int, ...], rows: int | None = None
+) -> None:
+    """Raises `ShardplanError` (`wrong-shape`) for an input of another shape than the plan's. `rows`: of which number
+    the rows of a smaller batch have to be a multiple."""
     if shape != decision.shape:
-        raise ShardplanError(_wrong_shape(decision, shape, microbatches_of(applied.plan)))
+        raise ShardplanError(_wrong_shape(decision, shape, microbatches_of(applied.plan), rows))
 
 
-def _wrong_shape(decision: TensorDecision, shape: tuple[int, ...], micro: int) -> Diagnostic:
+def _wrong_shape(decision: TensorDecision, shape: tuple[int, ...], micro: int, rows: int | None) -> Diagnostic:
     whose = "the plan is for" if micro == 1 else f"each of the plan's {micro} microbatches has"
     summary = f"input '{decision.name}' has shape {list(shape)}, {whose} {list(decision.shape)}"
     hint = "solve again for this shape, pad the batch to the plan's, or let more be sent: strict=False"
+    if rows is not None and rows < decision.shape[0]:
+        hint = f"give it a multiple of {rows} rows, which the plan can divide, or let more be sent: strict=False"
     if micro > 1:
         hint = "cut the batch of a step: for part in shardplan.torch.microbatches(model, batch)"
     return error("wrong-shape", summary, hint=hint)

@@ -7,7 +7,8 @@ too, by any number of rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from typing import cast
@@ -15,6 +16,7 @@ from typing import cast
 from shardplan.errors import Diagnostic, ShardplanError, error
 from shardplan.layout.layout import Layout
 from shardplan.layout.legal import is_legal
+from shardplan.layout.placement import S
 from shardplan.layout.text import to_text
 from shardplan.plan.types import Plan
 from shardplan.rules import batch as rules
@@ -39,8 +41,11 @@ def one_microbatch(plan: Plan, received_dims: Mapping[str, int] | None = None) -
     dims = batch_dims(plan, received_dims)
     shapes = {tensor.name: tensor.shape for tensor in plan.tensors}
     shapes |= {name: in_microbatch(shapes[name], dim, micro) for name, dim in dims.items()}
-    _check(plan, {name: shapes[name] for name in dims}, micro)
-    return replace(plan, tensors=tuple(replace(tensor, shape=shapes[tensor.name]) for tensor in plan.tensors))
+    small = _resized(plan, shapes, dims)
+    wrong = _too_small(small, dims)
+    if wrong:
+        raise ShardplanError(_small(wrong, micro))
+    return small
 
 
 def with_rows(plan: Plan, rows: Mapping[str, int]) -> Plan | None:
@@ -51,16 +56,81 @@ def with_rows(plan: Plan, rows: Mapping[str, int]) -> Plan | None:
     ratios = {Fraction(count, shapes[name][0]) for name, count in rows.items()}
     if len(ratios) != 1:
         return None
-    (ratio,) = ratios
-    dims = rules.batch_dims(_wired(plan), shapes, dict.fromkeys(rows, 0), _fixed(plan))
+    return _with_ratio(plan, ratios.pop(), _dims_of_rows(plan, rows))
+
+
+def fewest_rows(plan: Plan, name: str, inputs: Iterable[str]) -> int:
+    """The number of rows of input `name` of which all batches under the plan have a multiple; `inputs`: all whose rows
+    become fewer with it."""
+    rows, dims = next(tensor.shape[0] for tensor in plan.tensors if tensor.name == name), _dims_of_rows(plan, inputs)
+    divisors = (count for count in range(1, rows) if rows % count == 0)
+    return next((count for count in divisors if _with_ratio(plan, Fraction(count, rows), dims) is not None), rows)
+
+
+def _dims_of_rows(plan: Plan, inputs: Iterable[str]) -> dict[str, int]:
+    shapes = {tensor.name: tensor.shape for tensor in plan.tensors}
+    return rules.batch_dims(_wired(plan), shapes, dict.fromkeys(inputs, 0), _fixed(plan))
+
+
+def _with_ratio(plan: Plan, ratio: Fraction, dims: Mapping[str, int]) -> Plan | None:
+    """The plan with so many times the rows; None if some value cannot have them."""
+    shapes = {tensor.name: tensor.shape for tensor in plan.tensors}
     for name, dim in dims.items():
         size = shapes[name][dim] * ratio
         if size.denominator != 1:
             return None
         shapes[name] = (*shapes[name][:dim], int(size), *shapes[name][dim + 1 :])
-    if _too_small(plan, {name: shapes[name] for name in dims}):
-        return None
-    return replace(plan, tensors=tuple(replace(tensor, shape=shapes[tensor.name]) for tensor in plan.tensors))
+    small = _resized(plan, shapes, dims)
+    return None if _too_small(small, dims) else small
+
+
+def _resized(plan: Plan, shapes: Mapping[str, tuple[int, ...]], dims: Mapping[str, int]) -> Plan:
+    """The plan with values of these shapes, which differ from its own in the dims `dims`. Where such a dim is sharded
+    in segments, there are fewer segments, or shorter ones."""
+    before = {tensor.name: tensor.shape for tensor in plan.tensors}
+    rows = math.gcd(*(before[name][dim] for name, dim in dims.items()))
+
+    def sized(name: str, layout: Layout) -> Layout:
+        dim = dims.get(name)
+        if dim is None or not any(place.dim == dim and place.segments for place in layout.placements):
+            return layout
+        ratio = Fraction(shapes[name][dim], before[name][dim])
+        placements = [
+            S(dim, _segments(place.segments, ratio, rows)) if place.dim == dim and place.segments else place
+            for place in layout.placements
+        ]
+        return Layout.of(*placements, order=layout.order)
+
+    def all_sized(names: Sequence[str], layouts: Sequence[Layout | None]) -> tuple[Layout | None, ...]:
+        pairs = zip(names, layouts, strict=True)
+        return tuple(None if layout is None else sized(name, layout) for name, layout in pairs)
+
+    return replace(
+        plan,
+        tensors=tuple(
+            replace(each, shape=shapes[each.name], layout=sized(each.name, each.layout),
+                    served=sized(each.name, each.served))
+            for each in plan.tensors
+        ),
+        operators=tuple(
+            replace(each, reads=all_sized(each.inputs, each.reads), makes=all_sized(each.outputs, each.makes))
+            for each in plan.operators
+        ),
+        moves=tuple(
+            replace(each, source=sized(each.tensor, each.source), target=sized(each.tensor, each.target))
+            for each in plan.moves
+        ),
+    )  # fmt: skip
+
+
+def _segments(segments: tuple[int, ...], ratio: Fraction, rows: int) -> tuple[int, ...]:
+    """Segments of a dim that becomes `ratio` times as long: of rows times heads, each the heads of a row, there are
+    fewer; of rows behind rows each is shorter. `rows`: of the batch before. As they are if neither can be."""
+    count, sizes = len(segments) * ratio, [size * ratio for size in segments]
+    fewer = segments[:1] * int(count) if count.denominator == 1 and len(set(segments)) == 1 else ()
+    shorter = () if any(size.denominator != 1 for size in sizes) else tuple(map(int, sizes))
+    by_row = len(segments) % rows == 0 or any(size % rows for size in segments)
+    return (fewer or shorter if by_row else shorter or fewer) or segments
 
 
 def batch_dims(plan: Plan, received_dims: Mapping[str, int] | None = None) -> dict[str, int]:
@@ -83,18 +153,13 @@ def _fixed(plan: Plan) -> set[str]:
     return {tensor.name for tensor in plan.tensors if tensor.role == "parameter"}
 
 
-def _check(plan: Plan, shapes: Mapping[str, tuple[int, ...]], micro: int) -> None:
-    wrong = _too_small(plan, shapes)
-    if wrong:
-        raise ShardplanError(_small(wrong, micro))
-
-
-def _too_small(plan: Plan, shapes: Mapping[str, tuple[int, ...]]) -> list[str]:
-    """The values of these shapes that the plan cannot shard so."""
+def _too_small(plan: Plan, names: Container[str]) -> list[str]:
+    """Those of these values that cannot be sharded as the plan says."""
+    shapes = {tensor.name: tensor.shape for tensor in plan.tensors}
     return [
         f"{name} {list(shapes[name])} as {to_text(layout, plan.mesh)}"
         for name, layout in dict.fromkeys(_layouts(plan))
-        if name in shapes and not is_legal(layout, plan.mesh, shapes[name])
+        if name in names and name in shapes and not is_legal(layout, plan.mesh, shapes[name])
     ]
 
 

@@ -48,18 +48,30 @@ def embedding_bag(
     if offsets is not None and max_norm is None:
         starts = offsets[:-1] if include_last_offset else offsets
         return _ragged(input, weight, starts, padding_idx, per_sample_weights, mode)
-    if not _is_even(input, offsets, max_norm, scale_grad_by_freq, sparse, padding_idx):
+    if not _is_even(input, offsets, max_norm, scale_grad_by_freq, sparse):
         made: Tensor = _BAG(*given)
         return made
     rows = functional.embedding(input, weight)
     if per_sample_weights is not None:
         rows = rows * per_sample_weights.unsqueeze(-1)
+    if padding_idx is not None:
+        return _padded(rows, input != padding_idx % weight.shape[0], mode)
     reduced: Mapping[str, Callable[[Tensor], Tensor]] = {
         "sum": lambda each: each.sum(1),
         "mean": lambda each: each.mean(1),
         "max": lambda each: each.amax(1),
     }
     return reduced[mode](rows)
+
+
+def _padded(rows: Tensor, inside: Tensor, mode: str) -> Tensor:
+    """Bags without the rows [bag, place, width] that are not `inside`: an empty one is zero."""
+    held = inside.unsqueeze(-1)
+    if mode == "max":
+        most: Tensor = torch.where(held, rows, -math.inf).amax(1)
+        return torch.where(inside.any(1, keepdim=True), most, 0)
+    made: Tensor = torch.where(held, rows, 0).sum(1)
+    return made / inside.sum(1, keepdim=True).clamp(min=1) if mode == "mean" else made
 
 
 def _ragged(
@@ -320,7 +332,7 @@ _OF_TENSORS: Mapping[Any, Callable[..., Tensor]] = {
 }
 _SIGNATURE = inspect.signature(embedding_bag)
 _ENTROPY_SIGNATURE = inspect.signature(_CROSS_ENTROPY)
-_TELLING = ("input", "offsets", "max_norm", "scale_grad_by_freq", "sparse", "padding_idx")
+_TELLING = ("input", "offsets", "max_norm", "scale_grad_by_freq", "sparse")
 """What `_is_even` looks at."""
 
 
@@ -330,10 +342,9 @@ def _is_even(
     max_norm: float | None,
     scale_grad_by_freq: bool,
     sparse: bool,
-    padding_idx: int | None,
 ) -> bool:
     """Whether bags are the rows of `indices`, and nothing is done but looking up and reducing."""
-    plain = max_norm is None and padding_idx is None and not scale_grad_by_freq and not sparse
+    plain = max_norm is None and not scale_grad_by_freq and not sparse
     return plain and indices.dim() == 2 and offsets is None
 
 

@@ -31,12 +31,14 @@ def plan(
     called by their paths in `params`, so `shardings(plan, mesh, params)` needs no names; inputs by the arguments of
     `fn` and the paths in them (those of a single mapping by its keys). Layers that `jax.lax.scan` goes over stay
     stacked: a leaf has one sharding. `trainable`: a function of a weight's name; all floats are, by default. `mesh`,
-    `asked`: as in `shardplan.make_plan` (`cluster`, `mode`, `memory_limit`, `microbatches`, ...).
+    `asked`: as in `shardplan.make_plan` (`cluster`, `mode`, `memory_limit`, `microbatches`, ...). Plans are those of
+    `target="jax"`, which shardings can express (`""`: of all), but for pipelines.
 
     >>> plan = shardplan.jax.plan(loss, params, batch, mesh="2x4", cluster="h100-dgx")
 
     Raises `ShardplanError` as `make_plan`, and `cannot-export` for what has no form in a plan, with its line.
     """
+    asked.setdefault("target", "" if asked.get("stages") else "jax")
     return make_plan(read_function(fn, params, *batch, trainable=trainable), mesh, **asked)
 
 

@@ -37,6 +37,7 @@ from shardplan.torch.strides import in_order
 
 def export_program(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportedProgram:
     """The model as a graph, by `torch.export`. Raises `ShardplanError` (`cannot-export`)."""
+    _refuse_names_of_graphs(model)
     try:
         with (
             marking_own_functions() as calls,
@@ -68,6 +69,19 @@ def export_program(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
     numbers_as_tensors(program)
     remember_calls(program.graph_module, calls)
     return program
+
+
+def _refuse_names_of_graphs(model: nn.Module) -> None:
+    """Refuses tensors and modules whose names torch's graphs have for something else."""
+    names = {name.split(".")[0] for name, _ in (*model.named_parameters(), *model.named_buffers())}
+    if taken := sorted(name for name in names if name in _OF_GRAPHS or hasattr(fx.GraphModule, name)):
+        summary = f"a graph cannot hold '{taken[0]}' of this model: a graph of torch has an attribute of that name"
+        hint = "call it otherwise in the model, or apply a plan without stages with parallelize: it needs no graph"
+        raise ShardplanError(error("cannot-export", summary, hint=hint))
+
+
+_OF_GRAPHS = frozenset(("meta", "shape_env"))
+"""Attributes that graphs have beside those of their class."""
 
 
 def _exported(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportedProgram:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -31,6 +31,7 @@ from shardplan.torch.pipelines.stage import LocalStage, matching_value, write_st
 from shardplan.torch.pipelines.stage_meshes import StageMeshes, stage_meshes
 from shardplan.torch.pipelines.tied_weights import tied_weights
 from shardplan.torch.process_groups import ProcessGroups
+from shardplan.torch.with_loss import WithLoss, planned_name
 
 
 def pipeline(
@@ -49,26 +50,51 @@ def pipeline(
 
     `torch.export` writes the model as a graph, with the shapes of `example_inputs`, which are those of one microbatch.
     It is cut where the plan ends its stages. `loss`: called on the last stage with what the model returns (DTensors)
-    and a target, for each microbatch; the mean over its samples. `mesh`, `rename`, `ignore`, `strict`: as in
-    `parallelize_exported`. The model itself stays as it is; build it on the meta device where it does not fit.
+    and a target, for each microbatch; the mean over its samples. A plan that was made with a loss takes
+    `with_loss(model, loss)` as the model, with the targets among `example_inputs`, and no `loss` here. `mesh`,
+    `rename`, `ignore`, `strict`: as in `parallelize_exported`. The model itself stays as it is; build it on the meta
+    device where it does not fit.
 
     Raises `ShardplanError` as `parallelize_exported`, on all processes, and `no-pipeline`, `cannot-cut`,
-    `uneven-rounds`.
+    `uneven-rounds`, `unused-input`.
     """
     stages = _check(model, plan)
     ProcessGroups(plan, mesh)
     build = _Build(model, stages, stage_meshes(stages, mesh), strict=strict)
     build.program = export_program(model, example_inputs, dict(example_kwargs or {}))
+    _refuse_unused_inputs(build, loss)
     every = name_parameters(model, _union(plan, stages), rename=rename, ignore=ignore, strict=strict)
+    kept = _only({planned_name(model, name) for name in every}, rename)
     build.named = [
-        name_parameters(model, stage.plan, rename=_only(every, rename), ignore=("*",), strict=False)
-        for stage in stages.stages
+        name_parameters(model, stage.plan, rename=kept, ignore=("*",), strict=False) for stage in stages.stages
     ]
     refuse_hooks_of_several(model, build.stages_by_weight())
     form = CallForm.of(model, example_inputs, dict(example_kwargs or {}))
     made = Pipeline(plan, build.program, form, build.local_stages(), build.meshes)
-    made.run_under(loss, tied_weights(stages, build.named, made.stages))
+    made.run_under(
+        _returned if isinstance(model, WithLoss) and loss is None else loss,
+        tied_weights(stages, build.named, made.stages),
+    )
     return made
+
+
+def _returned(loss: Any, target: Any) -> Any:
+    """The loss of a model that returns it."""
+    del target
+    return loss
+
+
+def _refuse_unused_inputs(build: _Build, loss: Loss | None) -> None:
+    """A plan that was made with a loss has its targets as inputs."""
+    inputs = build.own_inputs()
+    unused = sorted(inputs.keys() - {each.name for each in build.partners().values()})
+    if unused and build.strict and loss is not None:
+        summary = f"the plan has the input '{unused[0]}', which the model does not take"
+        hint = (
+            "a plan made with loss= is for both: pipeline(shardplan.torch.with_loss(model, loss), example_inputs, plan,"
+            " mesh), with the targets among the inputs, and step(*inputs)"
+        )
+        raise ShardplanError(error("unused-input", summary, hint=hint))
 
 
 @dataclass
@@ -90,7 +116,7 @@ class _Build:
             anywhere = ProcessGroups.elsewhere(self.stages.stages[number].plan, self.meshes.own)
             piece, root = self._prepared(number, received[number], nodes, anywhere), parameter_tree(self.model)
             wanted = self.stages.handed[number].tensor
-            return matching_value(values, wanted, piece, self.program, root, self._partners(), self._arriving(number))
+            return matching_value(values, wanted, piece, self.program, root, self.partners(), self._arriving(number))
 
         nodes = cut(self.program, self.stages_by_weight(), _boundaries(self.stages, received), choose)
         local_stages, faults = [], None
@@ -123,7 +149,7 @@ class _Build:
         )
         distribute(root, piece.applied.named, piece.applied.groups)
         leaving = self.stages.handed[number].source if number < len(self.stages.handed) else None
-        write_stage(piece, self.program, root, self._partners(), self._arriving(number), leaving)
+        write_stage(piece, self.program, root, self.partners(), self._arriving(number), leaving)
         return piece
 
     def _prepared(
@@ -140,12 +166,15 @@ class _Build:
         before = self.stages.handed[number - 1] if number else None
         return (before.tensor, before.target) if before else None
 
-    def _partners(self) -> dict[str, TensorDecision]:
+    def partners(self) -> dict[str, TensorDecision]:
         """The arguments of the program and the model's inputs that they are."""
+        return match_inputs(argument_names(self.program), list(self.own_inputs().values()))
+
+    def own_inputs(self) -> dict[str, TensorDecision]:
+        """The model's inputs in the plan, by name."""
         handed = {transfer.tensor for transfer in self.stages.handed}
         tensors = [tensor for stage in self.stages.stages for tensor in stage.plan.tensors if tensor.role == "input"]
-        inputs = {tensor.name: tensor for tensor in tensors if tensor.name not in handed}
-        return match_inputs(argument_names(self.program), list(inputs.values()))
+        return {tensor.name: tensor for tensor in tensors if tensor.name not in handed}
 
 
 def _check(model: nn.Module, plan: Plan) -> PlannedPipeline:
@@ -172,7 +201,7 @@ def _union(plan: Plan, stages: PlannedPipeline) -> Plan:
     return replace(stages.stages[0].plan, tensors=tuple(found.values()), model=plan.model)
 
 
-def _only(every: Mapping[str, Named], rename: Rename | None) -> Rename:
+def _only(every: Container[str], rename: Rename | None) -> Rename:
     """The renaming of parameters that some stage has; any of the names of a tied weight."""
 
     def renamed(name: str) -> Any:

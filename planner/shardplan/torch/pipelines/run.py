@@ -69,15 +69,16 @@ class Pipeline:
         """One step forward and backward over the whole batch, cut into the plan's microbatches along dim 0.
 
         `args`, `kwargs`: what the model is called with, and `target`, what the loss is given beside the model's
-        result: whole on every process. Gradients are the mean over microbatches. Gives the loss, the mean over
-        microbatches, to the processes of the last stage, None to others.
+        result: whole on every process; of a model that returns its loss there is none. Gradients are the mean over
+        microbatches. Gives the loss, the mean over microbatches, to the processes of the last stage, None to others.
         """
         if self._loss is None:
             hint = "give the loss to shardplan.torch.pipeline(..., loss=...)"
             raise ShardplanError(error("no-loss", "a pipeline without a loss cannot take a training step", hint=hint))
         losses: list[Tensor] = []
         self._begin()
-        given = {"target": target, "losses": losses} if self.is_last else {}
+        targets = torch.zeros(microbatches_of(self.plan)) if target is None else target
+        given = {"target": targets, "losses": losses} if self.is_last else {}
         first, rest = self._given(args, kwargs)
         self.schedule.step(*first, **rest, **given, return_outputs=False)
         for weight in self._tied:

@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from shardplan.api import make_plan
-from shardplan.errors import ShardplanError
+from shardplan.errors import Diagnostic, ShardplanError, error
 from shardplan.model.read import read_model_bytes
 from shardplan.model.types import Model
 from shardplan.plan.types import Plan
@@ -60,7 +60,17 @@ def read_module(
     try:  # shapes that only values decide
         return read_model_bytes(onnx_bytes(whole, args, kwargs, by_example=True), called, weights)
     except ShardplanError as problem:
-        raise (ShardplanError(SHAPES_OF_DATA) if _is_of_shapes(problem) else problem) from problem
+        raise (ShardplanError(_of_shapes(whole)) if _is_of_shapes(problem) else problem) from problem
+
+
+def _of_shapes(model: nn.Module) -> Diagnostic:
+    """Why a model has sizes that nobody knows: a lookup with `max_norm` changes each of its rows once."""
+    bounded = [name for name, module in model.named_modules() if getattr(module, "max_norm", None) is not None]
+    if not bounded:
+        return SHAPES_OF_DATA
+    summary = f"no plan can be made of the lookup '{bounded[0]}': it changes the rows of its table (max_norm)"
+    hint = "plan it without max_norm, and bound the table between steps: with shardplan.torch.whole(model, name)"
+    return error("cannot-export", summary, hint=hint)
 
 
 def _is_of_shapes(problem: ShardplanError) -> bool:

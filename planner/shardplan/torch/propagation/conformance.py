@@ -42,7 +42,7 @@ def warn_of_gathered(engine: Engine, warned: set[str]) -> None:
 
 def _faults(engine: Engine) -> Iterator[Diagnostic]:
     record, mesh = engine.record, engine.groups.mesh
-    lenient = "or call parallelize(..., strict=False): the result is right, but more is sent than the plan says"
+    lenient = "or apply the plan with strict=False: the result is right, but more is sent than the plan says"
     if record.without_rule:
         listed = ", ".join(f"{name} ({count} times)" for name, count in sorted(record.without_rule.items()))
         summary = f"operations without a rule were run whole on every process: {listed}"

@@ -115,15 +115,16 @@ def _summed(engine: Engine, value: Value, dim: int) -> Value:
 
 
 def distance(engine: Engine, op: Op) -> Value:
-    """A mean or sum of a function of two values' corresponding elements."""
+    """A mean or sum of a function of the difference of two values, which exported programs have as a value too."""
     how = op.kwargs.get("reduction", op.args[2] if len(op.args) > 2 else _MEAN)
     more = [*op.args[3:], *(given for name, given in op.kwargs.items() if name in {"beta", "delta"})]
 
-    def each(one: Any, other: Any) -> Any:
-        return op.func(one, other, _NONE, *more)
+    def each(difference: Any) -> Any:
+        return op.func(difference, torch.zeros_like(difference), _NONE, *more)
 
     values = [op.kwargs.get(name, op.args[place] if len(op.args) > place else None) for place, name in enumerate(_PAIR)]
-    return _over_all(engine, elementwise(engine, Op(op.name, each, values)), how)
+    difference = elementwise(engine, Op("sub", torch.sub, values))
+    return _over_all(engine, elementwise(engine, Op(op.name, each, [difference])), how)
 
 
 _PAIR = ("input", "target")
