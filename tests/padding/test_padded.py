@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 import pytest
 from control_models import CONTROL_MODELS, TRIPS
+from forced_plans import INFERENCE, forced_plan
 from node_cases import NodeCase, collect
 from node_reference import evaluate
 from onnx import parser
@@ -131,6 +132,23 @@ def test_what_loops_carry_is_padded_alike_and_run_iteration_by_iteration(name, t
         assert error < 1e-12
         for begins, ends in carried(larger):
             assert larger.tensors[begins].shape == larger.tensors[ends].shape
+
+
+LOSS = """<ir_version: 10, opset_import: ["" : 21]>
+g (float[6, 10] x, int64[6] t, float[10, 10] w) => (float loss)
+  { h = MatMul(x, w) loss = SoftmaxCrossEntropyLoss(h, t) }"""
+
+
+def test_a_device_whose_classes_are_all_padding_adds_nothing_to_a_loss(tmp_path):
+    """Their scores are minus infinity, which times 0 is not a number."""
+    onnx.save(parser.parse_model(LOSS), tmp_path / "m.onnx")
+    larger = padded(load_model(str(tmp_path / "m.onnx"), {}), {"w[1]": 14})
+    splits = set()
+    for seed in range(8):
+        plan = forced_plan(larger, "7", INFERENCE, seed=seed)
+        splits.add(plan.operators[-1].split)
+        assert verify_plan(larger, plan).verified
+    assert ("c",) in splits
 
 
 DROPPED = """<ir_version: 10, opset_import: ["" : 21]>

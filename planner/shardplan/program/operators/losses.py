@@ -65,5 +65,6 @@ def _of_each(graph: Graph, site: Site, local: Local, reads: Sequence[str], wide:
     column = graph.reshape(place, [samples[0], 1, *samples[1:]])
     picked = graph.reshape(graph.op("GatherElements", scores, column, axis=1), samples)
     each = graph.op("Gather", weights, place, axis=0) if weights else graph.constant(1, wide)
-    weight = graph.op("Where", inside, each, graph.constant(0, wide))
-    return graph.op("Mul", weight, picked), weight
+    nothing = graph.constant(0, wide)  # not a product with 0: a class that is padding has the score minus infinity
+    score = graph.op("Where", inside, graph.op("Mul", each, picked), nothing)
+    return score, graph.op("Where", inside, each, nothing)
