@@ -18,7 +18,7 @@ from shardplan.solve.budget import Budget
 from shardplan.solve.highs.program import HighsError, Program
 from shardplan.solve.prove import exact
 from shardplan.solve.reduce.core import core_of
-from shardplan.solve.reduce.graph import Contradiction, build
+from shardplan.solve.reduce.graph import Contradiction, Graph, build
 from shardplan.solve.reduce.memory import Profiles
 from shardplan.solve.reduce.sums import sums_to_nodes
 from shardplan.solve.reduce.tables import Tables
@@ -33,6 +33,17 @@ def phases(count: int = 8) -> Problem:
         mine = [node % 2 == phase for node in range(count)]
         groups.append(Maximum((LinearSum(tuple(computes - sends if one else zeros for one in mine), ()),)))
     return Problem(own, (), maxima=tuple(groups))
+
+
+def graph_of(problem: Problem) -> Graph | None:
+    """The graph whose nodes have all sums of a problem; none where nothing is allowed."""
+    wide = sums_to_nodes(problem)
+    try:
+        graph = build(wide.problem, Tables(), wide.amounts, wide.groups)
+        graph.propagate()
+    except Contradiction:
+        return None
+    return graph
 
 
 def test_two_phases_balance_compute_and_traffic_each() -> None:
@@ -52,11 +63,8 @@ def test_multipliers_to_start_from_change_no_optimum() -> None:
 def test_multipliers_that_add_up_to_more_than_one_give_a_bound_all_the_same(seed: int) -> None:
     """Above one in all, or below zero, their averages may be above the maxima."""
     problem = problem_of_maxima(seed, memory=False)
-    wide = sums_to_nodes(problem)
-    try:
-        graph = build(wide.problem, Tables(), wide.amounts, wide.groups)
-        graph.propagate()
-    except Contradiction:
+    graph = graph_of(problem)
+    if graph is None:
         return
     profiles = Profiles(graph.uses, np.cumsum([0, *graph.sizes]), graph.tables.arrays, graph.base)
     relaxation = Relaxation(graph, 0, Budget(), profiles)
@@ -70,11 +78,8 @@ def test_multipliers_that_add_up_to_more_than_one_give_a_bound_all_the_same(seed
 @pytest.mark.parametrize("seed", range(60))
 def test_highs_has_one_epigraph_per_maximum_at_any_multipliers(seed: int) -> None:
     problem = problem_of_maxima(seed, memory=False)
-    wide = sums_to_nodes(problem)
-    try:
-        graph = build(wide.problem, Tables(), wide.amounts, wide.groups)
-        graph.propagate()
-    except Contradiction:
+    graph = graph_of(problem)
+    if graph is None:
         return
     rng = np.random.default_rng(seed)
     multipliers = {}
