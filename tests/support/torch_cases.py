@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import logging
 import runpy
 import sys
 import warnings
@@ -456,8 +457,13 @@ def dropping(tiny: Tiny, plan: Plan, mode: str) -> tuple[Tensor, list[float]]:
 
 
 @unprofiled
-def compiled(tiny: Tiny, plan: Plan, what: str) -> tuple[float, float]:
-    """Train one step with the model, its blocks or its graph compiled: errors of the loss and of the gradients."""
+def compiled(tiny: Tiny, plan: Plan, what: str) -> tuple[float, float, int]:
+    """Train one step with the model, its blocks or its graph compiled: errors of the loss and of the gradients, and how
+    often the compiler has given up to compile a function anew."""
+    said: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    handler.emit = said.append  # type: ignore[method-assign]
+    logging.getLogger("torch._dynamo.convert_frame").addHandler(handler)
     model, reference = under(plan, tiny, "exported" if what == "graph" else "eager"), torch_twins.twin(tiny)
     ids = torch.tensor(tiny.inputs["input_ids"])
     run = model
@@ -469,7 +475,9 @@ def compiled(tiny: Tiny, plan: Plan, what: str) -> tuple[float, float]:
     ours, theirs = _loss(run(ids).full_tensor(), ids), _loss(reference(ids), ids)
     ours.backward()
     theirs.backward()
-    return abs(ours.item() - theirs.item()), _gradient_error(model, reference)
+    logging.getLogger("torch._dynamo.convert_frame").removeHandler(handler)
+    given_up = sum("recompile_limit" in record.getMessage() for record in said)
+    return abs(ours.item() - theirs.item()), _gradient_error(model, reference), given_up
 
 
 @unprofiled

@@ -209,6 +209,7 @@ def test_bags_in_which_a_row_does_not_count():
     given = torch.randn(8, 4, generator=torch.Generator().manual_seed(1)), torch.tensor([[1, 2, 2], [2, 2, 2]])
     for mine, theirs in zip(evaluated(Padded(), *given), Padded()(*given), strict=True):
         assert torch.allclose(torch.from_numpy(mine), theirs, atol=1e-6)
+    assert [*read_module(Padded(), given).outputs]
 
 
 def test_a_lookup_that_bounds_its_rows_is_refused():

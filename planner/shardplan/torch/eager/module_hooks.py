@@ -61,7 +61,8 @@ class _InParts(NamedTuple):
 @dataclass
 class ModuleHooks:
     """The hooks of all modules of a model. `_running`: the outermost module that runs, and `_entered`, its nesting
-    depth; `_replaced`, `_fused`: the replacements of its parameters; `_uncompiled`: `_restore` without compilation.
+    depth; `_replaced`, `_fused`: the replacements of its parameters; `_begun`, `_uncompiled`: `_begin` and
+    `_restore` without compilation.
     That wrapper imports torch's compiler, so it is made with the first model and not at import."""
 
     applied: AppliedPlan
@@ -72,6 +73,9 @@ class ModuleHooks:
     _fused: list[_InParts] = field(default_factory=list)
     _uncompiled: Callable[[ModuleHooks, nn.Module], None] = field(
         default_factory=lambda: torch.compiler.disable(ModuleHooks._restore)
+    )
+    _begun: Callable[[ModuleHooks, nn.Module], None] = field(
+        default_factory=lambda: torch.compiler.disable(ModuleHooks._begin)
     )
 
     def register(self, model: nn.Module) -> None:
@@ -89,11 +93,16 @@ class ModuleHooks:
             return
         self._entered += 1
         if self._running is None:
-            self._running = module
-            for owner in module.modules():
-                for attribute, name in self.owners.get(owner, ()):
-                    self._replace(owner, attribute, name)
-                _renew_flat_weights(owner)
+            self._begun(self, module)
+
+    def _begin(self, module: nn.Module) -> None:
+        """Puts planned tensors in the place of parameters; not compiled, or a compiler warns that it does so for every
+        name anew."""
+        self._running = module
+        for owner in module.modules():
+            for attribute, name in self.owners.get(owner, ()):
+                self._replace(owner, attribute, name)
+            _renew_flat_weights(owner)
 
     def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
         del args, output
