@@ -53,7 +53,6 @@ def test_state_is_what_megatron_counts(axes, options, zero):
     ],
 )
 def test_few_axes_cost_the_same_among_the_layouts_left_open(model, options, monkeypatch):
-    monkeypatch.setattr(fixed_runs, "MOST_WHOLE", 3)
     every = shardplan.price(model, **options)
     monkeypatch.setattr(fixed_runs, "MOST_WHOLE", 0)
     limited = shardplan.price(model, **options)
