@@ -44,6 +44,12 @@ class Schedule:
         each, more = divmod(2 * behind + (self.chunks - 1) * stages + 1, self.chunks)
         return min(microbatches, each + (chunk < more))
 
+    def in_flight_of(self, place: int, count: int, microbatches: int) -> int:
+        """The same of model chunk `place` of `count` in all: chunk p runs on stage p mod S."""
+        stages = count // self.chunks
+        chunk, stage = divmod(place, stages)
+        return self.in_flight(stages - 1 - stage, stages, microbatches, chunk)
+
     def step(self, costs: Sequence[float], microbatches: int) -> float:
         """T without the transfers, in the unit of the costs."""
         slowest = max(costs)

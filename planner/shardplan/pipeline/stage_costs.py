@@ -163,10 +163,9 @@ class StageCosts:
         by_stage = [sum(stages_ns[place::count]) for place in range(count)]
         return self.schedule.step(by_stage, self.options.microbatches)
 
-    def in_flight(self, behind: int, stages: int, chunk: int = 0) -> int:
-        """Microbatches that a model chunk of a stage holds with so many of `stages` behind it."""
-        options = self.options
-        return self.schedule.in_flight(behind, stages, options.microbatches, chunk) if options.training else 1
+    def in_flight(self, behind: int, stages: int) -> int:
+        """Microbatches that a stage holds with so many of `stages` behind it."""
+        return self.schedule.in_flight(behind, stages, self.options.microbatches) if self.options.training else 1
 
     def least_ns(self, cut: Cut) -> float:
         """The least that the run of a stage costs, whatever it is handed and however little waits."""

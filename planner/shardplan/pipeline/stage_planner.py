@@ -79,13 +79,13 @@ class StagePlanner:
     def of_all(self, cut: Cut) -> tuple[Plan] | None:
         """The plan of the only stage, which needs no costs; `None` if none fits."""
         self._left = 1
-        plan = self._plan(cut, self.in_flight(0, 1), f"{self.stage_costs.model.name}.stage0")
+        plan = self._plan(cut, self.in_flight(0, 1), stage_name(self.stage_costs.model, 0))
         return None if plan is None else (plan,)
 
     def in_flight(self, place: int, count: int) -> int:
         """Microbatches that stage `place` of `count` holds; model chunks of one stage count one by one."""
-        stages = count // self.chunks
-        return self.stage_costs.in_flight(stages - 1 - place % stages, stages, place // stages)
+        schedule, options = self.stage_costs.schedule, self.stage_costs.options
+        return schedule.in_flight_of(place, count, options.microbatches) if options.training else 1
 
     def _enough_ns(self, steps_ns: Sequence[float], place: int, worth_ns: float) -> float:
         """With a stage that takes so long the step is longer than `worth_ns`, whatever the others take beyond these."""

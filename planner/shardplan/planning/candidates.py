@@ -65,9 +65,8 @@ def shortest(search: Search, enough_s: float = math.inf) -> Questions[Found]:
     if not instance.chooses_remat:
         yield from at_once(search)
     found = yield from searched(search, chooses_remat=instance.chooses_remat, enough_s=enough_s)
-    if not instance.chooses_remat or found.limit_bytes is None or found.gap <= IMPROVED_GAP:
-        return (yield from within_memory(search, found))
-    for remat in flags(found.candidate.layouts.built):
+    is_open = instance.chooses_remat and found.limit_bytes is not None and found.gap > IMPROVED_GAP
+    for remat in flags(found.candidate.layouts.built) if is_open else ():
         spent.later = max(0, spent.later - most)
         if found.outcome == "interrupted" or search.is_over:
             break

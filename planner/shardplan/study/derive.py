@@ -166,11 +166,8 @@ def _staged(
     chain, cuts = _cut_by_hand(pipeline, model) if by_hand else _cut(pipeline, model)
     parts = tuple(_part(cluster, stage.plan.mesh, by_hand=by_hand) for stage in pipeline.stages)
     plans, waiting = [], []
-    count = len(cuts) // schedule.chunks
     for place, (stage, cut, own) in enumerate(zip(pipeline.stages, cuts, parts, strict=True)):
-        chunk, stage_number = divmod(place, count)
-        held = schedule.in_flight(count - 1 - stage_number, count, options.microbatches, chunk)
-        waiting.append(held if options.training else 1)
+        waiting.append(schedule.in_flight_of(place, len(cuts), options.microbatches) if options.training else 1)
         run = part_of(chain, cut.first, cut.last, stage_name(model, place))
         limit = limit_bytes(options, cluster) // schedule.chunks
         if by_hand:

@@ -41,10 +41,7 @@ class _Chunks:
     def of(cls, count: int, stages: int, schedule: Schedule, microbatches: int) -> _Chunks:
         inner = 1 if count > 2 else 0
         stands_for = (0, *[inner] * (count - 2), count - 1)
-        in_flight = tuple(
-            schedule.in_flight(stages - 1 - place % stages, stages, microbatches, place // stages)
-            for place in range(count)
-        )
+        in_flight = tuple(schedule.in_flight_of(place, count, microbatches) for place in range(count))
         planned = dict[int, int]()
         for place, waiting in zip(stands_for, in_flight, strict=True):
             planned[place] = max(planned.get(place, 0), waiting)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import parametrize
 
-from shardplan.errors import Diagnostic, ShardplanError, error
+from shardplan.errors import Diagnostic, ShardplanError, error, reason_of
 from shardplan.torch.applied_plan import applied_to, is_parallel
 from shardplan.torch.parameters.distribution import FusedWeight
 from shardplan.torch.parameters.fused import Parts, part_name, part_names, parts_of
@@ -66,8 +66,7 @@ def _write(state: dict[str, Tensor], path: str | Path) -> Diagnostic | None:
             weights = {name: tensor.contiguous() for name, tensor in state.items() if name in kept}
             save_file(weights, beside, {"format": "pt"})
     except Exception as problem:  # noqa: BLE001 - whatever it is, the other processes wait to hear of it
-        system = problem.strerror if isinstance(problem, OSError) else None
-        reason = system[:1].lower() + system[1:] if system else f"{type(problem).__name__}: {problem}"
+        reason = reason_of(problem) if isinstance(problem, OSError) else f"{type(problem).__name__}: {problem}"
         return error("unwritable-output", f"cannot write the weights: {reason}", file=str(path))
     return None
 
