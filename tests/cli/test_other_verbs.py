@@ -45,10 +45,12 @@ def test_profiles_lists_all_that_are_shipped(shardplan):
     assert [line.split()[0] for line in run.out.splitlines()] == ["name", *list_profiles()]
 
 
-def test_profiles_show_writes_out_the_defaults(shardplan):
+def test_profiles_show_writes_out_the_defaults(shardplan, folder):
     run = shardplan("profiles", "show", "h100-dgx")
     assert shardplan("profiles", "h100-dgx").out == run.out
-    assert '"usable_fraction"' in run.out
+    assert "  usable_fraction: 0.92\n" in run.out
+    Path("mine.yaml").write_text(run.out)
+    assert shardplan("profiles", "check", "mine.yaml").out == "mine.yaml is valid\n"
 
 
 def test_profiles_check(shardplan, folder):

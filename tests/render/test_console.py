@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 from rich.text import Text
 
-from shardplan.cluster.profile import load_profile
+from shardplan.cluster.profile import list_profiles, load_profile, profile_from_text
 from shardplan.render.console import Folded, Sentence, emit, table
 from shardplan.render.profiles import show_profile
 from shardplan.text_lines import KEPT
@@ -99,11 +99,15 @@ def test_lines_of_a_text_are_folded_each_by_itself():
     assert written.getvalue() == "first\n    a second line of\n      many words\nthird\n"
 
 
-def test_a_profile_on_a_narrow_terminal_is_json():
-    written, profile = io.StringIO(), load_profile("a100-dgx")
+@pytest.mark.parametrize("name", list_profiles())
+def test_a_shown_profile_is_a_profile_on_a_narrow_terminal_too(name):
+    written, profile = io.StringIO(), load_profile(name)
     show_profile(Console(file=written, width=40), profile)
-    assert json.loads(written.getvalue()) == json.loads(json.dumps(profile.resolved, default=dict))
-    assert '        "level": "net"\n' in written.getvalue()
+    again = profile_from_text(written.getvalue(), "shown")
+    assert json.loads(json.dumps(again.resolved, default=dict)) == json.loads(
+        json.dumps(profile.resolved, default=dict)
+    )
+    assert {warning.code for warning in again.warnings} == {warning.code for warning in profile.warnings}
 
 
 def shown(width, *rows):

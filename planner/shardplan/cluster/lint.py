@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from shardplan.cluster.keys import LEVEL, PROFILE, Keys, Plain
+from shardplan.cluster.resolve import ignored_beside
 from shardplan.cluster.yaml import Leaf, Record
 from shardplan.errors import Diagnostic, did_you_mean, error, warning
 
@@ -87,14 +88,9 @@ def _levels_of_axes(tree: Record, resolved: Plain) -> Iterator[Diagnostic]:
 def _level_keys(tree: Record, resolved: Plain) -> Iterator[Diagnostic]:
     """Keys that a level of this kind does not use, and units that do not nest."""
     for level in resolved["levels"]:
-        cards = bool(level["node_gbit"])
-        has = {"", "node_gbit" if cards else f"topology {level['topology']}"}
         written = tree.get("levels", level["name"])
         for name in written.entries if isinstance(written, Record) else ():
-            key = _LEVEL_KEYS[name]
-            missing = key.beside not in has
-            if missing or (cards and key.no_cards):
-                reason = f"without {key.beside}" if missing else "beside node_gbit"
+            if reason := ignored_beside(_LEVEL_KEYS[name], level):
                 summary = f"levels.{level['name']}: '{name}' has no effect {reason}"
                 yield warning("ignored-key", summary, **_where(tree, "levels", level["name"], name))
     for inner, outer in itertools.pairwise(resolved["levels"]):

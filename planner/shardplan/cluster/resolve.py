@@ -17,6 +17,7 @@ from shardplan.cluster.keys import (
     REQUIRED,
     SCHEMA_VERSION,
     Around,
+    Key,
     Keys,
     Plain,
 )
@@ -108,6 +109,14 @@ def resolve(profile: Record, name: str) -> Plain:
         **({"environment": dict(sorted(data["environment"].items()))} if data.get("environment") else {}),
         "curves": [filled(CURVE, curve) for curve in data.get("curves", [])],
     }
+
+
+def ignored_beside(key: Key, level: Plain) -> str:
+    """Why a key of a resolved level has no effect, or `""`."""
+    cards = bool(level["node_gbit"])
+    if key.beside not in {"", "node_gbit" if cards else f"topology {level['topology']}"}:
+        return f"without {key.beside}"
+    return "beside node_gbit" if cards and key.no_cards else ""
 
 
 def filled(keys: Keys, given: Plain, around: Around = _NOWHERE) -> Plain:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 
 from rich.console import Console
@@ -10,6 +9,7 @@ from rich.text import Text
 
 from shardplan.cluster.build import Profile
 from shardplan.cluster.mesh import make_cluster
+from shardplan.cluster.written import written_text
 from shardplan.escapes import one_line
 from shardplan.render.console import Folded, emit, table
 from shardplan.render.solve import contention
@@ -66,5 +66,5 @@ def _tflops(peaks: Mapping[str, float]) -> str:
 
 
 def show_profile(console: Console, profile: Profile) -> None:
-    """Every value of a profile, defaults included, as the plan file carries it: JSON, whose lines stay whole."""
-    emit(console, Text(json.dumps(profile.resolved, indent=2, ensure_ascii=False, default=dict), no_wrap=True))
+    """Every value of a profile, defaults included, as YAML that is a profile itself; its lines stay whole."""
+    emit(console, Text(written_text(profile), no_wrap=True))
