@@ -25,7 +25,6 @@ from shardplan.planning.constants import (
     LESS_MEMORY,
     LESS_MEMORY_GAP,
     LESS_MEMORY_WORK,
-    LESS_TIGHT_LIMIT,
     PLAIN_SHARES,
     PROOF_SHARE,
     RECIPE_HOPE,
@@ -36,12 +35,12 @@ from shardplan.planning.constants import (
     RESCHEDULED_STAYING,
     RESCUE_S,
     ROUGH_WORK,
-    TIGHTER_LIMIT,
     UNLIMITED_GAP,
     UNLIMITED_MEMORY,
 )
 from shardplan.planning.equal_layers import MergedCopies
 from shardplan.planning.judge import Candidate
+from shardplan.planning.less_memory import TIGHTER, at_tighter_limits, under_less_memory
 from shardplan.planning.outside_blocks import outside_blocks
 from shardplan.planning.questions import about, asked, best_among, better_of
 from shardplan.planning.recipes import recipes_for, without_axis
@@ -110,7 +109,7 @@ def searched(
         found = yield from from_recipes(search, none.answer)
         found = found.proven_by(free) if free is not None and search.is_late else found
     if not (chooses_remat or search.has_to_stop):
-        found = found.better(_rescheduled(search, roomy), limit_bytes)
+        found = found.better([*search.known.values(), *_rescheduled(search, roomy)], limit_bytes)
     if found.candidate.step_s < min(below_s, search.worth_s):
         found = yield from improved(search, found)
     return found
@@ -184,6 +183,7 @@ def _improvements(search: Search) -> dict[Improvement, int]:
         }
         improvements[regathering] = AVERAGES["quick"]
     improvements[under_less_memory] = 2
+    improvements[at_tighter_limits] = TIGHTER
     if instance.is_quick:
         return improvements
     return {**improvements, crossed: 0, needing_less_memory: AVERAGES["quick"], outside_blocks: 0}
@@ -201,11 +201,14 @@ def without_limit(
 
 
 def unless_nothing_fits(search: Search, objective: Objective) -> Questions[None]:
-    """Raises `NoPlanError` if it is proven at once that no plan fits in memory, whatever the maxima of `objective`."""
+    """Schedules the assignment with the least base sums under the limit, which is known from then on. Raises
+    `NoPlanError` if it is proven at once that no plan fits in memory, whatever the maxima of `objective`."""
     question = Question(search.limit_bytes, objective.base, ends_s=search.ends_s)
     answer = yield from asked(search, question, min(ROUGH_WORK, search.work_left))
     if answer.solution.outcome == "infeasible":
         raise NoPlanError(answer)
+    if answer.candidates and not search.has_to_stop:
+        search.judged(answer.candidates)
 
 
 def under_the_limit(
@@ -399,21 +402,6 @@ def needing_less_memory(search: Search, found: Found) -> Questions[Found]:
     found, _ = yield from better_of(search, found, question, proves=False, work=LESS_MEMORY_WORK)
     if search.met > met:
         found = yield from crossed(search, found)
-    return found
-
-
-def under_less_memory(search: Search, found: Found) -> Questions[Found]:
-    """The best plan at the best multipliers under a tighter memory limit, if memory is scarce: it keeps the real limit
-    too, and is a starting point in another part of the search space."""
-    if not found.candidate.is_tight(search.limit_bytes, TIGHTER_LIMIT):
-        return found
-    question = replace(about(found, found.linear), equal_layers=True)
-    for share in (TIGHTER_LIMIT, LESS_TIGHT_LIMIT):
-        tighter = int(share * search.limit_bytes)
-        before_s = found.candidate.step_s
-        found, _ = yield from better_of(search, found, replace(question, limit_bytes=tighter))
-        if found.candidate.step_s < before_s:
-            break
     return found
 
 

@@ -381,6 +381,7 @@ def _solved(
         below=question.below_s * PS_PER_S,
         effort=question.work,
         shortfall=question.shortfall,
+        closes=question.averages is None and question.linear is None,
     )
     question.deadline.has_cut |= not found.reproducible
     return found

@@ -86,6 +86,10 @@ TIGHTER_LIMIT = 0.8
 """Share of the memory limit under which another plan is searched if memory is scarce."""
 LESS_TIGHT_LIMIT = 0.9
 """The same, if no plan within that share is better."""
+TIGHTER_SHARES = (0.9, 0.8, 0.7, 0.6)
+"""Shares of the memory limit whose own best plans are searched"""
+TIGHTER_GAP = 0.1
+"""if the gap is larger than this."""
 LESS_MEMORY = 0.98
 """Share of the best plan's memory under which others are searched: a tighter limit must not lead to a better plan."""
 LESS_MEMORY_GAP = 0.03

@@ -111,6 +111,12 @@ AVERAGES_CLOSE = 0.04
 """if that gap is at most this share of the cost: above it, other multipliers still lead to better assignments."""
 AVERAGES_WEAK = 0.5
 """Relative gap of a plain problem above which its multipliers are useless, and milder ones are tried."""
+CLOSED_GAP = 0.04
+"""Gap of averages above which a small problem is also solved with its maxima:"""
+CLOSED_PAIRS = 2_000
+"""one with at most this many pairs,"""
+CLOSED_WORK = 1e3
+"""by at most this much work, about a second."""
 MULTIPLIER_DIGITS = 10
 """Binary digits of the multipliers of averages, which are then integers in units of 2 ** -10 of a cost."""
 ONE_MAXIMUM_WORK = 2e3

@@ -19,6 +19,9 @@ from shardplan.solve.constants import (
     AVERAGES_SOLVES,
     AVERAGES_UNPROVEN,
     CANDIDATES,
+    CLOSED_GAP,
+    CLOSED_PAIRS,
+    CLOSED_WORK,
     MULTIPLIER_DIGITS,
     SHORTFALL_SECONDS,
     SUMS_BROADEST,
@@ -59,6 +62,7 @@ def solve(
     below: float = math.inf,
     effort: float = math.inf,
     shortfall: bool = True,
+    closes: bool = False,
 ) -> Solution:
     """The cheapest assignment that fits in memory, with a proven lower bound.
 
@@ -71,14 +75,45 @@ def solve(
     leaves the remaining gap open; `planes`: cutting planes of more restricted problems, from which averaging starts;
     `assignments`: known ones, which give planes too and are answers; `below`: it ends if no assignment costs less;
     `effort`: work after which it ends with what it has, without effect on a problem that needs less; `shortfall`: if
-    nothing fits, determine how much memory is missing. Ctrl-C ends the search and returns the best assignment so far.
+    nothing fits, determine how much memory is missing; `closes`: the gap that averages leave in a small problem is
+    closed as far as a little work does it. Ctrl-C ends the search and returns the best assignment so far.
     Raises `ShardplanError` for a malformed problem.
     """
     validate(problem)
-    return search(
+    found = search(
         problem, time_limit, work_limit, gap=gap, seed=seed, presolve=presolve, on_progress=on_progress, roomy=roomy,
         unproven=unproven, start=Start(sum_multipliers, planes, memory_multipliers, assignments),
         averages=averages, below=below, effort=effort, shortfall=shortfall,
+    )  # fmt: skip
+    if not (closes and averages and presolve and problem.maxima and _is_worth_closing(problem, found, gap)):
+        return found
+    left = None if time_limit is None else max(0.0, time_limit - found.seconds)
+    begin = Start(found.sum_multipliers, (), found.memory_multipliers, found.candidates)
+    exact = search(
+        problem, left, None, gap=gap, seed=seed, presolve=True, on_progress=None,
+        start=begin, effort=min(CLOSED_WORK, effort), shortfall=False,
+    )  # fmt: skip
+    return _better_of(found, exact)
+
+
+def _is_worth_closing(problem: Problem, found: Solution, gap: float) -> bool:
+    """Whether averages leave a gap in a problem that is small enough to be solved with its maxima."""
+    is_open = found.choices is not None and found.gap > max(gap, CLOSED_GAP) and found.outcome != "interrupted"
+    return is_open and sum(edge.table.size for edge in problem.edges) <= CLOSED_PAIRS
+
+
+def _better_of(averaged: Solution, exact: Solution) -> Solution:
+    """The cheaper assignment and the higher bound of two searches of one problem; all else as averages gave it."""
+    bound = max(averaged.bound, exact.bound)
+    best = exact if exact.choices is not None and exact.cost < averaged.cost else averaged
+    other = averaged if best is exact else exact
+    known = dict.fromkeys((*best.candidates, *other.candidates))
+    outcome: Outcome = "interrupted" if exact.outcome == "interrupted" else "feasible"
+    return replace(
+        averaged, choices=best.choices, cost=best.cost, bound=bound, candidates=tuple(known)[:CANDIDATES],
+        outcome="optimal" if bound >= best.cost else outcome, seconds=averaged.seconds + exact.seconds,
+        work=averaged.work + exact.work, reproducible=averaged.reproducible and exact.reproducible,
+        failure=averaged.failure or exact.failure,
     )  # fmt: skip
 
 

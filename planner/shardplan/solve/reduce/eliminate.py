@@ -2,8 +2,9 @@
 
 Eliminating one node at a time from left to right would make a chain of 80 equal layers 80 different products. A round
 takes nodes that are not neighbours, cheapest products first and equal ones together, so that equal layers stay equal,
-every product is computed once (`Tables`), and the chain halves with each round. A node with one choice needs no special
-step: the normal form of its tables is zero, so it has no neighbours.
+every product is computed once (`Tables`), and the chain halves with each round. Nodes between the same neighbours go in
+one round, since their products only add up: a hub may have thousands. A node with one choice needs no special step: the
+normal form of its tables is zero, so it has no neighbours.
 """
 
 from __future__ import annotations
@@ -23,12 +24,14 @@ def eliminate(graph: Graph) -> None:
         if not queue.classes:
             return
         spent: set[int] = set()
+        between: set[frozenset[int]] = set()
         for node in queue.cheapest():
-            around = graph.neighbours[node]
-            if node in spent or not spent.isdisjoint(around):
+            around = frozenset(graph.neighbours[node])
+            if node in spent or not (around in between or spent.isdisjoint(around)):
                 continue
             spent.add(node)
             spent.update(around)
+            between.add(around)
             queue.forget(node)
             graph.minimise(node)
 
