@@ -40,6 +40,8 @@ CUSTOM = frozenset(("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr
 DEBUGS = frozenset(("debug_callback", "debug_print"))
 """What `jax.debug` does: nothing is made, and nothing planned."""
 COMPLEX = rows_of_complex(ROWS)
+_NO_NUMBERS = "OSUmM"
+"""Kinds of dtypes that numpy has and JAX has not: objects, texts, times."""
 _REFUSED: Mapping[str, str] = {
     "shard_map": "plan the function as it is for one device: the plan says how it is split",
     "pure_callback": "leave callbacks out of what is planned",
@@ -56,8 +58,12 @@ def traced(fn: Callable[..., Any], *arguments: Any) -> tuple[ClosedJaxpr, Any]:
 
 
 def abstract(leaf: Any) -> jax.ShapeDtypeStruct:
-    """Shape and dtype of an array, or of a value that becomes one."""
-    return jax.ShapeDtypeStruct(jnp.shape(leaf), getattr(leaf, "dtype", None) or jnp.result_type(leaf))
+    """Shape and dtype that an array, or a value that becomes one, has in a function: of 64 bits only under
+    `jax_enable_x64`. Raises `TypeError` for anything else."""
+    dtype = getattr(leaf, "dtype", None) or jnp.result_type(leaf)
+    if isinstance(dtype, np.dtype) and dtype.kind in _NO_NUMBERS:
+        raise TypeError(f"arrays of {dtype} are none of JAX")
+    return jax.ShapeDtypeStruct(jnp.shape(leaf), jax.dtypes.canonicalize_dtype(dtype, allow_extended_dtype=True))
 
 
 def write(graph: Graph, jaxpr: Any, consts: Sequence[str], arguments: Sequence[str]) -> list[str]:

@@ -20,10 +20,11 @@ from jax.sharding import Mesh, PartitionSpec
 from shardplan.errors import ShardplanError, error
 from shardplan.jax.device_mesh import check_automatic
 from shardplan.jax.partition_specs import partition_spec
+from shardplan.jax.planning.arguments import in_order, inputs_of, mismatches, weights_of
 from shardplan.jax.planning.draws import is_draw
 from shardplan.jax.planning.graph import Graph, Step
 from shardplan.jax.planning.jaxprs import CALLS, REMATS, called, operands_of_scan, traced
-from shardplan.jax.planning.plan import inputs_of, weights_of, written
+from shardplan.jax.planning.plan import written
 from shardplan.jax.planning.rows import by_rows
 from shardplan.jax.sharding_constraints import constrain_permuted
 from shardplan.jax.value_layouts import is_partial, values_of
@@ -33,21 +34,24 @@ from shardplan.plan.types import Plan
 
 def parallelize(fn: Callable[..., Any], plan: Plan, mesh: Mesh) -> Callable[..., Any]:
     """`fn(params, *batch)`, constrained as `plan` says; `plan` is the result of `shardplan.jax.plan` for `fn`. The
-    arguments must have the planned shapes; the derivatives are those of `fn`.
+    arguments must have the planned shapes and dtypes; the derivatives are those of `fn`.
 
     >>> step = jax.jit(jax.value_and_grad(shardplan.jax.parallelize(loss, plan, mesh)))
 
-    Raises `ShardplanError`: `wrong-mesh`, `explicit-mesh`, and at the first call `stale-plan` where the plan is not one
-    of this function.
+    Raises `ShardplanError`: `wrong-mesh`, `explicit-mesh`, and when it is called `missing-parameter`, `missing-input`,
+    `wrong-shape` and `wrong-dtype` for other arguments than planned, `stale-plan` where the plan is not one of `fn`.
     """
     check_automatic(plan, mesh)
 
     @functools.wraps(fn)
-    def constrained(params: Any, *batch: Any) -> Any:
+    def constrained(*given: Any, **named: Any) -> Any:
+        params, *batch = in_order(fn, given, named)
+        weights = weights_of(params)
+        inputs = inputs_of(fn, tuple(batch), weights)
+        if faults := [*mismatches(plan, "parameter", weights), *mismatches(plan, "input", inputs)]:
+            raise ShardplanError(*faults)
         closed, shape = traced(fn, params, *batch)
         graph = Graph()
-        weights = weights_of(params)
-        inputs = inputs_of(fn, batch, weights)
         arguments = [*weights, *inputs]
         written(graph, closed, weights, inputs)
         layouts = _Layouts(plan, mesh, *_known(plan), frozenset(graph.drawn))
