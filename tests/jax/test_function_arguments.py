@@ -59,7 +59,7 @@ def test_a_microbatch_of_the_planned_step_is_taken():
     assert of_x.spec == jax.sharding.PartitionSpec("machine")
     ours = shardplan.jax.parallelize(loss, plan, mesh)(PARAMS, X[:4], Y[:4])
     np.testing.assert_allclose(ours, loss(PARAMS, X[:4], Y[:4]), rtol=1e-5)
-    with pytest.raises(ShardplanError, match=r"the plan has \[16, 32\], or a part of it in 4 microbatches"):
+    with pytest.raises(ShardplanError, match=r"has shape \[8, 32\], the plan has \[16, 32\], or one of 4 parts"):
         shardplan.jax.batch_shardings(plan, mesh, loss, X[:8], Y[:4])
 
 

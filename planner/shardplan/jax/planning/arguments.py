@@ -80,7 +80,8 @@ def in_order(fn: Callable[..., Any], given: tuple[Any, ...], named: Mapping[str,
 def mismatches(plan: Plan, role: Role, given: Mapping[str, Any]) -> list[Diagnostic]:
     """What of the planned weights or inputs is missing in `given` (the leaves by their names), or has another shape or
     dtype. An input may also be that of one of the plan's microbatches."""
-    parts = int(plan.model.get("microbatches") or 1) if role == "input" else 1
+    parts = plan.model.get("microbatches", 1) if role == "input" else 1
+    assert isinstance(parts, int)
     found: list[Diagnostic] = []
     for tensor in plan.tensors:
         if tensor.role != role:
@@ -93,7 +94,7 @@ def mismatches(plan: Plan, role: Role, given: Mapping[str, Any]) -> list[Diagnos
             continue
         planned, shape = checkpoint_shape(tensor.shape, tensor.perm), tuple(given[name].shape)
         if not _fits(shape, planned, parts):
-            each = f", or a part of it in {parts} microbatches" if parts > 1 else ""
+            each = f", or one of {parts} parts of dim 0" if parts > 1 else ""
             summary = f"'{name}' has shape {list(shape)}, the plan has {list(planned)}{each}"
             found.append(error("wrong-shape", summary, hint=_AGAIN))
         dtype = onnx.TensorProto.DataType.Name(onnx_type(given[name].dtype)).lower()
@@ -104,8 +105,5 @@ def mismatches(plan: Plan, role: Role, given: Mapping[str, Any]) -> list[Diagnos
 
 
 def _fits(shape: tuple[int, ...], planned: tuple[int, ...], parts: int) -> bool:
-    """Whether a shape is as planned, or one dim is that of one of so many parts."""
-    if len(shape) != len(planned):
-        return False
-    other = [(size, whole) for size, whole in zip(shape, planned, strict=True) if size != whole]
-    return not other or (len(other) == 1 and other[0][0] * parts == other[0][1])
+    """Whether a shape is as planned, or that of one of so many microbatches, which divide the first dim."""
+    return shape == planned or (bool(shape) and (shape[0] * parts, *shape[1:]) == planned)
