@@ -37,7 +37,8 @@ def value_info(name: str, aval: Any) -> onnx.ValueInfoProto:
 class Step:
     """What was written for one equation: the names that it reads and makes, and its nodes. `permuted`: by the name of
     an operand or result that differs from a value inside only in the order of dims, that value, and which of its dims
-    each dim is. `inner`: the steps of the jaxpr that it calls. `loop`: the name of the node, if the equation is a scan.
+    each dim is. `inner`: the steps of the jaxpr that it calls; `bodies`: those of the bodies of a node, a loop or a
+    choice: the body of a loop has the number 0, the condition under which it goes on 1; branches have their numbers.
     """
 
     reads: Sequence[str]
@@ -45,7 +46,18 @@ class Step:
     nodes: Sequence[str] = ()
     permuted: Mapping[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
     inner: list[Step] = field(default_factory=list)
-    loop: str = ""
+    bodies: Mapping[int, Body] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Body:
+    """What was written for a jaxpr in the body of a node. `within`: what names inside have before them in a plan: the
+    name of a loop, or of a choice and its branch. `takes`, `gives`: the names of its arguments and its results."""
+
+    steps: Sequence[Step]
+    within: str
+    takes: Sequence[str] = ()
+    gives: Sequence[str] = ()
 
 
 @dataclass
