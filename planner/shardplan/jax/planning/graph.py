@@ -64,7 +64,9 @@ class Body:
 class Graph:
     """The nodes and constants written so far, and the step of each equation. `scope`, `line`: the place in the program
     that new nodes come from. `drawn`: the names of random numbers, those inside bodies included. `imaginary`: the names
-    of imaginary parts, by those of the complex values, which are those of their real parts."""
+    of imaginary parts, by those of the complex values, which are those of their real parts. `counting`: by the result
+    of a gather whose numbers for some dims only count the rows, those operand dims and the dim of the numbers that runs
+    along with each."""
 
     INT64: ClassVar[int] = int(onnx.TensorProto.INT64)
 
@@ -76,10 +78,14 @@ class Graph:
     counted: list[int] = field(default_factory=lambda: [0])
     drawn: set[str] = field(default_factory=set)
     imaginary: dict[str, str] = field(default_factory=dict)
+    counting: dict[str, Mapping[int, int]] = field(default_factory=dict)
 
     def body(self) -> Graph:
         """A graph inside this one; no name occurs in both."""
-        return Graph(self.scope, self.line, counted=self.counted, drawn=self.drawn, imaginary=self.imaginary)
+        return Graph(
+            self.scope, self.line, counted=self.counted, drawn=self.drawn, imaginary=self.imaginary,
+            counting=self.counting,
+        )  # fmt: skip
 
     def name(self, kind: str) -> str:
         """A new name."""

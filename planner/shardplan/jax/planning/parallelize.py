@@ -23,6 +23,7 @@ from shardplan.jax.device_mesh import check_automatic
 from shardplan.jax.partition_specs import partition_spec
 from shardplan.jax.planning.arguments import in_order, inputs_of, mismatches, weights_of
 from shardplan.jax.planning.draws import is_draw
+from shardplan.jax.planning.gathers import by_batch
 from shardplan.jax.planning.graph import Body, Graph, Step
 from shardplan.jax.planning.jaxprs import CALLS, REMATS, called, operands_of_scan, traced
 from shardplan.jax.planning.plan import written
@@ -55,7 +56,7 @@ def parallelize(fn: Callable[..., Any], plan: Plan, mesh: Mesh) -> Callable[...,
         graph = Graph()
         arguments = [*weights, *inputs]
         written(graph, closed, weights, inputs)
-        layouts = _Layouts(plan, mesh, *_known(plan), frozenset(graph.drawn))
+        layouts = _Layouts(plan, mesh, *_known(plan), frozenset(graph.drawn), graph.counting)
         _check_made_for(plan, graph, arguments)
         values = layouts.results(arguments, jax.tree.leaves((params, *batch)))
         results = _run(layouts, closed.jaxpr, closed.consts, values, graph.steps)
@@ -67,14 +68,15 @@ def parallelize(fn: Callable[..., Any], plan: Plan, mesh: Mesh) -> Callable[...,
 @dataclass(frozen=True)
 class _Layouts:
     """The plan, the names of its tensors, and the pairs (tensor, reading operator). `drawn`: random numbers, which are
-    not constrained: every device draws those that its readers need. `within`: the prefix of names in a body of a loop
-    or a choice."""
+    not constrained: every device draws those that its readers need. `counting`: as of `Graph`. `within`: the prefix of
+    names in a body of a loop or a choice."""
 
     plan: Plan
     mesh: Mesh
     tensors: frozenset[str]
     reads: frozenset[tuple[str, str]]
     drawn: frozenset[str]
+    counting: Mapping[str, Mapping[int, int]]
     within: str = ""
 
     def inside(self, body: Body) -> _Layouts:
@@ -153,6 +155,9 @@ class _Layouts:
         called_so = self._called(name)
         if called_so not in self.tensors or name in self.drawn or not getattr(value, "ndim", 0):
             return value
+        stored = values_of(self.plan).tensors[called_so].perm  # a weight that is transposed is the weight in a plan
+        if stored:
+            perm = tuple(stored[dim] for dim in perm or range(len(stored)))
         try:
             return constrain_permuted(self.plan, self.mesh, called_so, value, reader=reader, perm=perm)
         except ShardplanError:  # segments, or partial sums for several readers: the next values tell XLA
@@ -205,6 +210,8 @@ def _evaluated(layouts: _Layouts, equation: Any, given: list[Any], step: Step) -
 
 def _by_rows(layouts: _Layouts, equation: Any, given: list[Any], step: Step) -> list[Any]:
     """The results of one equation, by each device for its own rows where XLA would gather the operands."""
+    if step.makes and step.makes[0] in layouts.counting:
+        return [by_batch(equation, layouts.counting[step.makes[0]], *given)]
     spec = layouts.made(step, equation.outvars[0].aval) if step.makes else None
     run = None if spec is None else by_rows(layouts.mesh, equation, spec)
     if run is None:
