@@ -302,11 +302,34 @@ def test_xla_sends_forward_what_is_planned():
     assert check.emitted_bytes("forward") == pytest.approx(check.predicted_bytes("forward"), rel=0.05)
 
 
+def test_a_gradient_inside_of_a_loss_belongs_to_the_forward_pass():
+    """A penalty on gradients: what XLA sends for them is that of the plan, and no derivative of the loss."""
+    params = {"a": jnp.sin(jnp.arange(2048.0)).reshape(32, 64), "b": jnp.cos(jnp.arange(2048.0)).reshape(64, 32)}
+
+    def fn(params, x):
+        slope = jax.grad(lambda z: jnp.sum(jnp.tanh(z @ params["a"]) @ params["b"]))
+        return jnp.mean(jax.vmap(slope)(x) ** 2)
+
+    x = jnp.ones((16, 32))
+    pins = [
+        "x=[]",
+        "einsum_16=[[machine, gpu]]",
+        *(f"{name}=[null, [machine, gpu]]" for name in ("a", "tanh_*", "add_*")),
+    ]
+    plan = shardplan.jax.plan(fn, params, x, mesh="2x4", pins=pins)
+    mesh = shardplan.jax.mesh(plan, devices=jax.devices()[:8])
+    placed = jax.device_put((params, x), (shardplan.jax.shardings(plan, mesh, params), None))
+    check = shardplan.jax.check(jax.value_and_grad(shardplan.jax.parallelize(fn, plan, mesh)), placed, plan)
+    assert check.predicted_bytes("forward") > 1000
+    assert check.agrees, str(check)
+
+
 def test_another_function_than_planned_is_refused():
-    other, its_params, its_batch = program("cnn")
+    fn, params, batch = program("mlp")
     plan, mesh = planned("mlp")
+    other = functools.wraps(fn)(lambda *_: jnp.exp(jnp.zeros(3)).sum())
     with pytest.raises(ShardplanError, match=r"error\[stale-plan\]: the plan was made of another function"):
-        shardplan.jax.parallelize(other, plan, mesh)(its_params, *its_batch)
+        shardplan.jax.parallelize(other, plan, mesh)(params, *batch)
 
 
 def test_optimizer_states_are_sharded_as_their_weights():

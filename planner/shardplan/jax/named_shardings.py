@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,9 @@ from shardplan.plan.orientation import checkpoint_layout, checkpoint_shape, grap
 from shardplan.plan.types import Plan, TensorDecision
 from shardplan.runtime.lookup import find_tensor
 from shardplan.runtime.names import parameters_by_name
+
+ALONE: Final = "params"
+"""The name of parameters that are one array, which has no path."""
 
 
 def shardings(
@@ -117,7 +120,8 @@ def state_shardings(plan: Plan, mesh: Mesh, state: Any, *, names: Names | None =
 def _leaf_of(
     plan: Plan, path: str, shape: tuple[int, ...], names: Names | None, known: Mapping[str, TensorDecision]
 ) -> Leaf | None:
-    """The weight that the longest matching end of a path names, if the leaf has the shape of that weight."""
+    """The weight that the longest matching end of a path names, if the leaf has the shape of that weight. Every path
+    ends like that of parameters that are one array."""
     keys = path.split(".")
     for place in range(len(keys)):
         end = ".".join(keys[place:])
@@ -127,7 +131,7 @@ def _leaf_of(
                 return match_leaves(plan, {end: shape}, names, strict=False).get(end)
             except ShardplanError:  # a statistic of another shape
                 return None
-    return None
+    return _leaf_of(plan, ALONE, shape, names, known) if path != ALONE and set(known) == {ALONE} else None
 
 
 def leaf_spec(plan: Plan, leaf: Leaf, form: Form) -> PartitionSpec:
@@ -141,8 +145,10 @@ def leaf_spec(plan: Plan, leaf: Leaf, form: Form) -> PartitionSpec:
 
 
 def path_name(path: tuple[Any, ...]) -> str:
-    """Keys of a path joined by dots: `layers.0.kernel`. The `value` of the boxes in which flax keeps arrays is left
-    out."""
+    """Keys of a path joined by dots: `layers.0.kernel`; `params` where the tree is one array. The `value` of the boxes
+    in which flax keeps arrays is left out."""
+    if not path:
+        return ALONE
     if len(path) > 1 and path[-1] == jax.tree_util.GetAttrKey("value"):
         path = path[:-1]
     return str(jax.tree_util.keystr(path, simple=True, separator="."))

@@ -61,8 +61,8 @@ class Values:
 
     def chain(self, decision: TensorDecision) -> tuple[Layout, ...]:
         """The layouts that a value has one after the other: made, kept, served, read. What is made partial and kept
-        whole or cut is whole in between. What is kept partial has none, unless it is added to a value that is cut: then
-        it is cut as well, and so is the sum, which costs what summing the sum costs."""
+        or read whole or cut is whole in between. What is read partial too has none, unless it is added to a value that
+        is cut: then it is cut as well, and so is the sum, which costs what summing the sum costs."""
         layouts = [self.form(decision, "kept"), self.form(decision, "served"), self.form(decision, "read")]
         if decision.name in self.made:
             operator, made = self.made[decision.name]
@@ -71,6 +71,8 @@ class Values:
                 addends = {self._addend(reader, decision) for reader, _ in self.readers.get(decision.name, ())}
                 addend = addends.pop() if len(addends) == 1 else None
                 layouts += [] if addend is None else [_summed(made), addend]
+                if addend is None and not is_partial(layouts[-1]):
+                    layouts.insert(0, _summed(made))
             else:
                 layouts.insert(0, addend if addend is not None and is_partial(made) else _summed(made))
         whole = [layout for layout in layouts if not is_partial(layout)]

@@ -12,6 +12,7 @@ from typing import Any, Final, NoReturn
 import yaml
 
 from shardplan.cluster.build import profile_from_resolved
+from shardplan.cluster.consistency import consistent
 from shardplan.cluster.mesh import make_cluster
 from shardplan.cluster.profile import load_profile
 from shardplan.cluster.types import Cluster
@@ -223,7 +224,11 @@ def _model(request: Request) -> Model:
 def _cluster(request: Request) -> Cluster:
     mesh = request.devices if request.is_auto else request.mesh
     if isinstance(request.cluster, Cluster):
-        return request.cluster if mesh is None else make_cluster(profile_from_resolved(request.cluster.resolved), mesh)
+        cluster = consistent(request.cluster)
+        if mesh is None:
+            return cluster
+        laid = make_cluster(profile_from_resolved(cluster.resolved), mesh)
+        return replace(laid, training=cluster.training, spread=cluster.spread)
     return make_cluster(load_profile(str(request.cluster)), mesh)
 
 

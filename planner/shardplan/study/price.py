@@ -14,6 +14,7 @@ from types import MappingProxyType
 
 import numpy as np
 
+from shardplan.cluster.consistency import consistent
 from shardplan.cluster.mesh import make_cluster
 from shardplan.cluster.perturb import all_constants, perturbed
 from shardplan.cluster.profile import load_profile
@@ -212,7 +213,7 @@ def price_as_asked(
     assert not isinstance(request.memory_limit, str)
     model = read_model_for(request.model, request.dims, batch, parallelism)
     given = request.cluster
-    cluster = given if isinstance(given, Cluster) else make_cluster(load_profile(str(given)))
+    cluster = consistent(given) if isinstance(given, Cluster) else make_cluster(load_profile(str(given)))
     check_peak(precision, cluster)
     if fused_loss:
         cluster = with_fused_loss(cluster)

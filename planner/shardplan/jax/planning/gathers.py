@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import numpy as np
 
 from shardplan.jax.planning.graph import Graph
@@ -50,6 +51,8 @@ def gathered(graph: Graph, equation: Any, inputs: Sequence[str]) -> str:
     if _takes_blocks(equation):
         return _blocks(graph, equation, inputs)
     look = _lookup(graph, equation, inputs[1])
+    dims = equation.params["dimension_numbers"]
+    counted = {dim: place for dim, place in look.paired.items() if dim not in dims.operand_batching_dims}
     columns = len(equation.params["dimension_numbers"].start_index_map)
     single = [dim for dim in look.kept if dim in look.indexed]  # taken one by one, and kept with size 1
     if single:
@@ -65,7 +68,28 @@ def gathered(graph: Graph, equation: Any, inputs: Sequence[str]) -> str:
         made = _taken(graph, look, inputs, columns)
     else:
         made = _picked(graph, look, inputs, columns)
-    return str(graph.add("Reshape", [made, graph.ints(*equation.outvars[0].aval.shape)]) if single else made)
+    if single:
+        made = str(graph.add("Reshape", [made, graph.ints(*equation.outvars[0].aval.shape)]))
+    if counted:
+        graph.counting[made] = counted
+    return made
+
+
+def by_batch(equation: Any, counted: Mapping[int, int], operand: Any, numbers: Any) -> Any:
+    """The result of a gather whose numbers for the operand dims `counted` only count along those dims of theirs. As
+    batch dims, which they are, XLA splits them and sends nothing."""
+    params = dict(equation.params)
+    dims = params.pop("dimension_numbers")
+    paired = dict(zip(dims.operand_batching_dims, dims.start_indices_batching_dims, strict=True)) | dict(counted)
+    columns = [column for column, dim in enumerate(dims.start_index_map) if dim not in counted]
+    by_rows = jax.lax.GatherDimensionNumbers(
+        offset_dims=dims.offset_dims,
+        collapsed_slice_dims=tuple(dim for dim in dims.collapsed_slice_dims if dim not in counted),
+        start_index_map=tuple(dims.start_index_map[column] for column in columns),
+        operand_batching_dims=tuple(sorted(paired)),
+        start_indices_batching_dims=tuple(paired[dim] for dim in sorted(paired)),
+    )
+    return jax.lax.gather(operand, numbers[..., np.array(columns)], by_rows, **params)
 
 
 def _takes_blocks(equation: Any) -> bool:

@@ -37,7 +37,8 @@ def value_info(name: str, aval: Any) -> onnx.ValueInfoProto:
 class Step:
     """What was written for one equation: the names that it reads and makes, and its nodes. `permuted`: by the name of
     an operand or result that differs from a value inside only in the order of dims, that value, and which of its dims
-    each dim is. `inner`: the steps of the jaxpr that it calls. `loop`: the name of the node, if the equation is a scan.
+    each dim is. `inner`: the steps of the jaxpr that it calls; `bodies`: those of the bodies of a node, a loop or a
+    choice: the body of a loop has the number 0, the condition under which it goes on 1; branches have their numbers.
     """
 
     reads: Sequence[str]
@@ -45,14 +46,27 @@ class Step:
     nodes: Sequence[str] = ()
     permuted: Mapping[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
     inner: list[Step] = field(default_factory=list)
-    loop: str = ""
+    bodies: Mapping[int, Body] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Body:
+    """What was written for a jaxpr in the body of a node. `within`: what names inside have before them in a plan: the
+    name of a loop, or of a choice and its branch. `takes`, `gives`: the names of its arguments and its results."""
+
+    steps: Sequence[Step]
+    within: str
+    takes: Sequence[str] = ()
+    gives: Sequence[str] = ()
 
 
 @dataclass
 class Graph:
     """The nodes and constants written so far, and the step of each equation. `scope`, `line`: the place in the program
     that new nodes come from. `drawn`: the names of random numbers, those inside bodies included. `imaginary`: the names
-    of imaginary parts, by those of the complex values, which are those of their real parts."""
+    of imaginary parts, by those of the complex values, which are those of their real parts. `counting`: by the result
+    of a gather whose numbers for some dims only count the rows, those operand dims and the dim of the numbers that runs
+    along with each."""
 
     INT64: ClassVar[int] = int(onnx.TensorProto.INT64)
 
@@ -64,10 +78,14 @@ class Graph:
     counted: list[int] = field(default_factory=lambda: [0])
     drawn: set[str] = field(default_factory=set)
     imaginary: dict[str, str] = field(default_factory=dict)
+    counting: dict[str, Mapping[int, int]] = field(default_factory=dict)
 
     def body(self) -> Graph:
         """A graph inside this one; no name occurs in both."""
-        return Graph(self.scope, self.line, counted=self.counted, drawn=self.drawn, imaginary=self.imaginary)
+        return Graph(
+            self.scope, self.line, counted=self.counted, drawn=self.drawn, imaginary=self.imaginary,
+            counting=self.counting,
+        )  # fmt: skip
 
     def name(self, kind: str) -> str:
         """A new name."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -27,7 +28,7 @@ from shardplan.jax.planning.complex_numbers import (
     rows_of_complex,
 )
 from shardplan.jax.planning.draws import drawn, is_draw
-from shardplan.jax.planning.graph import Graph, Step, onnx_type, value_info
+from shardplan.jax.planning.graph import Body, Graph, Step, onnx_type, value_info
 from shardplan.jax.planning.primitives import ROWS
 
 _CALLS = ("jaxpr", "call_jaxpr", "fun_jaxpr")
@@ -40,6 +41,8 @@ CUSTOM = frozenset(("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr
 DEBUGS = frozenset(("debug_callback", "debug_print"))
 """What `jax.debug` does: nothing is made, and nothing planned."""
 COMPLEX = rows_of_complex(ROWS)
+_NO_NUMBERS = "OSUmM"
+"""Kinds of dtypes that numpy has and JAX has not: objects, texts, times."""
 _REFUSED: Mapping[str, str] = {
     "shard_map": "plan the function as it is for one device: the plan says how it is split",
     "pure_callback": "leave callbacks out of what is planned",
@@ -56,8 +59,12 @@ def traced(fn: Callable[..., Any], *arguments: Any) -> tuple[ClosedJaxpr, Any]:
 
 
 def abstract(leaf: Any) -> jax.ShapeDtypeStruct:
-    """Shape and dtype of an array, or of a value that becomes one."""
-    return jax.ShapeDtypeStruct(jnp.shape(leaf), getattr(leaf, "dtype", None) or jnp.result_type(leaf))
+    """Shape and dtype that an array, or a value that becomes one, has in a function: of 64 bits only under
+    `jax_enable_x64`. Raises `TypeError` for anything else."""
+    dtype = getattr(leaf, "dtype", None) or jnp.result_type(leaf)
+    if isinstance(dtype, np.dtype) and dtype.kind in _NO_NUMBERS:
+        raise TypeError(f"arrays of {dtype} are none of JAX")
+    return jax.ShapeDtypeStruct(jnp.shape(leaf), jax.dtypes.canonicalize_dtype(dtype, allow_extended_dtype=True))
 
 
 def write(graph: Graph, jaxpr: Any, consts: Sequence[str], arguments: Sequence[str]) -> list[str]:
@@ -172,15 +179,17 @@ def _scan(graph: Graph, equation: Any, inputs: list[str], step: Step) -> list[st
     inner = given["jaxpr"]
     body = graph.body()
     avals = [each.aval for each in inner.jaxpr.invars[fixed:]]
+    given_to = all_parts(graph, inputs[fixed:], avals)
+    taken = [value_info(body.name("in"), aval) for aval in real_avals(avals)]
+    arguments = joined(graph, [each.name for each in taken], avals)
+    consts = [graph.constant(const) for const in inner.consts]
+    results = write(body, inner.jaxpr, consts, [*inputs[:fixed], *arguments])
+    made = _results(body, results, inner.out_avals)
+    gives = joined(graph, [each.name for each in made], inner.out_avals)
+    written = Body(body.steps, "", arguments[:carried], gives[:carried])
     carried, scanned, stacked = (
         len(real_avals(group)) for group in (avals[:carried], avals[carried:], inner.out_avals[carried:])
     )
-    given_to = all_parts(graph, inputs[fixed:], avals)
-    taken = [value_info(body.name("in"), aval) for aval in real_avals(avals)]
-    arguments = [*inputs[:fixed], *joined(graph, [each.name for each in taken], avals)]
-    results = write(body, inner.jaxpr, [graph.constant(const) for const in inner.consts], arguments)
-    made = _results(body, results, inner.out_avals)
-    step.inner = body.steps
     if not scanned:  # ONNX counts the iterations by what is scanned
         given_to.append(graph.constant(np.arange(given["length"], dtype=np.int32)))
         taken.append(helper.make_tensor_value_info(body.name("turn"), onnx_type(np.int32), []))
@@ -192,7 +201,7 @@ def _scan(graph: Graph, equation: Any, inputs: list[str], step: Step) -> list[st
         "Scan", given_to, results=carried + stacked, body=nodes, num_scan_inputs=scanned,
         **{name: each for name, each in directions.items() if each and back},
     )  # fmt: skip
-    step.loop = graph.nodes[-1].name
+    step.bodies = {0: replace(written, within=graph.nodes[-1].name)}
     return joined(graph, [found] if carried + stacked == 1 else list(found), inner.out_avals)
 
 
@@ -206,41 +215,71 @@ def _branch(graph: Graph, equation: Any, inputs: list[str], step: Step) -> list[
     """One branch where its number is known (as for branches by platform), else an `If` of all branches."""
     branches, which = equation.params["branches"], graph.value(inputs[0])
     if which is None and len(branches) > 1:
-        return _chosen(graph, inputs[0], branches, inputs[1:])
-    inner = branches[0 if which is None else min(max(int(which), 0), len(branches) - 1)]
-    outer, graph.steps = graph.steps, step.inner
+        made, step.bodies = _chosen(graph, inputs[0], branches, inputs[1:])
+        return made
+    number = 0 if which is None else min(max(int(which), 0), len(branches) - 1)
+    inner = branches[number]
+    outer, graph.steps = graph.steps, []
     made = write(graph, inner.jaxpr, [graph.constant(const) for const in inner.consts], inputs[1:])
+    step.bodies = {number: Body(graph.steps, "")}
     graph.steps = outer
     return made
 
 
-def _chosen(graph: Graph, which: str, branches: Sequence[Any], inputs: Sequence[str], first: int = 0) -> list[str]:
-    """The results of the branch with that number, counted from `first`; a number beyond either end chooses the branch
-    at that end. All branches are planned."""
+def _chosen(
+    graph: Graph, which: str, branches: Sequence[Any], inputs: Sequence[str], first: int = 0
+) -> tuple[list[str], dict[int, Body]]:
+    """The results of the branch with that number, counted from `first`, and all branches, which are planned; a number
+    beyond either end chooses the branch at that end."""
     if len(branches) == 1:
         inner = branches[0]
-        return write(graph, inner.jaxpr, [graph.constant(const) for const in inner.consts], inputs)
-    bodies, avals = [], branches[0].out_avals
+        made = write(graph, inner.jaxpr, [graph.constant(const) for const in inner.consts], inputs)
+        return made, {first: Body(graph.steps, "", gives=made)}
+    sides, inside, avals = [], [], branches[0].out_avals
     for rest, number in ((branches[:1], first), (branches[1:], first + 1)):
         body = graph.body()
-        results = _results(body, _chosen(body, which, rest, inputs, number), avals)
-        bodies.append(helper.make_graph(body.nodes, "branch", [], results, initializer=body.constants))
+        made, found = _chosen(body, which, rest, inputs, number)
+        results = _results(body, made, avals)
+        sides.append(helper.make_graph(body.nodes, "branch", [], results, initializer=body.constants))
+        inside.append(found)
     is_first = graph.add("LessOrEqual", [which, graph.constant(np.asarray(first, dtype=np.int32))])
-    found = graph.add("If", [is_first], results=len(results), then_branch=bodies[0], else_branch=bodies[1])
-    return joined(graph, [found] if isinstance(found, str) else list(found), avals)
+    chosen = graph.add("If", [is_first], results=len(results), then_branch=sides[0], else_branch=sides[1])
+    bodies = {
+        number: replace(body, within=f"{graph.nodes[-1].name}/{side}{body.within and '/'}{body.within}")
+        for side, found in zip(("then_branch", "else_branch"), inside, strict=True)
+        for number, body in found.items()
+    }
+    return joined(graph, [chosen] if isinstance(chosen, str) else list(chosen), avals), bodies
 
 
 _ONE_TURN = "how often a while loop turns depends on data: one turn of it is planned"
 
 
 def _one_turn(graph: Graph, equation: Any, inputs: list[str], step: Step) -> list[str]:
-    """The values that a loop carries after its first iteration; the number of iterations is not known."""
+    """A `Loop` of one iteration, after which its condition is computed; the number of iterations is not known."""
     warn(_ONE_TURN)
-    inner, of_condition = equation.params["body_jaxpr"], equation.params["cond_nconsts"]
-    outer, graph.steps = graph.steps, step.inner
-    made = write(graph, inner.jaxpr, [graph.constant(const) for const in inner.consts], inputs[of_condition:])
-    graph.steps = outer
-    return made
+    inner, condition, of_condition = (equation.params[name] for name in ("body_jaxpr", "cond_jaxpr", "cond_nconsts"))
+    avals, fixed = inner.out_avals, len(inputs) - len(equation.outvars)
+    body = graph.body()
+    taken = [value_info(body.name("in"), aval) for aval in real_avals(avals)]
+    arguments = joined(graph, [each.name for each in taken], avals)
+    consts = [graph.constant(const) for const in inner.consts]
+    results = write(body, inner.jaxpr, consts, [*inputs[of_condition:fixed], *arguments])
+    steps, body.steps = body.steps, []
+    consts = [graph.constant(const) for const in condition.consts]
+    goes_on = write(body, condition.jaxpr, consts, [*inputs[:of_condition], *results])
+    made = [*_results(body, goes_on, condition.out_avals), *_results(body, results, avals)]
+    gives = joined(graph, [each.name for each in made[1:]], avals)
+    begins = [
+        helper.make_tensor_value_info(body.name("turn"), Graph.INT64, []),
+        helper.make_tensor_value_info(body.name("begins"), onnx_type(np.bool_), []),
+    ]
+    nodes = helper.make_graph(body.nodes, "body", [*begins, *taken], made, initializer=body.constants)
+    given_to = [graph.ints0(1), "", *all_parts(graph, inputs[fixed:], avals)]
+    found = graph.add("Loop", given_to, results=len(taken), body=nodes)
+    name = graph.nodes[-1].name
+    step.bodies = {0: Body(steps, name, arguments, gives), 1: Body(body.steps, name)}
+    return joined(graph, [found] if len(taken) == 1 else list(found), avals)
 
 
 _COMPOSED: Mapping[str, Callable[[Graph, Any, list[str], Step], list[str]]] = {

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
@@ -13,10 +12,10 @@ from onnx import helper
 
 from shardplan.api import make_plan
 from shardplan.errors import ShardplanError, error
-from shardplan.jax.named_shardings import path_name
+from shardplan.jax.planning.arguments import inputs_of, weights_of
 from shardplan.jax.planning.complex_numbers import all_parts, is_complex, real_avals
 from shardplan.jax.planning.graph import OPSET, Graph, value_info, weight
-from shardplan.jax.planning.jaxprs import abstract, traced, write
+from shardplan.jax.planning.jaxprs import traced, write
 from shardplan.model.read import read_model_bytes
 from shardplan.model.types import Model
 from shardplan.plan.types import Plan
@@ -52,9 +51,9 @@ def read_function(fn: Callable[..., Any], params: Any, *batch: Any, trainable: A
 
 def onnx_program(fn: Callable[..., Any], params: Any, *batch: Any) -> onnx.ModelProto:
     """The graph of `fn(params, *batch)`, its weights without values. Raises as `read_function`."""
-    closed, result = traced(fn, params, *batch)
     weights = weights_of(params)
     inputs = inputs_of(fn, batch, weights)
+    closed, result = traced(fn, params, *batch)
     if len({*weights, *inputs}) < len(jax.tree.leaves((params, *batch))):
         hint = "leaves are called by their paths, joined by dots: give one of them another key"
         raise ShardplanError(error("cannot-export", "two leaves of the arguments have one name", hint=hint))
@@ -87,34 +86,6 @@ def _check_real(arguments: Mapping[str, Any]) -> None:
         raise ShardplanError(error("cannot-export", f"'{faults[0]}' holds complex numbers", hint=hint))
 
 
-def weights_of(params: Any) -> dict[str, Any]:
-    """The leaves of the parameters by their paths."""
-    leaves, _ = jax.tree_util.tree_flatten_with_path(jax.tree.map(abstract, params))
-    return {path_name(path) or "params": leaf for path, leaf in leaves}
-
-
 def _title(fn: Callable[..., Any]) -> str:
     name = str(getattr(fn, "__name__", type(fn).__name__))
     return name if name.isidentifier() else "function"
-
-
-def inputs_of(fn: Callable[..., Any], batch: tuple[Any, ...], weights: Iterable[str] = ()) -> dict[str, Any]:
-    """The leaves of the batch by their names. `weights`: names of parameters, which no input gets."""
-    taken = frozenset(weights)
-    return {full if short in taken else short: leaf for short, full, leaf in leaves_of(fn, batch)}
-
-
-def leaves_of(fn: Callable[..., Any], batch: tuple[Any, ...]) -> Iterator[tuple[str, str, Any]]:
-    """Each leaf of the batch with its short name, and with the longer name that it gets where a parameter has the short
-    one: the name of the argument of `fn` comes before it."""
-    try:
-        parameters = list(inspect.signature(fn).parameters)[1:]
-    except (TypeError, ValueError):
-        parameters = []
-    alone = len(batch) == 1 and isinstance(batch[0], dict)
-    for place, each in enumerate(batch):
-        argument = parameters[place] if place < len(parameters) else f"input{place}"
-        for path, leaf in jax.tree_util.tree_flatten_with_path(each)[0]:
-            parts = [path_name(path)] if path else []
-            full = ".".join([argument, *parts]) if alone else ".".join(["input", argument, *parts])
-            yield ".".join(parts if alone else [argument, *parts]), full, abstract(leaf)
