@@ -139,6 +139,57 @@ def train_with_loss(plan: Plan) -> tuple[float, float, str]:
     return 0.0 if got is None else abs(got.item() - expected.item()), max(gradients), said
 
 
+class Moody(torch.nn.Module):
+    """Layers that are evaluated otherwise than trained: other statistics, nothing dropped."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        kinds = torch.nn.BatchNorm1d, torch.nn.Dropout, torch.nn.Linear
+        self.layers = torch.nn.ModuleList(
+            torch.nn.Sequential(kinds[0](16), kinds[2](16, 32), torch.nn.GELU(), kinds[1](0.5), kinds[2](32, 16))
+            for _ in range(4)
+        )
+
+    def forward(self, x: Any) -> Any:
+        """The last layer's result."""
+        for layer in self.layers:
+            x = x + layer(x)
+        return x
+
+
+def in_both_modes(plan: Plan) -> tuple[list[float], list[bool], str]:
+    """How far a pipeline is from one process in evaluation, before training steps and between them (in which nothing is
+    dropped); what has to be so of its modes; what is said of the mode of one stage."""
+    model, reference, x = Moody(), Moody(), torch.randn(16, 16, generator=torch.Generator().manual_seed(1)) * 3 + 1
+    for module in (*model.modules(), *reference.modules()):
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    pipe = shardplan.torch.pipeline(model.eval(), (x[:8],), plan, mesh_of(plan), loss=functional.mse_loss, strict=False)
+    errors, so, first = [0.0], [not pipe.training], pipe.schedule
+    for _ in range(2):
+        errors += _evaluated(pipe.eval(), reference.eval(), x, 2)
+        so += [not any(module.training for module in pipe.modules), pipe.schedule is first]
+        pipe.train().step(x, target=x)
+        for part in x.chunk(2):
+            reference.train()(part)
+        so += [pipe.training, all(module.training for module in pipe.modules), pipe.schedule is not first]
+        names = [name for name in pipe.state_dict() if name.endswith("running_mean")]
+        errors += [far(pipe.state_dict()[name], reference.get_buffer(name)) for name in names]
+    return errors, so, told(pipe.modules[0].eval)
+
+
+def told(call: Any) -> str:
+    """What a call is refused with."""
+    from shardplan.errors import ShardplanError
+
+    try:
+        call()
+    except ShardplanError as problem:
+        return str(problem)
+    return "nothing"
+
+
 class Skipping(Mlp):
     """One that needs its first value again in the end."""
 

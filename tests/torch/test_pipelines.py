@@ -19,7 +19,7 @@ from small_models import FOUR_GEMMS, proto_of
 from tiny_models import Sizes, megatron, tiny_gpt, tiny_llama, tiny_moe
 from torch import nn
 from torch.nn import functional
-from torch_pipelines import Mlp
+from torch_pipelines import Mlp, Moody
 
 import shardplan.torch
 from shardplan.cluster.mesh import make_cluster
@@ -159,6 +159,18 @@ def test_a_plan_with_its_loss_is_for_the_model_with_its_loss(four):
         assert loss_error < 1e-6
         assert gradient_error < 1e-6
         assert said == UNUSED
+
+
+def test_a_pipeline_is_evaluated_and_trained_as_its_model_is(four):
+    pytest.importorskip("onnxscript")
+    plan = shardplan.torch.plan(Moody(), (torch.zeros(16, 16),), "2x2", cluster="generic", stages=2, microbatches=2)
+    for errors, so, said in four.run("torch_pipelines", "in_both_modes", plan):
+        assert max(errors) < 1e-5
+        assert all(so)
+        assert said == (
+            "error[fixed-mode]: a stage of a pipeline has no mode of its own\n"
+            "hint: call train() and eval() of the pipeline, on all processes"
+        )
 
 
 def test_stages_may_lay_their_devices_out_differently(four):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,14 +21,15 @@ from shardplan.runtime.names import Named, Rename
 from shardplan.torch.applied_plan import AppliedPlan, refuse_parallel
 from shardplan.torch.arguments import match_inputs
 from shardplan.torch.exported.call_form import CallForm
+from shardplan.torch.exported.modes import Mode, UnweightedModel, root_for
 from shardplan.torch.exported.program import argument_names, export_program, parameter_tree
 from shardplan.torch.microbatch_plan import batch_dims, microbatches_of, one_microbatch
 from shardplan.torch.parameters.distribution import distribute
 from shardplan.torch.parameters.gradient_hooks import refuse_hooks_of_several
 from shardplan.torch.parameters.naming import name_parameters
 from shardplan.torch.pipelines.cut import Boundary, StageNodes, cut
-from shardplan.torch.pipelines.run import Loss, Pipeline
-from shardplan.torch.pipelines.stage import LocalStage, matching_value, write_stage
+from shardplan.torch.pipelines.run import Loss, Pipeline, WrittenPipeline
+from shardplan.torch.pipelines.stage import LocalStage, matching_value, run_stage, write_stage
 from shardplan.torch.pipelines.stage_meshes import StageMeshes, stage_meshes
 from shardplan.torch.pipelines.tied_weights import tied_weights
 from shardplan.torch.process_groups import ProcessGroups
@@ -60,8 +62,9 @@ def pipeline(
     """
     stages = _check(model, plan)
     ProcessGroups(plan, mesh)
+    args, kwargs = example_inputs, dict(example_kwargs or {})
     build = _Build(model, stages, stage_meshes(stages, mesh), strict=strict)
-    build.program = export_program(model, example_inputs, dict(example_kwargs or {}))
+    build.program, unweighted = export_program(model, args, kwargs), UnweightedModel.of(model, args, kwargs)
     _refuse_unused_inputs(build, loss)
     every = name_parameters(model, _union(plan, stages), rename=rename, ignore=ignore, strict=strict)
     kept = _only({planned_name(model, name) for name in every}, rename)
@@ -69,8 +72,8 @@ def pipeline(
         name_parameters(model, stage.plan, rename=kept, ignore=("*",), strict=False) for stage in stages.stages
     ]
     refuse_hooks_of_several(model, build.stages_by_weight())
-    form = CallForm.of(model, example_inputs, dict(example_kwargs or {}))
-    made = Pipeline(plan, build.program, form, build.local_stages(), build.meshes)
+    modes = PipelineModes(unweighted, build)
+    made = Pipeline(plan, modes, CallForm.of(model, args, kwargs), build.meshes, training=model.training)
     made.run_under(
         _returned if isinstance(model, WithLoss) and loss is None else loss,
         tied_weights(stages, build.named, made.stages),
@@ -97,6 +100,37 @@ def _refuse_unused_inputs(build: _Build, loss: Loss | None) -> None:
         raise ShardplanError(error("unused-input", summary, hint=hint))
 
 
+class PipelineModes:
+    """The stages of this process in the modes of the model that were asked for."""
+
+    def __init__(self, unweighted: UnweightedModel, build: _Build) -> None:
+        """`build`: of the model as it is now."""
+        self._unweighted = unweighted
+        self._later = replace(build, model=unweighted.model or nn.Module())  # without the weights of other stages
+        self._later.named = build.named
+        self._stages = build.local_stages()
+        for stage in self._stages:
+            run_stage(stage)
+        self._written = {unweighted.mode: _written(unweighted.mode, build.program, map(copy.copy, self._stages))}
+
+    def local_stages(self) -> list[LocalStage]:
+        """The stages, which run what was last `written`."""
+        return self._stages
+
+    def written(self, *, training: bool, was: bool) -> WrittenPipeline:
+        """That of the model after `train(training)`; `was`: whether it trained before."""
+        model, mode = self._unweighted.in_mode(training=training, was=was), self._unweighted.mode
+        if mode not in self._written:
+            self._later.program = export_program(model, self._unweighted.args, self._unweighted.kwargs)
+            self._written[mode] = _written(mode, self._later.program, self._later.local_stages(self._stages))
+            del self._later.program
+        return self._written[mode]
+
+
+def _written(mode: Mode, program: ExportedProgram, stages: Iterable[LocalStage]) -> WrittenPipeline:
+    return WrittenPipeline(mode, argument_names(program), program.call_spec.out_spec, list(stages))
+
+
 @dataclass
 class _Build:
     """A pipeline under construction. `named`: by stage, the parameters of the model that it has."""
@@ -108,8 +142,9 @@ class _Build:
     program: ExportedProgram = field(init=False)
     named: list[dict[str, Named]] = field(init=False)
 
-    def local_stages(self) -> list[LocalStage]:
-        """The stages of this process. An error in any stage is raised by all processes, so that none waits."""
+    def local_stages(self, before: Sequence[LocalStage] = ()) -> list[LocalStage]:
+        """The stages of this process; `before`: the same in another mode, whose tensors they have. An error in any
+        stage is raised by all processes, so that none waits."""
         received = _received_dims(self.stages)
 
         def choose(number: int, nodes: StageNodes, values: Sequence[fx.Node]) -> fx.Node:
@@ -122,7 +157,7 @@ class _Build:
         local_stages, faults = [], None
         try:
             local_stages = [
-                self._stage(number, received[number], nodes[number]) for number in self.meshes.stage_numbers
+                self._stage(number, received[number], nodes[number], before) for number in self.meshes.stage_numbers
             ]
         except ShardplanError as problem:
             faults = problem.diagnostics
@@ -142,12 +177,18 @@ class _Build:
                     found.setdefault(name, []).append(number)
         return found
 
-    def _stage(self, number: int, received: Mapping[str, int], nodes: StageNodes) -> LocalStage:
-        piece = self._prepared(number, received, nodes, self.meshes.groups(self.stages.stages[number]))
-        root = parameter_tree(
-            self.model, without={name for names in self.named for name in names} - set(self.named[number])
-        )
-        distribute(root, piece.applied.named, piece.applied.groups)
+    def _stage(
+        self, number: int, received: Mapping[str, int], nodes: StageNodes, before: Sequence[LocalStage]
+    ) -> LocalStage:
+        same = next((stage for stage in before if stage.number == number), None)
+        if same is None:
+            piece = self._prepared(number, received, nodes, self.meshes.groups(self.stages.stages[number]))
+            root = parameter_tree(
+                self.model, without={name for names in self.named for name in names} - set(self.named[number])
+            )
+            distribute(root, piece.applied.named, piece.applied.groups)
+        else:
+            piece, root = LocalStage(number, nodes, same.applied), root_for(same.module, same.root)
         leaving = self.stages.handed[number].source if number < len(self.stages.handed) else None
         write_stage(piece, self.program, root, self.partners(), self._arriving(number), leaving)
         return piece
