@@ -179,6 +179,30 @@ def in_both_modes(plan: Plan) -> tuple[list[float], list[bool], str]:
     return errors, so, told(pipe.modules[0].eval)
 
 
+def clipped(tiny: Tiny, plan: Plan, norm_type: float) -> tuple[list[float], list[float]]:
+    """Two steps whose gradients are clipped: how far norms, gradients and new weights are from one process, and the sum
+    of the weight that several stages have."""
+    model, reference, ids = torch_twins.twin(tiny), torch_twins.twin(tiny), torch.tensor(tiny.inputs["input_ids"])
+    example = (ids[: len(ids) // int(plan.model["microbatches"])],)
+    with exported_once(tiny.name, tiny.sizes, 0.0):
+        pipe = shardplan.torch.pipeline(model, example, plan, mesh_of(plan), loss=loss)
+    others, errors = dict(reference.named_parameters(remove_duplicate=False)), list[float]()
+    own, other = (torch.optim.SGD(each.parameters(), 1.0) for each in (pipe, reference))
+    for _ in range(2):
+        own.zero_grad()
+        other.zero_grad()
+        pipe.step(ids, target=ids)
+        _loss(reference(ids), ids).backward()
+        norm = pipe.clip_grad_norm_(0.01, norm_type)
+        errors.append(abs(norm.item() - torch.nn.utils.clip_grad_norm_(reference.parameters(), 0.01, norm_type).item()))
+        errors += [far(p.grad, others[name].grad) for name, p in pipe.named_parameters()]
+        own.step()
+        other.step()
+        errors += [far(p, others[name]) for name, p in pipe.named_parameters()]
+    tied = {"transformer.wte.weight", "lm_head.weight"}
+    return errors, [p.full_tensor().sum().item() for name, p in pipe.named_parameters() if name in tied]
+
+
 def told(call: Any) -> str:
     """What a call is refused with."""
     from shardplan.errors import ShardplanError

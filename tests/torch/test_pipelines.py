@@ -173,6 +173,16 @@ def test_a_pipeline_is_evaluated_and_trained_as_its_model_is(four):
         )
 
 
+@pytest.mark.parametrize("norm_type", [2.0, float("inf")])
+def test_gradients_are_clipped_by_their_norm_over_all_stages(four, norm_type):
+    plan = plan_of("gpt tied", inside="anything")
+    sums = set()
+    for errors, of_tied in four.run("torch_pipelines", "clipped", tiny_of("gpt tied"), plan, norm_type):
+        assert max(errors) < 1e-5
+        sums |= set(of_tied)
+    assert len(sums) == 1
+
+
 def test_stages_may_lay_their_devices_out_differently(four):
     plan = mlp_plan("Gemm_0, Relu_1", "mesh: 1x2\nparameters: {w1: [null, gpu], b1: [gpu]}", TURNED)
     assert [stage.plan.mesh.shape for stage in plan.pipeline.stages] == [(1, 2), (2, 1)]

@@ -16,6 +16,7 @@ from shardplan.plan.types import Plan
 from shardplan.torch.exported.call_form import CallForm
 from shardplan.torch.exported.modes import Mode
 from shardplan.torch.microbatch_plan import microbatches_of
+from shardplan.torch.pipelines.clipping import clip, total_norm
 from shardplan.torch.pipelines.stage import LocalStage
 from shardplan.torch.pipelines.stage_meshes import StageMeshes
 from shardplan.torch.pipelines.tied_weights import TiedWeight
@@ -121,6 +122,23 @@ class Pipeline:
         for weight in self._tied:
             weight.reduce()
         return _mean(losses) if self.is_last else None
+
+    @torch.no_grad()  # type: ignore[untyped-decorator]
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0, *, error_if_nonfinite: bool = False) -> Tensor:
+        """As `torch.nn.utils.clip_grad_norm_` of the whole model: the norm is that of the gradients of all stages, a
+        weight of several of them once. All processes have to call it; all are given the norm, in double precision.
+
+        `torch.nn.utils.clip_grad_norm_(pipeline.parameters(), ...)` would scale each stage by its own norm.
+
+        Raises `RuntimeError` for a norm that is not finite, if `error_if_nonfinite`, and scales nothing.
+        """
+        copies = {id(weight) for tied in self._tied for weight in tied.copies()}
+        trained = [(id(weight), weight.grad) for weight in self.parameters() if weight.grad is not None]
+        norm = total_norm([grad for key, grad in trained if key not in copies], norm_type, self._meshes)
+        if error_if_nonfinite and not norm.isfinite():
+            raise RuntimeError(f"the norm of order {norm_type} of all gradients is {norm.item()}: it cannot be clipped")
+        clip((grad for _, grad in trained), max_norm, norm)
+        return norm
 
     def forward(self, *args: Any, **kwargs: Any) -> list[Any]:
         """Run without gradients: what the model returns for each microbatch, on the last stage; elsewhere nothing."""
