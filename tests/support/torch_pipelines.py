@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 import torch_autograd
 import torch_twins
+from safetensors.torch import load_file
 from tiny_models import Tiny
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn import functional
@@ -201,6 +202,45 @@ def clipped(tiny: Tiny, plan: Plan, norm_type: float) -> tuple[list[float], list
         errors += [far(p, others[name]) for name, p in pipe.named_parameters()]
     tied = {"transformer.wte.weight", "lm_head.weight"}
     return errors, [p.full_tensor().sum().item() for name, p in pipe.named_parameters() if name in tied]
+
+
+def kept(tiny: Tiny, plan: Plan, folder: str) -> tuple[list[float], list[bool]]:
+    """After a training step: how far what is saved in every way is from one process, and how far two steps under what
+    is loaded are from those without an end between; what has to be so of names."""
+    reference, ids = torch_twins.twin(tiny), torch.tensor(tiny.inputs["input_ids"])
+
+    def made() -> tuple[Any, Any]:
+        example = (ids[: len(ids) // int(plan.model["microbatches"])],)
+        with exported_once(tiny.name, tiny.sizes, 0.0):
+            pipe = shardplan.torch.pipeline(torch_twins.twin(tiny), example, plan, mesh_of(plan), loss=loss)
+        return pipe, torch.optim.SGD(pipe.parameters(), 0.1, 0.9)
+
+    def trained(pipe: Any, optimizer: Any) -> float:
+        optimizer.zero_grad()
+        got = pipe.step(ids, target=ids)
+        optimizer.step()
+        return 0.0 if got is None else float(got)
+
+    pipe, optimizer = made()
+    trained(pipe, optimizer)
+    descent = torch.optim.SGD(reference.parameters(), 0.1, 0.9)
+    _loss(reference(ids), ids).backward()
+    descent.step()
+    wanted, rank = reference.state_dict(), torch.distributed.get_rank()
+    shardplan.torch.save_checkpoint(f"{folder}/distributed", pipe, optimizer)
+    shardplan.torch.save(pipe, f"{folder}/whole.safetensors")
+    found, of_first = shardplan.torch.full_state_dict(pipe), shardplan.torch.full_state_dict(pipe, rank=1)
+    read = load_file(f"{folder}/whole.safetensors")
+    so = [list(found) == list(wanted), (of_first.keys() == wanted.keys()) == (rank == 1), of_first == {} or rank == 1]
+    once = {id(tensor) for tensor in found.values()}
+    so.append(len(read) == len(once) == len({tensor.data_ptr() for tensor in wanted.values()}))
+    errors = [float((state[name] - wanted[name]).abs().max()) for state in (found, of_first, read) for name in state]
+    before = [trained(pipe, optimizer) for _ in range(2)]
+    again, other = made()
+    other.param_groups[0]["lr"] = 1.0
+    shardplan.torch.load_checkpoint(f"{folder}/distributed", again, other)
+    errors += [abs(trained(again, other) - each) for each in before]
+    return errors, so
 
 
 def told(call: Any) -> str:

@@ -183,6 +183,14 @@ def test_gradients_are_clipped_by_their_norm_over_all_stages(four, norm_type):
     assert len(sums) == 1
 
 
+@pytest.mark.parametrize("case", ["weights of two stages", "Megatron inside", "interleaved"])
+def test_a_pipeline_is_saved_whole_and_goes_on_from_a_checkpoint(four, case, tmp_path):
+    name, options = CASES[case]
+    for errors, so in four.run("torch_pipelines", "kept", tiny_of(name), plan_of(name, **options), str(tmp_path)):
+        assert max(errors) < 1e-5
+        assert all(so)
+
+
 def test_stages_may_lay_their_devices_out_differently(four):
     plan = mlp_plan("Gemm_0, Relu_1", "mesh: 1x2\nparameters: {w1: [null, gpu], b1: [gpu]}", TURNED)
     assert [stage.plan.mesh.shape for stage in plan.pipeline.stages] == [(1, 2), (2, 1)]

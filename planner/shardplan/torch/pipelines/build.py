@@ -73,7 +73,7 @@ def pipeline(
     ]
     refuse_hooks_of_several(model, build.stages_by_weight())
     modes = PipelineModes(unweighted, build)
-    made = Pipeline(plan, modes, CallForm.of(model, args, kwargs), build.meshes, training=model.training)
+    made = Pipeline(model, plan, modes, CallForm.of(model, args, kwargs), build.meshes)
     made.run_under(
         _returned if isinstance(model, WithLoss) and loss is None else loss,
         tied_weights(stages, build.named, made.stages),

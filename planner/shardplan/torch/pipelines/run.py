@@ -50,11 +50,15 @@ class Pipeline:
     """The stages of a model that this process runs, and the schedule over all stages. Made by `pipeline`.
 
     `modules`: a graph for each stage, its parameters DTensors on the mesh of the stage; `schedule`: torch's, another
-    one in training and in evaluation; `training`: as of a module, at first as the model was.
+    one in training and in evaluation; `training`: as of a module, at first as the model was; `names`: all names in
+    `state_dict()` of the model, each with the first name of the same tensor.
     """
 
-    def __init__(self, plan: Plan, modes: Modes, form: CallForm, meshes: StageMeshes, *, training: bool) -> None:
-        self.plan, self.stages, self.training = plan, modes.local_stages(), training
+    def __init__(self, model: nn.Module, plan: Plan, modes: Modes, form: CallForm, meshes: StageMeshes) -> None:
+        self.plan, self.stages, self.training = plan, modes.local_stages(), model.training
+        first: dict[int, str] = {}
+        stored = model.state_dict(keep_vars=True)
+        self.names = {name: first.setdefault(id(tensor), name) for name, tensor in stored.items()}
         self._modes, self._form, self._meshes = modes, form, meshes
         self._tied: Sequence[TiedWeight] = ()
         self._outputs: list[Any] = []
@@ -69,6 +73,15 @@ class Pipeline:
     def is_last(self) -> bool:
         """Whether this process is one of those that compute the loss."""
         return self.stages[-1].nodes.sent is None
+
+    @property
+    def device(self) -> torch.device:
+        """Where this process keeps its tensors."""
+        return self._meshes.device
+
+    def first_rank(self, stage: int) -> int:
+        """The first process of a stage."""
+        return self._meshes.first_ranks[stage]
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """The parameters of this process's stages under the model's names; tied ones once."""
