@@ -235,3 +235,17 @@ def told_of_modes(plan: Plan) -> str:
     except ShardplanError as problem:
         return f"{problem} {graph.training}"
     return ""
+
+
+def given(plan: Plan, example: Any) -> list[Any]:
+    """Of a graph that is made with an example of any form: how far its result is from one process, by place and by
+    name; what is said of a smaller batch."""
+    x = torch.randn(8, 16, generator=torch.Generator().manual_seed(1))
+    wanted = Moody().eval()(x)
+    graph = shardplan.torch.parallelize_exported(Moody().eval(), example, plan, mesh_of(plan), strict=False)
+    errors = [far(graph(x), wanted), far(graph(x=x), wanted)]
+    try:
+        graph(x[:4])
+    except ShardplanError as problem:
+        return [*errors, str(problem)]
+    return errors

@@ -268,15 +268,33 @@ def refused(plan: Plan, what: str) -> str:
     """What is said of a model or a call that does not fit a pipeline."""
     from shardplan.errors import ShardplanError
 
-    model = Skipping() if what == "skips" else Mlp()
+    model, x = Skipping() if what == "skips" else Mlp(), torch.zeros(64, 6)
     try:
         if what == "parallelize":
             shardplan.torch.parallelize(model, plan, mesh_of(plan))
-        pipe = shardplan.torch.pipeline(model, (torch.zeros(32, 6),), plan, mesh_of(plan))
-        pipe.step(*() if what == "missing" else (torch.zeros(64, 6),))
+        if what == "inputs":
+            shardplan.torch.inputs(plan, mesh_of(plan), {"x": x})
+        if what == "loader":
+            shardplan.torch.data_loader(plan, mesh_of(plan), [{"x": row} for row in x])
+        example = {"whole example": (x,), "wide example": x[:32, :5], "narrow example": {"x": x[:32, :3]}}
+        if what in example:  # Mlp would not take them either
+            model.forward = lambda x: (x.sum() * model.w1).sum() + x  # type: ignore[method-assign]
+        wanted = functional.mse_loss if "batch" in what else None
+        pipe = shardplan.torch.pipeline(model, example.get(what, [x[:32]]), plan, mesh_of(plan), loss=wanted)
+        pipe.forward(x[:32]) if what == "small batch, forward" else pipe.step(x[:32] if "small" in what else x)
     except ShardplanError as problem:
         return str(problem)
     return "nothing"
+
+
+def without_target(plan: Plan) -> list[str]:
+    """What is said of steps without the target that the plan has, and with it where a loss outside takes it."""
+    x, whole = torch.zeros(64, 6), shardplan.torch.with_loss(Mlp(), functional.mse_loss)
+    pipe = shardplan.torch.pipeline(whole, {"x": x[:32], "target": torch.zeros(32, 14)}, plan, mesh_of(plan))
+    other = shardplan.torch.pipeline(
+        shardplan.torch.with_loss(Mlp(), functional.mse_loss), (x[:32], torch.zeros(32, 14)), plan, mesh_of(plan)
+    )
+    return [told(lambda: pipe.step(x=x)), told(lambda: other.step(x)), told(other.step)]
 
 
 def load(tiny: Tiny, plan: Plan, path: str) -> tuple[float, list[float]]:

@@ -207,3 +207,16 @@ def test_another_mode_of_a_model_that_cannot_be_copied_is_refused(four, moody):
         "hint: apply a plan without stages with parallelize, which runs the model itself True"
     )
     assert four.run("torch_graphs", "told_of_modes", moody) == [said] * 4
+
+
+@pytest.mark.parametrize("form", [tuple, list, torch.Tensor, dict])
+def test_a_graph_is_made_with_what_a_plan_is_made_with(four, moody, form):
+    x = torch.zeros(8, 16)
+    example = {"x": x} if form is dict else x if form is torch.Tensor else form([x])
+    for *errors, said in four.run("torch_graphs", "given", moody, example):
+        assert max(errors) < 1e-5
+        assert said == (
+            "error[wrong-shape]: input 'x' has shape [4, 16], the plan is for [8, 16]\n"
+            "hint: a graph is of one shape: pad the batch to it, solve again for this one, or apply the plan with "
+            "parallelize, which takes fewer rows"
+        )

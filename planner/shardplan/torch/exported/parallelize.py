@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 from shardplan.plan.types import Plan
 from shardplan.runtime.names import Rename
 from shardplan.torch.applied_plan import AppliedPlan, attach, prepare, run_graph_under
+from shardplan.torch.argument_paths import Inputs, called_with
 from shardplan.torch.exported.call_form import CallForm
 from shardplan.torch.exported.compiled import Compiler, compile_between_moves
 from shardplan.torch.exported.modes import Mode, PlannedGraph, UnweightedModel, exchange, root_for
@@ -28,7 +29,7 @@ from shardplan.torch.propagation.conformance import check_conformance, warn_of_d
 
 def parallelize_exported(
     model: nn.Module,
-    example_inputs: tuple[Any, ...],
+    example_inputs: Inputs,
     plan: Plan,
     mesh: DeviceMesh,
     *,
@@ -40,6 +41,7 @@ def parallelize_exported(
 ) -> fx.GraphModule:
     """The graph of `model` (by `torch.export`, with the shapes of `example_inputs`) with `plan` written into it.
 
+    `example_inputs`: arguments by place (a tuple, or one tensor) or by name (a mapping), as `plan` takes them.
     The result is called as the model is, returns DTensors in the layouts of the plan's outputs, and holds the model's
     parameters as DTensors under their own names. All that `strict` refuses (see `parallelize`) is refused here, before
     anything runs. `eval()` and `train()` of the result write the graph of that mode when it is first asked for, from a
@@ -48,7 +50,7 @@ def parallelize_exported(
 
     Raises `ShardplanError` as `parallelize`, and `cannot-export` with what torch says.
     """
-    args, kwargs = example_inputs, dict(example_kwargs or {})
+    args, kwargs = called_with(example_inputs, example_kwargs)
     applied = prepare(model, plan, mesh, rename=rename, ignore=ignore, strict=strict)
     form = CallForm.of(model, args, kwargs)
     program, unweighted = export_program(model, args, kwargs), UnweightedModel.of(model, args, kwargs)

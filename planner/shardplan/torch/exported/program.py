@@ -303,6 +303,12 @@ def argument_names(program: ExportedProgram) -> list[str]:
     return [name for name, spec in input_specs(program).items() if is_tensor_argument(spec)]
 
 
+def shapes_of_arguments(program: ExportedProgram) -> dict[str, tuple[int, ...]]:
+    """The shapes of the tensors that a program is called with, in order."""
+    values = {node.name: node.meta["val"] for node in program.graph.nodes if node.op == "placeholder"}
+    return {name: tuple(values[name].shape) for name in argument_names(program)}
+
+
 def changed_buffers(program: ExportedProgram) -> dict[str, fx.Node]:
     """Nodes of what buffers are to be, by their names, of a program that changes nothing in place."""
     node = next(node for node in program.graph.nodes if node.op == "output")

@@ -19,16 +19,17 @@ from shardplan.plan.types import Pipeline as PlannedPipeline
 from shardplan.plan.types import Plan, TensorDecision
 from shardplan.runtime.names import Named, Rename
 from shardplan.torch.applied_plan import AppliedPlan, refuse_parallel
+from shardplan.torch.argument_paths import Inputs, called_with
 from shardplan.torch.arguments import match_inputs
 from shardplan.torch.exported.call_form import CallForm
 from shardplan.torch.exported.modes import Mode, UnweightedModel, root_for
-from shardplan.torch.exported.program import argument_names, export_program, parameter_tree
+from shardplan.torch.exported.program import argument_names, export_program, parameter_tree, shapes_of_arguments
 from shardplan.torch.microbatch_plan import batch_dims, microbatches_of, one_microbatch
 from shardplan.torch.parameters.distribution import distribute
 from shardplan.torch.parameters.gradient_hooks import refuse_hooks_of_several
 from shardplan.torch.parameters.naming import name_parameters
 from shardplan.torch.pipelines.cut import Boundary, StageNodes, cut
-from shardplan.torch.pipelines.run import Loss, Pipeline, WrittenPipeline
+from shardplan.torch.pipelines.run import Argument, Loss, Pipeline, WrittenPipeline
 from shardplan.torch.pipelines.stage import LocalStage, matching_value, run_stage, write_stage
 from shardplan.torch.pipelines.stage_meshes import StageMeshes, stage_meshes
 from shardplan.torch.pipelines.tied_weights import tied_weights
@@ -38,7 +39,7 @@ from shardplan.torch.with_loss import WithLoss, planned_name
 
 def pipeline(
     model: nn.Module,
-    example_inputs: tuple[Any, ...],
+    example_inputs: Inputs,
     plan: Plan,
     mesh: DeviceMesh,
     *,
@@ -50,7 +51,8 @@ def pipeline(
 ) -> Pipeline:
     """The pieces of `model` that this process runs under a plan with stages.
 
-    `torch.export` writes the model as a graph, with the shapes of `example_inputs`, which are those of one microbatch.
+    `torch.export` writes the model as a graph, with the shapes of `example_inputs`, which are those of one microbatch;
+    a tuple, one tensor, or a mapping of names to them.
     It is cut where the plan ends its stages. `loss`: called on the last stage with what the model returns (DTensors)
     and a target, for each microbatch; the mean over its samples. A plan that was made with a loss takes
     `with_loss(model, loss)` as the model, with the targets among `example_inputs`, and no `loss` here. `mesh`,
@@ -62,10 +64,11 @@ def pipeline(
     """
     stages = _check(model, plan)
     ProcessGroups(plan, mesh)
-    args, kwargs = example_inputs, dict(example_kwargs or {})
+    args, kwargs = called_with(example_inputs, example_kwargs)
     build = _Build(model, stages, stage_meshes(stages, mesh), strict=strict)
     build.program, unweighted = export_program(model, args, kwargs), UnweightedModel.of(model, args, kwargs)
     _refuse_unused_inputs(build, loss)
+    build.refuse_other_shapes()
     every = name_parameters(model, _union(plan, stages), rename=rename, ignore=ignore, strict=strict)
     kept = _only({planned_name(model, name) for name in every}, rename)
     build.named = [
@@ -111,7 +114,7 @@ class PipelineModes:
         self._stages = build.local_stages()
         for stage in self._stages:
             run_stage(stage)
-        self._written = {unweighted.mode: _written(unweighted.mode, build.program, map(copy.copy, self._stages))}
+        self._written = {unweighted.mode: _written(unweighted.mode, build, map(copy.copy, self._stages))}
 
     def local_stages(self) -> list[LocalStage]:
         """The stages, which run what was last `written`."""
@@ -122,13 +125,16 @@ class PipelineModes:
         model, mode = self._unweighted.in_mode(training=training, was=was), self._unweighted.mode
         if mode not in self._written:
             self._later.program = export_program(model, self._unweighted.args, self._unweighted.kwargs)
-            self._written[mode] = _written(mode, self._later.program, self._later.local_stages(self._stages))
+            self._written[mode] = _written(mode, self._later, self._later.local_stages(self._stages))
             del self._later.program
         return self._written[mode]
 
 
-def _written(mode: Mode, program: ExportedProgram, stages: Iterable[LocalStage]) -> WrittenPipeline:
-    return WrittenPipeline(mode, argument_names(program), program.call_spec.out_spec, list(stages))
+def _written(mode: Mode, build: _Build, stages: Iterable[LocalStage]) -> WrittenPipeline:
+    planned = {name: decision.name for name, decision in build.partners().items()}
+    shapes = shapes_of_arguments(build.program)
+    arguments = {name: Argument(planned.get(name, name), shape) for name, shape in shapes.items()}
+    return WrittenPipeline(mode, arguments, build.program.call_spec.out_spec, list(stages))
 
 
 @dataclass
@@ -211,6 +217,24 @@ class _Build:
         """The arguments of the program and the model's inputs that they are."""
         return match_inputs(argument_names(self.program), list(self.own_inputs().values()))
 
+    def refuse_other_shapes(self) -> None:
+        """Raises `ShardplanError` (`wrong-shape`) if the program is of other inputs than those of one microbatch."""
+        micro = microbatches_of(self.stages.stages[0].plan)
+        shapes = _shapes(self.stages, _received_dims(self.stages))
+        planned = {name: shape for of_stage in reversed(shapes) for name, shape in of_stage.items()}
+        given = shapes_of_arguments(self.program)
+        for argument, decision in self.partners().items():
+            wanted, found = planned[decision.name], given[argument]
+            if found != wanted:
+                whose = "the plan" if micro == 1 else f"each of the plan's {micro} microbatches"
+                summary = f"'{decision.name}' of example_inputs has shape {list(found)}, {whose} has {list(wanted)}"
+                hint = (
+                    f"give one microbatch as example_inputs, {decision.name}[:{wanted[0]}], and the whole batch to step"
+                )
+                is_whole = micro > 1 and found == decision.shape
+                hint = hint if is_whole else "solve again for a batch of such inputs, or give others"
+                raise ShardplanError(error("wrong-shape", summary, hint=hint))
+
     def own_inputs(self) -> dict[str, TensorDecision]:
         """The model's inputs in the plan, by name."""
         handed = {transfer.tensor for transfer in self.stages.handed}
@@ -262,11 +286,16 @@ def _received_dims(stages: PlannedPipeline) -> list[dict[str, int]]:
     return found
 
 
-def _boundaries(stages: PlannedPipeline, received: list[dict[str, int]]) -> list[Boundary]:
-    shapes = [
+def _shapes(stages: PlannedPipeline, received: list[dict[str, int]]) -> list[dict[str, tuple[int, ...]]]:
+    """For every stage, the shapes of its tensors in one microbatch."""
+    return [
         {tensor.name: tensor.shape for tensor in one_microbatch(stage.plan, given).tensors}
         for stage, given in zip(stages.stages, received, strict=True)
     ]
+
+
+def _boundaries(stages: PlannedPipeline, received: list[dict[str, int]]) -> list[Boundary]:
+    shapes = _shapes(stages, received)
     return [Boundary(handed.tensor, shapes[handed.sender][handed.tensor]) for handed in stages.handed]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, fx, nn
@@ -24,13 +24,21 @@ from shardplan.torch.pipelines.tied_weights import TiedWeight
 Loss = Callable[[Any, Any], Tensor]
 
 
+class Argument(NamedTuple):
+    """A tensor that a program is called with: the plan's name of it, and its shape in one microbatch."""
+
+    name: str
+    shape: tuple[int, ...]
+
+
 @dataclass
 class WrittenPipeline:
     """What the stages of this process run in one `mode` of the model: a program with these `arguments` and results of
-    this `spec`, cut into `stages`. `schedule`: torch's over them, once it has been asked for."""
+    this `spec`, cut into `stages`. `schedule`: torch's over them, once it has been
+    asked for."""
 
     mode: Mode
-    arguments: Sequence[str]
+    arguments: Mapping[str, Argument]
     spec: pytree.TreeSpec
     stages: Sequence[LocalStage]
     schedule: Any = None
@@ -175,14 +183,26 @@ class Pipeline:
     def _given(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """What the model is called with, as this process's stages take it: for the first stage by place.
 
-        Raises `ShardplanError` (`wrong-inputs`)."""
+        Raises `ShardplanError` (`wrong-inputs`, `wrong-shape`) on all processes, before anything is sent."""
         tensors = [value for value in self._form.leaves(args, kwargs) if isinstance(value, Tensor)]
         given = dict(zip(self._written.arguments, tensors, strict=True))
+        self._refuse_other_shapes(given)
         mine = {name: given[name].to(self._meshes.device) for stage in self.stages for name in stage.nodes.arguments}
         if self.stages[0].nodes.received is not None:
             return (), mine
         first = self.stages[0].nodes.arguments
         return tuple(mine[name] for name in first), mine if len(self.stages) > 1 else {}
+
+    def _refuse_other_shapes(self, given: Mapping[str, Tensor]) -> None:
+        micro = microbatches_of(self.plan)
+        for name, tensor in given.items():
+            told, one = self._written.arguments[name]
+            wanted = (one[0] * micro, *one[1:]) if one else one
+            if tuple(tensor.shape) != wanted:
+                parts = f", {micro} microbatches of {list(one)}" if micro > 1 else ""
+                summary = f"'{told}' has shape {list(tensor.shape)}, the pipeline is for {list(wanted)}{parts}"
+                hint = "give all processes the whole batch of a step: pad a smaller one, or solve again for its size"
+                raise ShardplanError(error("wrong-shape", summary, hint=hint))
 
     def computed(self, outputs: Any) -> Any:
         """What the model returns, of the local results of the last stage."""
