@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn import functional as f
 from torch.utils.checkpoint import checkpoint
-from torch_cases import _gradient_error, mesh_of
+from torch_cases import _gradient_error, far, mesh_of
 
 import shardplan.torch
 from shardplan.errors import ShardplanError
@@ -181,3 +182,70 @@ def told(plan: Plan, kind: str) -> str:
     except ShardplanError as problem:
         return str(problem)
     return ""
+
+
+class Moody(nn.Module):
+    """Evaluated otherwise than trained: other statistics, nothing dropped, a weight that training does not read.
+    `held`: what it holds beside tensors."""
+
+    def __init__(self, held: Any = None) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.norm, self.linear, self.dropout, self.held = nn.BatchNorm1d(16), nn.Linear(16, 8), nn.Dropout(0.5), held
+        self.scale = nn.Parameter(torch.rand(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        made = self.dropout(self.linear(self.norm(x)))
+        return made if self.training else made * self.scale
+
+
+def in_both_modes(plan: Plan, backend: str | None) -> tuple[list[float], list[bool]]:
+    """How far a graph is from one process in evaluation, before and after a training step, and in its statistics after
+    another one; what has to be so of its modes."""
+    model, reference = Moody(), Moody()
+    x = torch.randn(8, 16, generator=torch.Generator().manual_seed(1)) * 3 + 1
+    graph = shardplan.torch.parallelize_exported(model, (x,), plan, mesh_of(plan), strict=False, backend=backend)
+    errors, first = [], graph.graph
+    for rate in (0.1, 0.0):
+        drawn = [graph(x), graph(x)]
+        reference(x), reference(x)
+        drawn[0].sum().backward()
+        graph.eval()
+        errors += [far(graph(x), reference.eval()(x)), far(graph(x), reference(x))]
+        of_mode = [not graph.training, graph.graph is not first, not torch.equal(_whole(drawn[0]), _whole(drawn[1]))]
+        graph.train()
+        reference.train()
+        with torch.no_grad():
+            for own in (graph, reference):
+                own.get_parameter("linear.bias").sub_(rate)
+        errors.append(far(graph.get_buffer("norm.running_mean"), reference.norm.running_mean))
+    return errors, [*of_mode, graph.training, graph.graph is first]
+
+
+def _whole(tensor: Any) -> Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def told_of_modes(plan: Plan) -> str:
+    """What is said of another mode of a model that cannot be copied, while the mode that it has can be asked for."""
+    model, x = Moody(threading.Lock()), torch.randn(8, 16)
+    graph = shardplan.torch.parallelize_exported(model, (x,), plan, mesh_of(plan), strict=False).train()
+    try:
+        graph.eval()
+    except ShardplanError as problem:
+        return f"{problem} {graph.training}"
+    return ""
+
+
+def given(plan: Plan, example: Any) -> list[Any]:
+    """Of a graph that is made with an example of any form: how far its result is from one process, by place and by
+    name; what is said of a smaller batch."""
+    x = torch.randn(8, 16, generator=torch.Generator().manual_seed(1))
+    wanted = Moody().eval()(x)
+    graph = shardplan.torch.parallelize_exported(Moody().eval(), example, plan, mesh_of(plan), strict=False)
+    errors = [far(graph(x), wanted), far(graph(x=x), wanted)]
+    try:
+        graph(x[:4])
+    except ShardplanError as problem:
+        return [*errors, str(problem)]
+    return errors

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 import torch_autograd
 import torch_twins
+from safetensors.torch import load_file
 from tiny_models import Tiny
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn import functional
@@ -139,6 +140,120 @@ def train_with_loss(plan: Plan) -> tuple[float, float, str]:
     return 0.0 if got is None else abs(got.item() - expected.item()), max(gradients), said
 
 
+class Moody(torch.nn.Module):
+    """Layers that are evaluated otherwise than trained: other statistics, nothing dropped."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        kinds = torch.nn.BatchNorm1d, torch.nn.Dropout, torch.nn.Linear
+        self.layers = torch.nn.ModuleList(
+            torch.nn.Sequential(kinds[0](16), kinds[2](16, 32), torch.nn.GELU(), kinds[1](0.5), kinds[2](32, 16))
+            for _ in range(4)
+        )
+
+    def forward(self, x: Any) -> Any:
+        """The last layer's result."""
+        for layer in self.layers:
+            x = x + layer(x)
+        return x
+
+
+def in_both_modes(plan: Plan) -> tuple[list[float], list[bool], str]:
+    """How far a pipeline is from one process in evaluation, before training steps and between them (in which nothing is
+    dropped); what has to be so of its modes; what is said of the mode of one stage."""
+    model, reference, x = Moody(), Moody(), torch.randn(16, 16, generator=torch.Generator().manual_seed(1)) * 3 + 1
+    for module in (*model.modules(), *reference.modules()):
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    pipe = shardplan.torch.pipeline(model.eval(), (x[:8],), plan, mesh_of(plan), loss=functional.mse_loss, strict=False)
+    errors, so, first = [0.0], [not pipe.training], pipe.schedule
+    for _ in range(2):
+        errors += _evaluated(pipe.eval(), reference.eval(), x, 2)
+        so += [not any(module.training for module in pipe.modules), pipe.schedule is first]
+        pipe.train().step(x, target=x)
+        for part in x.chunk(2):
+            reference.train()(part)
+        so += [pipe.training, all(module.training for module in pipe.modules), pipe.schedule is not first]
+        names = [name for name in pipe.state_dict() if name.endswith("running_mean")]
+        errors += [far(pipe.state_dict()[name], reference.get_buffer(name)) for name in names]
+    return errors, so, told(pipe.modules[0].eval)
+
+
+def clipped(tiny: Tiny, plan: Plan, norm_type: float) -> tuple[list[float], list[float]]:
+    """Two steps whose gradients are clipped: how far norms, gradients and new weights are from one process, and the sum
+    of the weight that several stages have."""
+    model, reference, ids = torch_twins.twin(tiny), torch_twins.twin(tiny), torch.tensor(tiny.inputs["input_ids"])
+    example = (ids[: len(ids) // int(plan.model["microbatches"])],)
+    with exported_once(tiny.name, tiny.sizes, 0.0):
+        pipe = shardplan.torch.pipeline(model, example, plan, mesh_of(plan), loss=loss)
+    others, errors = dict(reference.named_parameters(remove_duplicate=False)), list[float]()
+    own, other = (torch.optim.SGD(each.parameters(), 1.0) for each in (pipe, reference))
+    for _ in range(2):
+        own.zero_grad()
+        other.zero_grad()
+        pipe.step(ids, target=ids)
+        _loss(reference(ids), ids).backward()
+        norm = pipe.clip_grad_norm_(0.01, norm_type)
+        errors.append(abs(norm.item() - torch.nn.utils.clip_grad_norm_(reference.parameters(), 0.01, norm_type).item()))
+        errors += [far(p.grad, others[name].grad) for name, p in pipe.named_parameters()]
+        own.step()
+        other.step()
+        errors += [far(p, others[name]) for name, p in pipe.named_parameters()]
+    tied = {"transformer.wte.weight", "lm_head.weight"}
+    return errors, [p.full_tensor().sum().item() for name, p in pipe.named_parameters() if name in tied]
+
+
+def kept(tiny: Tiny, plan: Plan, folder: str) -> tuple[list[float], list[bool]]:
+    """After a training step: how far what is saved in every way is from one process, and how far two steps under what
+    is loaded are from those without an end between; what has to be so of names."""
+    reference, ids = torch_twins.twin(tiny), torch.tensor(tiny.inputs["input_ids"])
+
+    def made() -> tuple[Any, Any]:
+        example = (ids[: len(ids) // int(plan.model["microbatches"])],)
+        with exported_once(tiny.name, tiny.sizes, 0.0):
+            pipe = shardplan.torch.pipeline(torch_twins.twin(tiny), example, plan, mesh_of(plan), loss=loss)
+        return pipe, torch.optim.SGD(pipe.parameters(), 0.1, 0.9)
+
+    def trained(pipe: Any, optimizer: Any) -> float:
+        optimizer.zero_grad()
+        got = pipe.step(ids, target=ids)
+        optimizer.step()
+        return 0.0 if got is None else float(got)
+
+    pipe, optimizer = made()
+    trained(pipe, optimizer)
+    descent = torch.optim.SGD(reference.parameters(), 0.1, 0.9)
+    _loss(reference(ids), ids).backward()
+    descent.step()
+    wanted, rank = reference.state_dict(), torch.distributed.get_rank()
+    shardplan.torch.save_checkpoint(f"{folder}/distributed", pipe, optimizer)
+    shardplan.torch.save(pipe, f"{folder}/whole.safetensors")
+    found, of_first = shardplan.torch.full_state_dict(pipe), shardplan.torch.full_state_dict(pipe, rank=1)
+    read = load_file(f"{folder}/whole.safetensors")
+    so = [list(found) == list(wanted), (of_first.keys() == wanted.keys()) == (rank == 1), of_first == {} or rank == 1]
+    once = {id(tensor) for tensor in found.values()}
+    so.append(len(read) == len(once) == len({tensor.data_ptr() for tensor in wanted.values()}))
+    errors = [float((state[name] - wanted[name]).abs().max()) for state in (found, of_first, read) for name in state]
+    before = [trained(pipe, optimizer) for _ in range(2)]
+    again, other = made()
+    other.param_groups[0]["lr"] = 1.0
+    shardplan.torch.load_checkpoint(f"{folder}/distributed", again, other)
+    errors += [abs(trained(again, other) - each) for each in before]
+    return errors, so
+
+
+def told(call: Any) -> str:
+    """What a call is refused with."""
+    from shardplan.errors import ShardplanError
+
+    try:
+        call()
+    except ShardplanError as problem:
+        return str(problem)
+    return "nothing"
+
+
 class Skipping(Mlp):
     """One that needs its first value again in the end."""
 
@@ -153,15 +268,33 @@ def refused(plan: Plan, what: str) -> str:
     """What is said of a model or a call that does not fit a pipeline."""
     from shardplan.errors import ShardplanError
 
-    model = Skipping() if what == "skips" else Mlp()
+    model, x = Skipping() if what == "skips" else Mlp(), torch.zeros(64, 6)
     try:
         if what == "parallelize":
             shardplan.torch.parallelize(model, plan, mesh_of(plan))
-        pipe = shardplan.torch.pipeline(model, (torch.zeros(32, 6),), plan, mesh_of(plan))
-        pipe.step(*() if what == "missing" else (torch.zeros(64, 6),))
+        if what == "inputs":
+            shardplan.torch.inputs(plan, mesh_of(plan), {"x": x})
+        if what == "loader":
+            shardplan.torch.data_loader(plan, mesh_of(plan), [{"x": row} for row in x])
+        example = {"whole example": (x,), "wide example": x[:32, :5], "narrow example": {"x": x[:32, :3]}}
+        if what in example:  # Mlp would not take them either
+            model.forward = lambda x: (x.sum() * model.w1).sum() + x  # type: ignore[method-assign]
+        wanted = functional.mse_loss if "batch" in what else None
+        pipe = shardplan.torch.pipeline(model, example.get(what, [x[:32]]), plan, mesh_of(plan), loss=wanted)
+        pipe.forward(x[:32]) if what == "small batch, forward" else pipe.step(x[:32] if "small" in what else x)
     except ShardplanError as problem:
         return str(problem)
     return "nothing"
+
+
+def without_target(plan: Plan) -> list[str]:
+    """What is said of steps without the target that the plan has, and with it where a loss outside takes it."""
+    x, whole = torch.zeros(64, 6), shardplan.torch.with_loss(Mlp(), functional.mse_loss)
+    pipe = shardplan.torch.pipeline(whole, {"x": x[:32], "target": torch.zeros(32, 14)}, plan, mesh_of(plan))
+    other = shardplan.torch.pipeline(
+        shardplan.torch.with_loss(Mlp(), functional.mse_loss), (x[:32], torch.zeros(32, 14)), plan, mesh_of(plan)
+    )
+    return [told(lambda: pipe.step(x=x)), told(lambda: other.step(x)), told(other.step)]
 
 
 def load(tiny: Tiny, plan: Plan, path: str) -> tuple[float, list[float]]:

@@ -9,6 +9,7 @@ import torch
 import torch_graphs
 from forced_plans import forced_plan
 
+import shardplan.torch
 from shardplan.errors import ShardplanError
 from shardplan.torch.exported.program import changed_buffers, export_program
 from shardplan.torch.planning.plan import read_module
@@ -185,3 +186,37 @@ def test_strides_of_memory_are_those_of_entries_in_order():
         assert torch.equal(mine, view.as_strided(size, strides, *offset))
     with pytest.raises(ShardplanError, match=r"foreign-memory"):
         in_order(wide[..., 8:], (4,), (1,), 4)
+
+
+@pytest.fixture(scope="module")
+def moody():
+    return shardplan.torch.plan(torch_graphs.Moody(), (torch.randn(8, 16),), "2x2", cluster="generic")
+
+
+@pytest.mark.parametrize("backend", [None, "aot_eager"])
+def test_a_graph_is_evaluated_and_trained_as_its_model_is(four, moody, backend):
+    for errors, of_modes in four.run("torch_graphs", "in_both_modes", moody, backend):
+        assert max(errors) < 1e-5
+        assert all(of_modes)
+
+
+def test_another_mode_of_a_model_that_cannot_be_copied_is_refused(four, moody):
+    said = (
+        "error[fixed-mode]: the graph was exported in training mode, and the model cannot be copied for one in "
+        "evaluation mode\n  copy.deepcopy: TypeError: cannot pickle '_thread.lock' object\n"
+        "hint: apply a plan without stages with parallelize, which runs the model itself True"
+    )
+    assert four.run("torch_graphs", "told_of_modes", moody) == [said] * 4
+
+
+@pytest.mark.parametrize("form", [tuple, list, torch.Tensor, dict])
+def test_a_graph_is_made_with_what_a_plan_is_made_with(four, moody, form):
+    x = torch.zeros(8, 16)
+    example = {"x": x} if form is dict else x if form is torch.Tensor else form([x])
+    for *errors, said in four.run("torch_graphs", "given", moody, example):
+        assert max(errors) < 1e-5
+        assert said == (
+            "error[wrong-shape]: input 'x' has shape [4, 16], the plan is for [8, 16]\n"
+            "hint: a graph is of one shape: pad the batch to it, solve again for this one, or apply the plan with "
+            "parallelize, which takes fewer rows"
+        )

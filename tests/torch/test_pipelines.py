@@ -19,7 +19,7 @@ from small_models import FOUR_GEMMS, proto_of
 from tiny_models import Sizes, megatron, tiny_gpt, tiny_llama, tiny_moe
 from torch import nn
 from torch.nn import functional
-from torch_pipelines import Mlp
+from torch_pipelines import Mlp, Moody
 
 import shardplan.torch
 from shardplan.cluster.mesh import make_cluster
@@ -161,6 +161,36 @@ def test_a_plan_with_its_loss_is_for_the_model_with_its_loss(four):
         assert said == UNUSED
 
 
+def test_a_pipeline_is_evaluated_and_trained_as_its_model_is(four):
+    pytest.importorskip("onnxscript")
+    plan = shardplan.torch.plan(Moody(), (torch.zeros(16, 16),), "2x2", cluster="generic", stages=2, microbatches=2)
+    for errors, so, said in four.run("torch_pipelines", "in_both_modes", plan):
+        assert max(errors) < 1e-5
+        assert all(so)
+        assert said == (
+            "error[fixed-mode]: a stage of a pipeline has no mode of its own\n"
+            "hint: call train() and eval() of the pipeline, on all processes"
+        )
+
+
+@pytest.mark.parametrize("norm_type", [2.0, float("inf")])
+def test_gradients_are_clipped_by_their_norm_over_all_stages(four, norm_type):
+    plan = plan_of("gpt tied", inside="anything")
+    sums = set()
+    for errors, of_tied in four.run("torch_pipelines", "clipped", tiny_of("gpt tied"), plan, norm_type):
+        assert max(errors) < 1e-5
+        sums |= set(of_tied)
+    assert len(sums) == 1
+
+
+@pytest.mark.parametrize("case", ["weights of two stages", "Megatron inside", "interleaved"])
+def test_a_pipeline_is_saved_whole_and_goes_on_from_a_checkpoint(four, case, tmp_path):
+    name, options = CASES[case]
+    for errors, so in four.run("torch_pipelines", "kept", tiny_of(name), plan_of(name, **options), str(tmp_path)):
+        assert max(errors) < 1e-5
+        assert all(so)
+
+
 def test_stages_may_lay_their_devices_out_differently(four):
     plan = mlp_plan("Gemm_0, Relu_1", "mesh: 1x2\nparameters: {w1: [null, gpu], b1: [gpu]}", TURNED)
     assert [stage.plan.mesh.shape for stage in plan.pipeline.stages] == [(1, 2), (2, 1)]
@@ -212,12 +242,31 @@ def test_weights_of_a_pipeline_are_read_by_stage(four, tmp_path):
         assert max(errors, default=0) < 1e-5
 
 
+EXAMPLE = (
+    "error[wrong-shape]: 'x' of example_inputs has shape {}, each of the plan's 2 microbatches has [32, 6]\nhint: "
+)
+SMALL = (
+    "error[wrong-shape]: 'x' has shape [32, 6], the pipeline is for [64, 6], 2 microbatches of [32, 6]\n"
+    "hint: give all processes the whole batch of a step: pad a smaller one, or solve again for its size"
+)
+INPUTS = (
+    "error[pipeline-plan]: the plan is a pipeline of 2 stages, which take their inputs themselves\n"
+    "hint: call step and forward of shardplan.torch.pipeline(...) with the whole batch on every process"
+)
 TEXTS = {
     "parallelize": "error[pipeline-plan]: the plan is a pipeline of 2 stages\n"
     "hint: run it with shardplan.torch.pipeline(model, example_inputs, plan, mesh, loss=...)",
     "skips": "error[cannot-cut]: the model has no place where stage 0 can end as the plan says, with 'h2'\n"
     "  behind add_1 2 values go on: relu [32, 8], add_1 [32, 10]\n"
     "hint: is the model the one that was planned? solve again for it, with --stages or stages: by hand",
+    "whole example": EXAMPLE.format("[64, 6]")
+    + "give one microbatch as example_inputs, x[:32], and the whole batch to step",
+    "wide example": EXAMPLE.format("[32, 5]") + "solve again for a batch of such inputs, or give others",
+    "narrow example": EXAMPLE.format("[32, 3]") + "solve again for a batch of such inputs, or give others",
+    "small batch": SMALL,
+    "small batch, forward": SMALL,
+    "inputs": INPUTS,
+    "loader": INPUTS,
     "no loss": "error[no-loss]: a pipeline without a loss cannot take a training step\n"
     "hint: give the loss to shardplan.torch.pipeline(..., loss=...)",
 }
@@ -227,6 +276,22 @@ TEXTS = {
 def test_refusal(four, what):
     plan = mlp_plan("Gemm_0, Relu_1, Gemm_2", COLUMNS, ROWS)
     assert four.run("torch_pipelines", "refused", plan, what) == [TEXTS[what]] * 4
+
+
+def test_a_missing_target_is_said(four):
+    pytest.importorskip("onnxscript")
+    inputs, options = (torch.zeros(64, 6), torch.zeros(64, 14)), {"cluster": "generic", "stages": 2, "microbatches": 2}
+    plan = shardplan.torch.plan(Mlp(), inputs, "2x2", loss=functional.mse_loss, **options)
+    given = (
+        "error[wrong-inputs]: the graph is of the model called with x, target; it is given x\n"
+        "hint: give it target too, by place or by name"
+    )
+    said = [
+        "error[missing-target]: the loss needs target, behind the arguments of the model or by name",
+        given,
+        "error[missing-target]: the loss needs target, behind the arguments of the model or by name",
+    ]
+    assert four.run("torch_pipelines", "without_target", plan) == [said] * 4
 
 
 def test_plans_that_torch_cannot_run_are_refused_at_once():

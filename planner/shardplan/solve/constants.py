@@ -83,6 +83,8 @@ steps."""
 
 # Maxima
 
+HUB_NEIGHBOURS = 256
+"""Number of neighbours above which a node is a hub, several of whose neighbours are eliminated in one round."""
 SUMS_BROADEST = 5e7
 """Table entries that sums over nodes may add. Above, plain problems are solved at a few multipliers: less memory and a
 larger gap."""

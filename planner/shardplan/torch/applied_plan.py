@@ -45,7 +45,8 @@ class AppliedPlan:
     input shapes that it is for; `depth`, the nesting depth of calls of the model; `weights`; `planned`, planned tensors
     of parameters by the plan's names. `checked`: whether a forward pass has been compared with the plan; `gathered`:
     operations already reported as computed whole by every process; `left_alone`: trained parameters that the plan does
-    not name, while it has not been looked whether the program reads them.
+    not name, while it has not been looked whether the program reads them; `mode`: of a graph, whose modules
+    train or do not.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class AppliedPlan:
         self.gathered: set[str] = set()
         self.left_alone: Sequence[str] = ()
         self.is_compiled = False
+        self.mode: tuple[bool, ...] = ()
         self._hooks: contextlib.ExitStack | None = None
         watch_optimizers(groups.device_mesh)
         keep_changes(groups.device_mesh)
@@ -131,7 +133,7 @@ class AppliedPlan:
         correct_losses()  # each time: a `loss_parallel` that ends takes handlers away
         grads, accumulator = self.trains and torch.is_grad_enabled(), self.execution.accumulator
         self.engine.is_running, self.engine.takes_gradients = True, grads
-        kind = (model.training, grads, accumulator.is_first, accumulator.is_last, self.shapes)
+        kind = (model.training, self.mode, grads, accumulator.is_first, accumulator.is_last, self.shapes)
         self.execution.order.begin(kind, has_backward=grads)
         self.execution.begin(kind)
         self._hooks = contextlib.ExitStack()
@@ -225,10 +227,15 @@ def run_graph_under(
 def run_eagerly(model: nn.Module, enter: Callable[..., Any], leave: Callable[..., Any]) -> None:
     """Calls `enter` before and `leave` after `model` runs, outside of `torch.compile`, which can trace neither
     collectives nor planned tensors."""
+    stay_uncompiled(model)
+    model.register_forward_pre_hook(torch.compiler.disable(enter), with_kwargs=True, prepend=True)
+    model.register_forward_hook(torch.compiler.disable(leave), always_call=True)
+
+
+def stay_uncompiled(model: nn.Module) -> None:
+    """`torch.compile` leaves the model's `forward` as it is."""
     forward = model.forward
     if id(getattr(forward, "__self__", None)) == id(model):  # a copy of the model is to run itself
         model.forward = MethodType(torch.compiler.disable(forward.__func__), model)
     else:
         model.forward = torch.compiler.disable(forward)
-    model.register_forward_pre_hook(torch.compiler.disable(enter), with_kwargs=True, prepend=True)
-    model.register_forward_hook(torch.compiler.disable(leave), always_call=True)

@@ -13,6 +13,19 @@ from typing import Any
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+Inputs = Any
+"""Arguments of a module: one tensor, a tuple or list of them, or a mapping of names to them."""
+
+
+def called_with(
+    example_inputs: Inputs, example_kwargs: Mapping[str, Any] | None = None
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments by place and by name of a call with these; `example_kwargs`: more of the latter."""
+    named = dict(example_kwargs or {})
+    if isinstance(example_inputs, Mapping):
+        return (), {**{str(name): value for name, value in example_inputs.items()}, **named}
+    return (tuple(example_inputs), named) if isinstance(example_inputs, tuple | list) else ((example_inputs,), named)
+
 
 def named_tensors(arguments: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Tensor]]:
     """The tensors in arguments (name, value), in order, with the names that plans have for them."""

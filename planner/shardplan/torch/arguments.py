@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from torch import Tensor
 from torch.distributed.tensor import DTensor
@@ -77,12 +78,21 @@ def check_shapes(applied: AppliedPlan, shapes: Mapping[str, tuple[int, ...]], *,
 
 
 def refuse_shape(
-    applied: AppliedPlan, decision: TensorDecision, shape: tuple[int, ...], rows: int | None = None
+    applied: AppliedPlan,
+    decision: TensorDecision,
+    shape: tuple[int, ...],
+    rows: int | None = None,
+    *,
+    is_graph: bool = False,
 ) -> None:
     """Raises `ShardplanError` (`wrong-shape`) for an input of another shape than the plan's. `rows`: of which number
-    the rows of a smaller batch have to be a multiple."""
+    the rows of a smaller batch have to be a multiple; `is_graph`: no input of another shape runs."""
     if shape != decision.shape:
-        raise ShardplanError(_wrong_shape(decision, shape, microbatches_of(applied.plan), rows))
+        found = _wrong_shape(decision, shape, microbatches_of(applied.plan), rows)
+        if is_graph and microbatches_of(applied.plan) == 1:
+            hint = "a graph is of one shape: pad the batch to it, solve again for this one, or apply the plan with "
+            found = replace(found, hint=f"{hint}parallelize, which takes fewer rows")
+        raise ShardplanError(found)
 
 
 def _wrong_shape(decision: TensorDecision, shape: tuple[int, ...], micro: int, rows: int | None) -> Diagnostic:

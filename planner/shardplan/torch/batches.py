@@ -27,8 +27,9 @@ def inputs(plan: Plan, mesh: DeviceMesh, batch: Mapping[str, Tensor], *, local: 
     `local=False`: every process has the whole batch and keeps its part. `local=True`: every process has read only its
     part (see `part_of`). Nothing is sent. DTensors stay as they are.
 
-    Raises `ShardplanError`: `unknown-input`, `missing-input`, `wrong-shape`.
+    Raises `ShardplanError`: `pipeline-plan`, `unknown-input`, `missing-input`, `wrong-shape`.
     """
+    refuse_stages(plan)
     groups = ProcessGroups(plan, mesh)
     planned = {tensor.name: tensor for tensor in plan.tensors if tensor.role == "input"}
     known = {_asked_for(name, planned, batch): tensor for name, tensor in planned.items()}
@@ -44,6 +45,14 @@ def inputs(plan: Plan, mesh: DeviceMesh, batch: Mapping[str, Tensor], *, local: 
     if faults:
         raise ShardplanError(*faults)
     return {name: _distributed(known[name], tensor, groups, local=local) for name, tensor in batch.items()}
+
+
+def refuse_stages(plan: Plan) -> None:
+    """Raises `ShardplanError` (`pipeline-plan`) for a plan with stages, whose inputs are those of several meshes."""
+    if plan.pipeline is not None:
+        summary = f"the plan is a pipeline of {len(plan.pipeline.stages)} stages, which take their inputs themselves"
+        hint = "call step and forward of shardplan.torch.pipeline(...) with the whole batch on every process"
+        raise ShardplanError(error("pipeline-plan", summary, hint=hint))
 
 
 def _asked_for(name: str, planned: Container[str], batch: Container[str]) -> str:

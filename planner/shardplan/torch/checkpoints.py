@@ -21,6 +21,8 @@ from torch.distributed.tensor import DTensor
 from shardplan.layout.mesh import Mesh
 from shardplan.runtime.shards import Shard, runs_of
 from shardplan.torch.applied_plan import applied_to
+from shardplan.torch.pipelines.run import Pipeline
+from shardplan.torch.pipelines.states import PipelineOptimizer, held_by_stage, written_here
 from shardplan.torch.placements import to_layout
 from shardplan.torch.state_dicts import stored_by_name
 
@@ -63,18 +65,26 @@ class Blocks(Tensor):  # type: ignore[misc]
         return self.views[tuple(index.offset or (0,) * len(self.shape))]
 
 
-def save_checkpoint(path: str | Path, model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> None:
+def save_checkpoint(
+    path: str | Path, model: nn.Module | Pipeline, optimizer: torch.optim.Optimizer | None = None
+) -> None:
     """Write what every process holds of `model`, and of the state of `optimizer`, into the folder `path`, once.
 
     Weights have the names and shapes of the module without a plan, so that `torch.distributed.checkpoint` reads them
     under any plan and without one. All processes have to call it.
     """
-    dcp.save(_state(model, optimizer), checkpoint_id=path)
+    state = _written_state(model, optimizer) if isinstance(model, Pipeline) else _state(model, optimizer)
+    dcp.save(state, checkpoint_id=path)
 
 
-def load_checkpoint(path: str | Path, model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> None:
+def load_checkpoint(
+    path: str | Path, model: nn.Module | Pipeline, optimizer: torch.optim.Optimizer | None = None
+) -> None:
     """Fills `model`, and the state of `optimizer`, from what `save_checkpoint` wrote under this plan or another, on any
     number of processes. Every process reads what it keeps. All processes have to call it."""
+    if isinstance(model, Pipeline):
+        _load_stages(path, model, optimizer)
+        return
     state = _state(model, optimizer)
     dcp.load(state, checkpoint_id=path)
     if optimizer is not None:
@@ -87,6 +97,44 @@ def _state(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> dict[st
     if optimizer is None:
         return {"model": weights}
     return {"model": weights, "optimizer": _blocks_in(get_optimizer_state_dict(model, optimizer), mesh)}
+
+
+def _written_state(pipeline: Pipeline, optimizer: torch.optim.Optimizer | None) -> dict[str, Any]:
+    """What this process writes of a pipeline: of every weight the first stage that has it."""
+    meshes = {stage.number: stage.applied.groups.mesh for stage in pipeline.stages}
+    written = list(written_here(pipeline, held_by_stage(pipeline)))
+    state: dict[str, Any] = {"model": {name: _joined(stored, meshes[number]) for number, name, stored in written}}
+    if optimizer is not None:
+        given = PipelineOptimizer(pipeline, optimizer)
+        own = {(number, name) for number, name, _ in written}
+        of_weights = {
+            name: _blocks_in(found, meshes[number])
+            for number in meshes
+            for name, found in given.of_stage(number).items()
+            if (number, name) in own or name not in pipeline.names  # a part of a fused weight
+        }
+        state["optimizer"] = {"state": of_weights, "param_groups": given.groups()}
+    return state
+
+
+def _load_stages(path: str | Path, pipeline: Pipeline, optimizer: torch.optim.Optimizer | None) -> None:
+    """Fills the stages of this process one after the other: two of them may have one weight. All processes have as
+    many."""
+    held = held_by_stage(pipeline)
+    given = None if optimizer is None else PipelineOptimizer(pipeline, optimizer)
+    filled: dict[int, Any] = {}
+    groups = [] if given is None else given.groups()
+    for stage in pipeline.stages:
+        mesh = stage.applied.groups.mesh
+        state: dict[str, Any] = {"model": {name: _joined(each, mesh) for name, each in held[stage.number].items()}}
+        if given is not None:
+            state["optimizer"] = {"state": _blocks_in(given.of_stage(stage.number), mesh), "param_groups": groups}
+        dcp.load(state, checkpoint_id=path)
+        if given is not None:
+            filled[stage.number] = _origins(state["optimizer"]["state"])
+            groups = state["optimizer"]["param_groups"]
+    if given is not None:
+        given.fill(filled, groups)
 
 
 def _joined(stored: Any, mesh: Mesh) -> Any:

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler, SequentialSampler
 
 from shardplan.errors import ShardplanError, error
 from shardplan.plan.types import Plan, TensorDecision
-from shardplan.torch.batches import inputs, part_of
+from shardplan.torch.batches import inputs, part_of, refuse_stages
 
 
 class PlannedLoader:
@@ -21,6 +21,7 @@ class PlannedLoader:
 
     def __init__(self, plan: Plan, mesh: DeviceMesh, dataset: Dataset, sampler: Any, asked: Mapping[str, Any]) -> None:
         self._plan, self._mesh = plan, mesh
+        refuse_stages(plan)
         read = [tensor for tensor in plan.tensors if tensor.role == "input"]
         batch = _batch_of(read)
         rank = torch.distributed.get_rank()

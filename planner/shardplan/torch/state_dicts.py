@@ -16,23 +16,28 @@ from shardplan.errors import Diagnostic, ShardplanError, error, reason_of
 from shardplan.torch.applied_plan import applied_to, is_parallel
 from shardplan.torch.parameters.distribution import FusedWeight
 from shardplan.torch.parameters.fused import Parts, part_name, part_names, parts_of
+from shardplan.torch.pipelines.run import Pipeline
 from shardplan.whole_files import written_beside
 
 
 @torch.no_grad()  # type: ignore[untyped-decorator]
-def full_state_dict(model: nn.Module, *, rank: int | None = None) -> dict[str, Tensor]:
+def full_state_dict(model: nn.Module | Pipeline, *, rank: int | None = None) -> dict[str, Tensor]:
     """`model.state_dict()` as it was before the plan: whole tensors on the CPU, fused weights as one, tied ones shared.
 
     All processes have to call it, and send what they hold tensor by tensor, so that no more than one is whole on a
     device at a time. `rank`: who keeps the result; others get an empty one. None: everybody keeps it.
     """
+    if isinstance(model, Pipeline):
+        from shardplan.torch.pipelines.states import whole_weights  # noqa: PLC0415 - it reads this module
+
+        return whole_weights(model, rank)
     keep = rank is None or not dist.is_initialized() or dist.get_rank() == rank
     found: dict[str, Tensor] = {}
     same: dict[int, Tensor] = {}
     for name, stored in stored_by_name(model):
         first = stored[0] if isinstance(stored, tuple) else stored
         if id(first) not in same:
-            whole = _joined(stored).detach()
+            whole = whole_of(stored).detach()
             # what is replicated is the model's own memory
             same[id(first)] = whole.to("cpu", copy=True) if keep else whole.new_empty(0)
         if keep:
@@ -40,7 +45,7 @@ def full_state_dict(model: nn.Module, *, rank: int | None = None) -> dict[str, T
     return found
 
 
-def save(model: nn.Module, path: str | Path) -> None:
+def save(model: nn.Module | Pipeline, path: str | Path) -> None:
     """Write the weights of `model` to `path` (.safetensors): whole tensors under the names of the module, those that
     are tied once. All processes have to call it; the first writes. The file is whole, or as it was before.
 
@@ -99,9 +104,10 @@ def _parts_by_name(model: nn.Module) -> dict[str, Parts]:
     return found
 
 
-def _joined(stored: Any) -> Tensor:
+def whole_of(stored: Any) -> Tensor:
+    """A tensor, or the tensors of a fused weight and its `Parts`, whole; all processes that hold it have to call it."""
     if isinstance(stored, tuple):
         *tensors, parts = stored
-        joined: Tensor = parts.join([_joined(tensor) for tensor in tensors])
+        joined: Tensor = parts.join([whole_of(tensor) for tensor in tensors])
         return joined
     return stored.full_tensor() if isinstance(stored, DTensor) else stored

@@ -2,15 +2,16 @@
 
 Eliminating one node at a time from left to right would make a chain of 80 equal layers 80 different products. A round
 takes nodes that are not neighbours, cheapest products first and equal ones together, so that equal layers stay equal,
-every product is computed once (`Tables`), and the chain halves with each round. Nodes between the same neighbours go in
-one round, since their products only add up: a hub may have thousands. A node with one choice needs no special step: the
-normal form of its tables is zero, so it has no neighbours.
+every product is computed once (`Tables`), and the chain halves with each round. They share no neighbour either, but for
+hubs: of the thousands of neighbours of a hub, one in each round would be too slow. A node with one choice needs no
+special step: the normal form of its tables is zero, so it has no neighbours.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
 
+from shardplan.solve.constants import HUB_NEIGHBOURS
 from shardplan.solve.reduce.graph import Graph
 
 
@@ -24,14 +25,14 @@ def eliminate(graph: Graph) -> None:
         if not queue.classes:
             return
         spent: set[int] = set()
-        between: set[frozenset[int]] = set()
+        hubs: set[int] = set()
         for node in queue.cheapest():
-            around = frozenset(graph.neighbours[node])
-            if node in spent or not (around in between or spent.isdisjoint(around)):
+            around = graph.neighbours[node]
+            if node in spent or node in hubs or not spent.isdisjoint(around):
                 continue
             spent.add(node)
-            spent.update(around)
-            between.add(around)
+            for other in around:
+                (hubs if len(graph.neighbours[other]) > HUB_NEIGHBOURS else spent).add(other)
             queue.forget(node)
             graph.minimise(node)
 

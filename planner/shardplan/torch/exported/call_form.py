@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, NoReturn
@@ -41,7 +41,7 @@ class CallForm:
         names = [*argument_names(self.called, args, kwargs), *kwargs]
         given = dict(zip(names, [*args, *kwargs.values()], strict=True))
         if given.keys() != set(self.names):
-            self._refuse(", ".join(names) or "nothing")
+            self._refuse_names(names, len(args))
         by_place = tuple(given[name] for name in self.names[: self.places])
         by_name = {name: given[name] for name in self.names[self.places :]}
         leaves, spec = pytree.tree_flatten(_ordered(self.given, (by_place, by_name)))
@@ -53,9 +53,19 @@ class CallForm:
                 self._refuse(f"{_said(leaf)} where that was {_said(each)}")
         return list(leaves)
 
-    def _refuse(self, found: str) -> NoReturn:
+    def _refuse_names(self, names: Sequence[str], by_place: int) -> NoReturn:
+        """What is given by place is told as if nothing were missing: of too few arguments a loss takes the last."""
+        if isinstance(self.called, WithLoss) and by_place <= self.places:
+            names = [*self.names[:by_place], *names[by_place:]]
+        missing = [name for name in self.names if name not in names]
+        hint = (
+            f"give it {', '.join(missing)} too, by place or by name" if missing and set(names) < set(self.names) else ""
+        )
+        self._refuse(", ".join(names) or "nothing", hint)
+
+    def _refuse(self, found: str, hint: str = "") -> NoReturn:
         summary = f"the graph is of the model called with {', '.join(self.names) or 'nothing'}; it is given {found}"
-        hint = "call it with the arguments of example_inputs, or export it with these"
+        hint = hint or "call it with the arguments of example_inputs, or export it with these"
         raise ShardplanError(error("wrong-inputs", summary, hint=hint))
 
 

@@ -20,11 +20,12 @@ Compiler = str | Callable[..., Any]
 """A backend of `torch.compile`."""
 
 
-def compile_between_moves(model: fx.GraphModule, backend: Compiler) -> int:
-    """Compiles every run of operations of the graph by `backend`, in place; returns their number."""
+def compile_between_moves(model: fx.GraphModule, backend: Compiler, first: int = 0) -> int:
+    """Compiles every run of operations of the graph by `backend`, in place; returns their number. `first`: the number
+    in the name of the first of them."""
     ends = ends_of(model.graph)
     runs = runs_of(model)
-    for number, nodes in enumerate(runs):
+    for number, nodes in enumerate(runs, first):
         given, results = borders_of(nodes)
         module = fx.GraphModule(_Tensors(), _inner(nodes, given, results, ends), f"Between{number}")
         module.train(model.training)

@@ -6,17 +6,21 @@ All layouts are decided when the graph is written; nothing is decided while it r
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import fx, nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
 from shardplan.plan.types import Plan
 from shardplan.runtime.names import Rename
-from shardplan.torch.applied_plan import attach, prepare, run_graph_under
+from shardplan.torch.applied_plan import AppliedPlan, attach, prepare, run_graph_under
+from shardplan.torch.argument_paths import Inputs, called_with
 from shardplan.torch.exported.call_form import CallForm
 from shardplan.torch.exported.compiled import Compiler, compile_between_moves
+from shardplan.torch.exported.modes import Mode, PlannedGraph, UnweightedModel, exchange, root_for
 from shardplan.torch.exported.program import export_program, parameter_tree
 from shardplan.torch.exported.rewriter import GraphRewriter
 from shardplan.torch.exported.writer import Writer
@@ -25,7 +29,7 @@ from shardplan.torch.propagation.conformance import check_conformance, warn_of_d
 
 def parallelize_exported(
     model: nn.Module,
-    example_inputs: tuple[Any, ...],
+    example_inputs: Inputs,
     plan: Plan,
     mesh: DeviceMesh,
     *,
@@ -37,28 +41,77 @@ def parallelize_exported(
 ) -> fx.GraphModule:
     """The graph of `model` (by `torch.export`, with the shapes of `example_inputs`) with `plan` written into it.
 
+    `example_inputs`: arguments by place (a tuple, or one tensor) or by name (a mapping), as `plan` takes them.
     The result is called as the model is, returns DTensors in the layouts of the plan's outputs, and holds the model's
     parameters as DTensors under their own names. All that `strict` refuses (see `parallelize`) is refused here, before
-    anything runs. `backend`: a backend of `torch.compile` for what stands between the moves (`"inductor"`); without
-    one it runs operation by operation.
+    anything runs. `eval()` and `train()` of the result write the graph of that mode when it is first asked for, from a
+    copy of the model without its weights; they raise as this function does, and `fixed-mode`. `backend`: a backend of
+    `torch.compile` for what stands between the moves (`"inductor"`); without one it runs operation by operation.
 
     Raises `ShardplanError` as `parallelize`, and `cannot-export` with what torch says.
     """
+    args, kwargs = called_with(example_inputs, example_kwargs)
     applied = prepare(model, plan, mesh, rename=rename, ignore=ignore, strict=strict)
-    form = CallForm.of(model, example_inputs, dict(example_kwargs or {}))
-    program = export_program(model, example_inputs, dict(example_kwargs or {}))
+    form = CallForm.of(model, args, kwargs)
+    program, unweighted = export_program(model, args, kwargs), UnweightedModel.of(model, args, kwargs)
     attach(model, applied)
     root = parameter_tree(model)
+    made = _written(program, applied, root, backend, type(model).__name__)
+    modes = _GraphModes(unweighted, applied, root, backend)
+    modes.start(made, program.call_spec.out_spec)
+    made.train(model.training)
+    made.modes = modes
+    run_graph_under(made, applied, lambda *call: tuple(form.leaves(*call)), modes.results)
+    return made
+
+
+def _written(
+    program: ExportedProgram, applied: AppliedPlan, root: nn.Module, backend: Compiler | None, name: str
+) -> PlannedGraph:
+    """The graph of a program over the tensors of `root`, as a module called `name`."""
     writer = Writer(root, applied.execution, applied.groups)
     engine = applied.engine.with_backend(writer)
     outputs = GraphRewriter(program, applied, engine, writer).run()
-    (check_conformance if strict else warn_of_differences)(engine)
-    made = writer.finish(outputs, type(model).__name__)
+    (check_conformance if applied.strict else warn_of_differences)(engine)
+    compiled = sum(name.startswith("between_") for name in root._modules)  # noqa: SLF001 - as torch has them
+    made = writer.finish(outputs, name)
     if backend is not None:
-        compile_between_moves(made, backend)
+        compile_between_moves(made, backend, compiled)
         applied.is_compiled = True
-    spec_out = program.call_spec.out_spec
-    run_graph_under(
-        made, applied, lambda *call: tuple(form.leaves(*call)), lambda out: pytree.tree_unflatten(out, spec_out)
-    )
     return made
+
+
+@dataclass
+class _GraphModes:
+    """The graphs of a model in the modes that were asked for. `root`: all its tensors; `spec`: of the results of the
+    graph that runs."""
+
+    unweighted: UnweightedModel
+    applied: AppliedPlan
+    root: nn.Module
+    backend: Compiler | None
+    spec: pytree.TreeSpec = field(init=False)
+    _graphs: dict[Mode, tuple[fx.Graph, pytree.TreeSpec]] = field(default_factory=dict)
+
+    def start(self, graph: PlannedGraph, spec: pytree.TreeSpec) -> None:
+        """`graph` is that of the mode in which the model is."""
+        self.applied.mode = self.unweighted.mode
+        self._graphs[self.applied.mode], self.spec = (graph.graph, spec), spec
+
+    def begin(self, graph: PlannedGraph, *, training: bool) -> None:
+        """`graph` is from here on that of `model.train(training)`."""
+        model, mode = self.unweighted.in_mode(training=training, was=graph.training), self.unweighted.mode
+        if mode == self.applied.mode:
+            return
+        holder: nn.Module = graph
+        if mode not in self._graphs:
+            program = export_program(model, self.unweighted.args, self.unweighted.kwargs)
+            holder = _written(program, self.applied, root_for(graph, self.root), self.backend, type(graph).__name__)
+            self._graphs[mode] = holder.graph, program.call_spec.out_spec
+        made, self.spec = self._graphs[mode]
+        exchange(graph, made, holder)
+        self.applied.mode = mode
+
+    def results(self, outputs: Any) -> Any:
+        """What the model returns, of the outputs of the graph."""
+        return pytree.tree_unflatten(outputs, self.spec)

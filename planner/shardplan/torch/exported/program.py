@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -267,10 +267,14 @@ def _fake_like(tensor: Tensor, mode: FakeTensorMode, device: torch.device) -> Te
 
 def parameter_tree(model: nn.Module, without: Container[str] = ()) -> nn.Module:
     """A module with the parameters and buffers of `model` under their names, except those in `without`."""
+    tensors = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
+    return tensor_tree({name: tensor for name, tensor in tensors if name not in without})
+
+
+def tensor_tree(tensors: Mapping[str, Tensor]) -> nn.Module:
+    """A module that has these tensors, by their names, and nothing else."""
     root = nn.Module()
-    for name, tensor in [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]:
-        if name in without:
-            continue
+    for name, tensor in tensors.items():
         path, _, attribute = name.rpartition(".")
         owner = root
         for part in path.split(".") if path else ():
@@ -297,6 +301,12 @@ def is_tensor_argument(spec: InputSpec) -> bool:
 def argument_names(program: ExportedProgram) -> list[str]:
     """The tensors that a program is called with, in order."""
     return [name for name, spec in input_specs(program).items() if is_tensor_argument(spec)]
+
+
+def shapes_of_arguments(program: ExportedProgram) -> dict[str, tuple[int, ...]]:
+    """The shapes of the tensors that a program is called with, in order."""
+    values = {node.name: node.meta["val"] for node in program.graph.nodes if node.op == "placeholder"}
+    return {name: tuple(values[name].shape) for name in argument_names(program)}
 
 
 def changed_buffers(program: ExportedProgram) -> dict[str, fx.Node]:

@@ -67,7 +67,7 @@ class LocalInput(nn.Module):  # type: ignore[misc]
             summary = f"input '{self.decision.name}' is to have a gradient, which this graph does not bring together"
             hint = "detach it, or apply the plan with parallelize, which gives inputs their gradients"
             raise ShardplanError(error("input-gradient", summary, hint=hint))
-        refuse_shape(self.applied, self.decision, tuple(tensor.shape))
+        refuse_shape(self.applied, self.decision, tuple(tensor.shape), is_graph=True)
         return input_value(self.applied, self.decision, tensor).local
 
 

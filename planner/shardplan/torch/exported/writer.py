@@ -19,6 +19,7 @@ from shardplan.torch.collectives.order import Label, content_of
 from shardplan.torch.collectives.routes import Route
 from shardplan.torch.execution import WHOLE, LocalExecution
 from shardplan.torch.exported.attribute_paths import AttributePath
+from shardplan.torch.exported.modes import PlannedGraph
 from shardplan.torch.process_groups import ProcessGroups
 from shardplan.torch.propagation.engine import Backend
 
@@ -175,7 +176,7 @@ class Writer:
         self.root, self.backend, self.device, self.mesh = root, backend, groups.device, groups.mesh
         self._marks = Marks(backend.issue_order)
         self.graph = fx.Graph()
-        self._moves = 0
+        self._moves = sum(name.startswith("move_") for name in root._modules)  # noqa: SLF001 - as torch has them
 
     def placeholder(self, name: str, meta: Tensor) -> Traced:
         """An argument of the program."""
@@ -266,11 +267,11 @@ class Writer:
         """Dtype of a tensor, and whether a gradient comes back to it."""
         return local.dtype, bool(local.requires_grad)
 
-    def finish(self, outputs: Sequence[Any], name: str) -> fx.GraphModule:
+    def finish(self, outputs: Sequence[Any], name: str) -> PlannedGraph:
         """The graph with `outputs`, as a module called `name`."""
         self.graph.output(list(outputs))
         self.graph.lint()
-        return fx.GraphModule(self.root, self.graph, name)
+        return PlannedGraph(self.root, self.graph, name)
 
     def call(self, func: Any, args: Any, kwargs: Any) -> Any:
         """A call of a function or method on traced tensors. Devices among its arguments become this process's device,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,16 +19,18 @@ from shardplan.plan.types import Pipeline as PlannedPipeline
 from shardplan.plan.types import Plan, TensorDecision
 from shardplan.runtime.names import Named, Rename
 from shardplan.torch.applied_plan import AppliedPlan, refuse_parallel
+from shardplan.torch.argument_paths import Inputs, called_with
 from shardplan.torch.arguments import match_inputs
 from shardplan.torch.exported.call_form import CallForm
-from shardplan.torch.exported.program import argument_names, export_program, parameter_tree
+from shardplan.torch.exported.modes import Mode, UnweightedModel, root_for
+from shardplan.torch.exported.program import argument_names, export_program, parameter_tree, shapes_of_arguments
 from shardplan.torch.microbatch_plan import batch_dims, microbatches_of, one_microbatch
 from shardplan.torch.parameters.distribution import distribute
 from shardplan.torch.parameters.gradient_hooks import refuse_hooks_of_several
 from shardplan.torch.parameters.naming import name_parameters
 from shardplan.torch.pipelines.cut import Boundary, StageNodes, cut
-from shardplan.torch.pipelines.run import Loss, Pipeline
-from shardplan.torch.pipelines.stage import LocalStage, matching_value, write_stage
+from shardplan.torch.pipelines.run import Argument, Loss, Pipeline, WrittenPipeline
+from shardplan.torch.pipelines.stage import LocalStage, matching_value, run_stage, write_stage
 from shardplan.torch.pipelines.stage_meshes import StageMeshes, stage_meshes
 from shardplan.torch.pipelines.tied_weights import tied_weights
 from shardplan.torch.process_groups import ProcessGroups
@@ -36,7 +39,7 @@ from shardplan.torch.with_loss import WithLoss, planned_name
 
 def pipeline(
     model: nn.Module,
-    example_inputs: tuple[Any, ...],
+    example_inputs: Inputs,
     plan: Plan,
     mesh: DeviceMesh,
     *,
@@ -48,7 +51,8 @@ def pipeline(
 ) -> Pipeline:
     """The pieces of `model` that this process runs under a plan with stages.
 
-    `torch.export` writes the model as a graph, with the shapes of `example_inputs`, which are those of one microbatch.
+    `torch.export` writes the model as a graph, with the shapes of `example_inputs`, which are those of one microbatch;
+    a tuple, one tensor, or a mapping of names to them.
     It is cut where the plan ends its stages. `loss`: called on the last stage with what the model returns (DTensors)
     and a target, for each microbatch; the mean over its samples. A plan that was made with a loss takes
     `with_loss(model, loss)` as the model, with the targets among `example_inputs`, and no `loss` here. `mesh`,
@@ -60,17 +64,19 @@ def pipeline(
     """
     stages = _check(model, plan)
     ProcessGroups(plan, mesh)
+    args, kwargs = called_with(example_inputs, example_kwargs)
     build = _Build(model, stages, stage_meshes(stages, mesh), strict=strict)
-    build.program = export_program(model, example_inputs, dict(example_kwargs or {}))
+    build.program, unweighted = export_program(model, args, kwargs), UnweightedModel.of(model, args, kwargs)
     _refuse_unused_inputs(build, loss)
+    build.refuse_other_shapes()
     every = name_parameters(model, _union(plan, stages), rename=rename, ignore=ignore, strict=strict)
     kept = _only({planned_name(model, name) for name in every}, rename)
     build.named = [
         name_parameters(model, stage.plan, rename=kept, ignore=("*",), strict=False) for stage in stages.stages
     ]
     refuse_hooks_of_several(model, build.stages_by_weight())
-    form = CallForm.of(model, example_inputs, dict(example_kwargs or {}))
-    made = Pipeline(plan, build.program, form, build.local_stages(), build.meshes)
+    modes = PipelineModes(unweighted, build)
+    made = Pipeline(model, plan, modes, CallForm.of(model, args, kwargs), build.meshes)
     made.run_under(
         _returned if isinstance(model, WithLoss) and loss is None else loss,
         tied_weights(stages, build.named, made.stages),
@@ -97,6 +103,40 @@ def _refuse_unused_inputs(build: _Build, loss: Loss | None) -> None:
         raise ShardplanError(error("unused-input", summary, hint=hint))
 
 
+class PipelineModes:
+    """The stages of this process in the modes of the model that were asked for."""
+
+    def __init__(self, unweighted: UnweightedModel, build: _Build) -> None:
+        """`build`: of the model as it is now."""
+        self._unweighted = unweighted
+        self._later = replace(build, model=unweighted.model or nn.Module())  # without the weights of other stages
+        self._later.named = build.named
+        self._stages = build.local_stages()
+        for stage in self._stages:
+            run_stage(stage)
+        self._written = {unweighted.mode: _written(unweighted.mode, build, map(copy.copy, self._stages))}
+
+    def local_stages(self) -> list[LocalStage]:
+        """The stages, which run what was last `written`."""
+        return self._stages
+
+    def written(self, *, training: bool, was: bool) -> WrittenPipeline:
+        """That of the model after `train(training)`; `was`: whether it trained before."""
+        model, mode = self._unweighted.in_mode(training=training, was=was), self._unweighted.mode
+        if mode not in self._written:
+            self._later.program = export_program(model, self._unweighted.args, self._unweighted.kwargs)
+            self._written[mode] = _written(mode, self._later, self._later.local_stages(self._stages))
+            del self._later.program
+        return self._written[mode]
+
+
+def _written(mode: Mode, build: _Build, stages: Iterable[LocalStage]) -> WrittenPipeline:
+    planned = {name: decision.name for name, decision in build.partners().items()}
+    shapes = shapes_of_arguments(build.program)
+    arguments = {name: Argument(planned.get(name, name), shape) for name, shape in shapes.items()}
+    return WrittenPipeline(mode, arguments, build.program.call_spec.out_spec, list(stages))
+
+
 @dataclass
 class _Build:
     """A pipeline under construction. `named`: by stage, the parameters of the model that it has."""
@@ -108,8 +148,9 @@ class _Build:
     program: ExportedProgram = field(init=False)
     named: list[dict[str, Named]] = field(init=False)
 
-    def local_stages(self) -> list[LocalStage]:
-        """The stages of this process. An error in any stage is raised by all processes, so that none waits."""
+    def local_stages(self, before: Sequence[LocalStage] = ()) -> list[LocalStage]:
+        """The stages of this process; `before`: the same in another mode, whose tensors they have. An error in any
+        stage is raised by all processes, so that none waits."""
         received = _received_dims(self.stages)
 
         def choose(number: int, nodes: StageNodes, values: Sequence[fx.Node]) -> fx.Node:
@@ -122,7 +163,7 @@ class _Build:
         local_stages, faults = [], None
         try:
             local_stages = [
-                self._stage(number, received[number], nodes[number]) for number in self.meshes.stage_numbers
+                self._stage(number, received[number], nodes[number], before) for number in self.meshes.stage_numbers
             ]
         except ShardplanError as problem:
             faults = problem.diagnostics
@@ -142,12 +183,18 @@ class _Build:
                     found.setdefault(name, []).append(number)
         return found
 
-    def _stage(self, number: int, received: Mapping[str, int], nodes: StageNodes) -> LocalStage:
-        piece = self._prepared(number, received, nodes, self.meshes.groups(self.stages.stages[number]))
-        root = parameter_tree(
-            self.model, without={name for names in self.named for name in names} - set(self.named[number])
-        )
-        distribute(root, piece.applied.named, piece.applied.groups)
+    def _stage(
+        self, number: int, received: Mapping[str, int], nodes: StageNodes, before: Sequence[LocalStage]
+    ) -> LocalStage:
+        same = next((stage for stage in before if stage.number == number), None)
+        if same is None:
+            piece = self._prepared(number, received, nodes, self.meshes.groups(self.stages.stages[number]))
+            root = parameter_tree(
+                self.model, without={name for names in self.named for name in names} - set(self.named[number])
+            )
+            distribute(root, piece.applied.named, piece.applied.groups)
+        else:
+            piece, root = LocalStage(number, nodes, same.applied), root_for(same.module, same.root)
         leaving = self.stages.handed[number].source if number < len(self.stages.handed) else None
         write_stage(piece, self.program, root, self.partners(), self._arriving(number), leaving)
         return piece
@@ -169,6 +216,24 @@ class _Build:
     def partners(self) -> dict[str, TensorDecision]:
         """The arguments of the program and the model's inputs that they are."""
         return match_inputs(argument_names(self.program), list(self.own_inputs().values()))
+
+    def refuse_other_shapes(self) -> None:
+        """Raises `ShardplanError` (`wrong-shape`) if the program is of other inputs than those of one microbatch."""
+        micro = microbatches_of(self.stages.stages[0].plan)
+        shapes = _shapes(self.stages, _received_dims(self.stages))
+        planned = {name: shape for of_stage in reversed(shapes) for name, shape in of_stage.items()}
+        given = shapes_of_arguments(self.program)
+        for argument, decision in self.partners().items():
+            wanted, found = planned[decision.name], given[argument]
+            if found != wanted:
+                whose = "the plan" if micro == 1 else f"each of the plan's {micro} microbatches"
+                summary = f"'{decision.name}' of example_inputs has shape {list(found)}, {whose} has {list(wanted)}"
+                hint = (
+                    f"give one microbatch as example_inputs, {decision.name}[:{wanted[0]}], and the whole batch to step"
+                )
+                is_whole = micro > 1 and found == decision.shape
+                hint = hint if is_whole else "solve again for a batch of such inputs, or give others"
+                raise ShardplanError(error("wrong-shape", summary, hint=hint))
 
     def own_inputs(self) -> dict[str, TensorDecision]:
         """The model's inputs in the plan, by name."""
@@ -221,11 +286,16 @@ def _received_dims(stages: PlannedPipeline) -> list[dict[str, int]]:
     return found
 
 
-def _boundaries(stages: PlannedPipeline, received: list[dict[str, int]]) -> list[Boundary]:
-    shapes = [
+def _shapes(stages: PlannedPipeline, received: list[dict[str, int]]) -> list[dict[str, tuple[int, ...]]]:
+    """For every stage, the shapes of its tensors in one microbatch."""
+    return [
         {tensor.name: tensor.shape for tensor in one_microbatch(stage.plan, given).tensors}
         for stage, given in zip(stages.stages, received, strict=True)
     ]
+
+
+def _boundaries(stages: PlannedPipeline, received: list[dict[str, int]]) -> list[Boundary]:
+    shapes = _shapes(stages, received)
     return [Boundary(handed.tensor, shapes[handed.sender][handed.tensor]) for handed in stages.handed]
 
 

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, fx, nn
 from torch.distributed.tensor import DTensor, Replicate
-from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
 from shardplan.errors import ShardplanError, error
 from shardplan.plan.types import Plan
 from shardplan.torch.exported.call_form import CallForm
-from shardplan.torch.exported.program import argument_names
+from shardplan.torch.exported.modes import Mode
 from shardplan.torch.microbatch_plan import microbatches_of
+from shardplan.torch.pipelines.clipping import clip, total_norm
 from shardplan.torch.pipelines.stage import LocalStage
 from shardplan.torch.pipelines.stage_meshes import StageMeshes
 from shardplan.torch.pipelines.tied_weights import TiedWeight
@@ -23,17 +24,50 @@ from shardplan.torch.pipelines.tied_weights import TiedWeight
 Loss = Callable[[Any, Any], Tensor]
 
 
+class Argument(NamedTuple):
+    """A tensor that a program is called with: the plan's name of it, and its shape in one microbatch."""
+
+    name: str
+    shape: tuple[int, ...]
+
+
+@dataclass
+class WrittenPipeline:
+    """What the stages of this process run in one `mode` of the model: a program with these `arguments` and results of
+    this `spec`, cut into `stages`. `schedule`: torch's over them, once it has been
+    asked for."""
+
+    mode: Mode
+    arguments: Mapping[str, Argument]
+    spec: pytree.TreeSpec
+    stages: Sequence[LocalStage]
+    schedule: Any = None
+
+
+class Modes(Protocol):
+    """What writes the stages of this process in the modes of the model."""
+
+    def local_stages(self) -> list[LocalStage]:
+        """The stages."""
+
+    def written(self, *, training: bool, was: bool) -> WrittenPipeline:
+        """What they run after `train(training)`; `was`: whether the model trained before."""
+
+
 class Pipeline:
     """The stages of a model that this process runs, and the schedule over all stages. Made by `pipeline`.
 
-    `modules`: a graph for each stage, its parameters DTensors on the mesh of the stage; `schedule`: torch's.
+    `modules`: a graph for each stage, its parameters DTensors on the mesh of the stage; `schedule`: torch's, another
+    one in training and in evaluation; `training`: as of a module, at first as the model was; `names`: all names in
+    `state_dict()` of the model, each with the first name of the same tensor.
     """
 
-    def __init__(
-        self, plan: Plan, program: ExportedProgram, form: CallForm, stages: list[LocalStage], meshes: StageMeshes
-    ) -> None:
-        self.plan, self.stages = plan, stages
-        self._program, self._form, self._meshes = program, form, meshes
+    def __init__(self, model: nn.Module, plan: Plan, modes: Modes, form: CallForm, meshes: StageMeshes) -> None:
+        self.plan, self.stages, self.training = plan, modes.local_stages(), model.training
+        first: dict[int, str] = {}
+        stored = model.state_dict(keep_vars=True)
+        self.names = {name: first.setdefault(id(tensor), name) for name, tensor in stored.items()}
+        self._modes, self._form, self._meshes = modes, form, meshes
         self._tied: Sequence[TiedWeight] = ()
         self._outputs: list[Any] = []
         self._loss: Loss | None = None
@@ -47,6 +81,15 @@ class Pipeline:
     def is_last(self) -> bool:
         """Whether this process is one of those that compute the loss."""
         return self.stages[-1].nodes.sent is None
+
+    @property
+    def device(self) -> torch.device:
+        """Where this process keeps its tensors."""
+        return self._meshes.device
+
+    def first_rank(self, stage: int) -> int:
+        """The first process of a stage."""
+        return self._meshes.first_ranks[stage]
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """The parameters of this process's stages under the model's names; tied ones once."""
@@ -64,6 +107,22 @@ class Pipeline:
     def state_dict(self) -> dict[str, Tensor]:
         """Parameters and buffers of this process's stages, as DTensors on their stages."""
         return {name: tensor for module in self.modules for name, tensor in module.state_dict().items()}
+
+    def train(self, mode: bool = True) -> Pipeline:
+        """Training or evaluation of all modules of the model, as of any module. All processes have to call it. What the
+        stages run in a mode is written when that is first asked for.
+
+        Raises `ShardplanError` as `pipeline`, and `fixed-mode`, on all processes.
+        """
+        self._take(self._modes.written(training=mode, was=self.training))
+        self.training = mode
+        for module in self.modules:
+            nn.Module.train(module, mode)
+        return self
+
+    def eval(self) -> Pipeline:
+        """`train(False)`."""
+        return self.train(False)
 
     def step(self, *args: Any, target: Any = None, **kwargs: Any) -> Tensor | None:
         """One step forward and backward over the whole batch, cut into the plan's microbatches along dim 0.
@@ -84,6 +143,23 @@ class Pipeline:
         for weight in self._tied:
             weight.reduce()
         return _mean(losses) if self.is_last else None
+
+    @torch.no_grad()  # type: ignore[untyped-decorator]
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0, *, error_if_nonfinite: bool = False) -> Tensor:
+        """As `torch.nn.utils.clip_grad_norm_` of the whole model: the norm is that of the gradients of all stages, a
+        weight of several of them once. All processes have to call it; all are given the norm, in double precision.
+
+        `torch.nn.utils.clip_grad_norm_(pipeline.parameters(), ...)` would scale each stage by its own norm.
+
+        Raises `RuntimeError` for a norm that is not finite, if `error_if_nonfinite`, and scales nothing.
+        """
+        copies = {id(weight) for tied in self._tied for weight in tied.copies()}
+        trained = [(id(weight), weight.grad) for weight in self.parameters() if weight.grad is not None]
+        norm = total_norm([grad for key, grad in trained if key not in copies], norm_type, self._meshes)
+        if error_if_nonfinite and not norm.isfinite():
+            raise RuntimeError(f"the norm of order {norm_type} of all gradients is {norm.item()}: it cannot be clipped")
+        clip((grad for _, grad in trained), max_norm, norm)
+        return norm
 
     def forward(self, *args: Any, **kwargs: Any) -> list[Any]:
         """Run without gradients: what the model returns for each microbatch, on the last stage; elsewhere nothing."""
@@ -107,41 +183,62 @@ class Pipeline:
     def _given(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """What the model is called with, as this process's stages take it: for the first stage by place.
 
-        Raises `ShardplanError` (`wrong-inputs`)."""
+        Raises `ShardplanError` (`wrong-inputs`, `wrong-shape`) on all processes, before anything is sent."""
         tensors = [value for value in self._form.leaves(args, kwargs) if isinstance(value, Tensor)]
-        given = dict(zip(argument_names(self._program), tensors, strict=True))
+        given = dict(zip(self._written.arguments, tensors, strict=True))
+        self._refuse_other_shapes(given)
         mine = {name: given[name].to(self._meshes.device) for stage in self.stages for name in stage.nodes.arguments}
         if self.stages[0].nodes.received is not None:
             return (), mine
         first = self.stages[0].nodes.arguments
         return tuple(mine[name] for name in first), mine if len(self.stages) > 1 else {}
 
+    def _refuse_other_shapes(self, given: Mapping[str, Tensor]) -> None:
+        micro = microbatches_of(self.plan)
+        for name, tensor in given.items():
+            told, one = self._written.arguments[name]
+            wanted = (one[0] * micro, *one[1:]) if one else one
+            if tuple(tensor.shape) != wanted:
+                parts = f", {micro} microbatches of {list(one)}" if micro > 1 else ""
+                summary = f"'{told}' has shape {list(tensor.shape)}, the pipeline is for {list(wanted)}{parts}"
+                hint = "give all processes the whole batch of a step: pad a smaller one, or solve again for its size"
+                raise ShardplanError(error("wrong-shape", summary, hint=hint))
+
     def computed(self, outputs: Any) -> Any:
         """What the model returns, of the local results of the last stage."""
         flat = outputs if isinstance(outputs, (tuple, list)) else (outputs,)
-        return pytree.tree_unflatten(self.stages[-1].global_outputs(flat), self._program.call_spec.out_spec)
+        return pytree.tree_unflatten(self.stages[-1].global_outputs(flat), self._written.spec)
 
     def run_under(self, loss: Loss | None, tied: Sequence[TiedWeight]) -> None:
         """Construct torch's stages and schedule."""
+        self._loss, self._tied = loss, tied
+        if self.is_last:
+            self.stages[-1].module.register_forward_hook(self._note)
+        self.train(self.training)
+
+    def _take(self, written: WrittenPipeline) -> None:
+        """The stages run what was `written`."""
+        self._written = written
+        for stage, other in zip(self.stages, written.stages, strict=True):
+            stage.take(other)
+            stage.applied.mode = written.mode
+        written.schedule = self.schedule = written.schedule or self._scheduled()
+
+    def _scheduled(self) -> Any:
+        """Torch's schedule over what the stages run now."""
         from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 
         from shardplan.torch.pipelines.sharded_stage import ShardedStage
 
-        self._loss, self._tied = loss, tied
-        last = self.stages[-1]
-        if self.is_last:
-            last.module.register_forward_hook(self._note)
         found = self.plan.pipeline
         assert found is not None
         scheduled = [ShardedStage(stage, found, self._meshes) for stage in self.stages]
         micro, count = microbatches_of(self.plan), len(found.stages)
-        compute = self._computed_loss if loss is not None else None
+        compute = self._computed_loss if self._loss is not None else None
         if found.schedule.startswith("interleaved"):
-            self.schedule = ScheduleInterleaved1F1B(scheduled, micro, compute)
-        elif found.schedule == "gpipe" or micro < count:
-            self.schedule = ScheduleGPipe(scheduled[0], micro, compute)
-        else:
-            self.schedule = Schedule1F1B(scheduled[0], micro, compute)
+            return ScheduleInterleaved1F1B(scheduled, micro, compute)
+        is_gpipe = found.schedule == "gpipe" or micro < count
+        return (ScheduleGPipe if is_gpipe else Schedule1F1B)(scheduled[0], micro, compute)
 
     def _note(self, module: nn.Module, args: Any, output: Any) -> None:
         del module, args

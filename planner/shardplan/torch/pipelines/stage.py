@@ -14,12 +14,14 @@ import torch
 from torch import Tensor, fx, nn
 from torch.export import ExportedProgram
 
+from shardplan.errors import ShardplanError, error
 from shardplan.layout.layout import Layout
 from shardplan.layout.legal import local_shape
 from shardplan.plan.types import TensorDecision
 from shardplan.runtime.names import Named
 from shardplan.torch.applied_plan import AppliedPlan, run_graph_under
 from shardplan.torch.arguments import output_tensor
+from shardplan.torch.exported.modes import PlannedGraph, exchange
 from shardplan.torch.exported.rewriter import GraphRewriter
 from shardplan.torch.exported.writer import Traced, Writer
 from shardplan.torch.microbatch_plan import microbatches_of
@@ -41,17 +43,26 @@ class StageOutput(NamedTuple):
 
 @dataclass
 class LocalStage:
-    """A stage of this process. `received`: a meta tensor like the local part that it receives; `results`: like those
-    that it returns; `outputs`: of the last stage (None: not a tensor of the plan); `microbatch`: how many have run."""
+    """A stage of this process. `root`: its tensors, also those that it does not read; `graph`: what `module` runs;
+    `received`: a meta tensor like the local part that it receives; `results`: like those that it returns; `outputs`: of
+    the last stage (None: not a tensor of the plan); `microbatch`: how many have run."""
 
     number: int
     nodes: StageNodes
     applied: AppliedPlan
-    module: fx.GraphModule = field(init=False)
+    module: PlannedGraph = field(init=False)
+    root: nn.Module = field(init=False)
+    graph: fx.Graph = field(init=False)
     received: Tensor | None = None
     results: tuple[Tensor, ...] = ()
     outputs: list[StageOutput | None] = field(default_factory=list)
     microbatch: int = 0
+
+    def take(self, other: LocalStage) -> None:
+        """From here on run what `other` was written to run: the same stage of the model in another mode."""
+        self.nodes, self.graph, self.received = other.nodes, other.graph, other.received
+        self.results, self.outputs = other.results, other.outputs
+        exchange(self.module, other.graph, other.module)
 
     def begin(self) -> None:
         """A step begins."""
@@ -86,8 +97,8 @@ def write_stage(
     received: tuple[str, Layout] | None,
     sent: Layout | None,
 ) -> None:
-    """Fill in `stage`: its graph over the tensors of `root`. `received`: the tensor that it receives, and its layout on
-    arrival; `sent`: the layout in which its result is sent.
+    """Fill in `stage`: its graph over the tensors of `root`, which nothing runs yet. `received`: the tensor that it
+    receives, and its layout on arrival; `sent`: the layout in which its result is sent.
 
     Raises `ShardplanError` as `check_conformance`, where the plan is applied strictly.
     """
@@ -99,8 +110,26 @@ def write_stage(
     outputs = rewriting.run()
     if applied.strict:
         check_conformance(engine)
-    stage.module = writer.finish(outputs, f"Stage{stage.number}")
-    run_graph_under(stage.module, applied, stage.arguments, lambda made: made[0] if len(made) == 1 else tuple(made))
+    stage.module, stage.root = writer.finish(outputs, f"Stage{stage.number}"), root
+    stage.graph = stage.module.graph
+
+
+def run_stage(stage: LocalStage) -> None:
+    """Makes a written stage ready to run, in whatever mode it will be."""
+    stage.module.modes = _ModesOfPipeline()
+    run_graph_under(
+        stage.module, stage.applied, stage.arguments, lambda made: made[0] if len(made) == 1 else tuple(made)
+    )
+
+
+class _ModesOfPipeline:
+    """All stages of a model are in one mode."""
+
+    def begin(self, graph: PlannedGraph, *, training: bool) -> None:
+        """Raises `ShardplanError` (`fixed-mode`) where this stage alone is to be in another mode."""
+        if training != graph.training:
+            hint = "call train() and eval() of the pipeline, on all processes"
+            raise ShardplanError(error("fixed-mode", "a stage of a pipeline has no mode of its own", hint=hint))
 
 
 def matching_value(

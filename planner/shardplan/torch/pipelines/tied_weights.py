@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from shardplan.plan.types import CollectiveStep, Pipeline, Transfer
 from shardplan.runtime.names import Named
@@ -33,6 +33,10 @@ class TiedWeight:
     to_first: dict[int, SendReceive]
     from_first: dict[int, SendReceive]
 
+    def copies(self) -> list[nn.Parameter]:
+        """The weight in the stages of this process other than the first that has it."""
+        return [_parameter(holder) for number, holder in self.held.items() if number != self.stages[0]]
+
     def reduce(self) -> None:
         """Every gradient becomes the sum over all stages, computed by the first of them."""
         first, *others = self.stages
@@ -50,14 +54,18 @@ class TiedWeight:
                 _set_gradient(holder, mine[stage])
 
 
+def _parameter(holder: WeightHolder) -> nn.Parameter:
+    return holder.stage.module.get_parameter(holder.name)
+
+
 def _gradient(holder: WeightHolder) -> Tensor:
-    parameter = holder.stage.module.get_parameter(holder.name)
+    parameter = _parameter(holder)
     grad = parameter.grad
     return torch.zeros_like(parameter.to_local()) if grad is None else grad.to_local()
 
 
 def _set_gradient(holder: WeightHolder, total: Tensor) -> None:
-    parameter = holder.stage.module.get_parameter(holder.name)
+    parameter = _parameter(holder)
     parameter.grad = like(parameter, total)
 
 
@@ -85,7 +93,7 @@ def _transfers(
 ) -> tuple[SendReceive, SendReceive]:
     """The gradient from the transfer's receiver to its sender, where it is summed, and the sum back."""
     mine = next(iter(held.values()))
-    weight = mine.stage.module.get_parameter(mine.name)
+    weight = _parameter(mine)
 
     def endpoint(number: int) -> Endpoint:
         stage = pipeline.stages[number]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from torch import nn
@@ -13,12 +13,10 @@ from shardplan.model.read import read_model_bytes
 from shardplan.model.types import Model
 from shardplan.plan.types import Plan
 from shardplan.torch.applied_plan import refuse_parallel
+from shardplan.torch.argument_paths import Inputs, called_with
 from shardplan.torch.planning.onnx_program import onnx_bytes, weights_of
 from shardplan.torch.planning.refusals import SHAPES_OF_DATA
 from shardplan.torch.with_loss import WithLoss, with_loss
-
-Inputs = Any
-"""Arguments of a module: one tensor, a tuple of them, or a mapping of names to them."""
 
 
 def plan(
@@ -49,7 +47,7 @@ def read_module(
     """What plans are made of, read from a module. Raises `ShardplanError` (`cannot-export`, `missing-package`)."""
     refuse_parallel(model)
     whole = model if loss is None else with_loss(model, loss)
-    args, kwargs = _arguments(example_inputs)
+    args, kwargs = called_with(example_inputs)
     inner = whole.model if isinstance(whole, WithLoss) else whole
     called, weights = name or type(inner).__name__, weights_of(whole)
     try:
@@ -75,9 +73,3 @@ def _of_shapes(model: nn.Module) -> Diagnostic:
 
 def _is_of_shapes(problem: ShardplanError) -> bool:
     return any(each.code == "unresolved-shape" for each in problem.diagnostics)
-
-
-def _arguments(example_inputs: Inputs) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
-    if isinstance(example_inputs, Mapping):
-        return (), {str(name): value for name, value in example_inputs.items()}
-    return (tuple(example_inputs), {}) if isinstance(example_inputs, tuple | list) else ((example_inputs,), {})
