@@ -26,6 +26,8 @@ CASES = {
     "Softmax opset 11": (Case("Softmax", (f(4, 6, 8),), {"axis": 1}, opset=11, oracle=softmax_11), "x0 k1 k2"),
     "LogSoftmax": (Case("LogSoftmax", (f(4, 6),)), "x0 k1"),
     "LayerNormalization": (Case("LayerNormalization", (f(2, 4, 6), f(6), f(6)), outputs=3), "x0 x1 k"),
+    "LayerNormalization broadcast": (Case("LayerNormalization", (f(2, 4, 6), f(1, 1, 6), f(1, 6))), "x0 x1 k"),
+    "LayerNormalization by position": (Case("LayerNormalization", (f(2, 4, 6), f(4, 6), f(2, 1, 1))), "x0 x1 k"),
     "LayerNormalization wide": (Case("LayerNormalization", (f(2, 4, 6), f(4, 6)), {"axis": 1}), "x k0 k1"),
     "RMSNormalization": (Case("RMSNormalization", (f(2, 4, 6), f(6))), "x0 x1 k"),
     "BatchNormalization": (Case("BatchNormalization", (f(2, 4, 6, 8), f(4), f(4), f(4), positive(4))), "n c y0 y1"),

@@ -11,7 +11,7 @@ import pytest
 
 from shardplan.errors import ShardplanError
 from shardplan.solve import Edge, Problem, Usage, evaluate, solve
-from shardplan.solve.reduce.eliminate import eliminate
+from shardplan.solve.reduce.eliminate import _Queue, eliminate
 from shardplan.solve.reduce.graph import build
 from shardplan.solve.reduce.tables import Tables
 
@@ -63,6 +63,25 @@ def joins(layers: int) -> int:
 def test_depth_costs_the_logarithm_of_the_layers_in_products() -> None:
     assert joins(128) - joins(16) <= 3 * 3 + 3  # three doublings, few products each
     assert joins(128) < 60
+
+
+@pytest.mark.parametrize("leaves", [1, 2])
+def test_neighbours_of_a_hub_do_not_take_a_round_each(leaves: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Thousands of chains of `leaves` nodes from one hub, as of a value that as many operators read."""
+    rng, chains, rounds = np.random.default_rng(0), 3000, []
+    costs = [np.floor(rng.random(4) * 1e6) for _ in range(1 + leaves * chains)]
+    table = np.floor(rng.random((4, 4)) * 1e6)
+    edges = tuple(
+        Edge(0 if depth == 0 else 1 + chain + (depth - 1) * chains, 1 + chain + depth * chains, table)
+        for chain in range(chains)
+        for depth in range(leaves)
+    )
+    cheapest = _Queue.cheapest
+    monkeypatch.setattr(_Queue, "cheapest", lambda queue: rounds.append(1) or cheapest(queue))
+    problem = Problem(tuple(costs), edges)
+    found = solve(problem)
+    assert (found.outcome, found.cost) == ("optimal", evaluate(problem, found.choices or ()).cost)
+    assert len(rounds) < 400  # down to the number of neighbours of which a node is a hub
 
 
 @pytest.mark.parametrize("hubs", [0, 1, 3])

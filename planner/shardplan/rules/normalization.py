@@ -21,12 +21,19 @@ def softmax(signature: Signature) -> Row:
 
 
 def layer_norm(signature: Signature) -> Row:
-    """`LayerNormalization`, `RMSNormalization`: all dims from `axis` on are one row."""
-    rank = signature.rank()
+    """`LayerNormalization`, `RMSNormalization`: all dims from `axis` on are one row. Scale and bias broadcast to the
+    values."""
+    shape = signature.shape()
     axis = signature.axis(-1)
-    rows, row_dims = letters("x", axis), [f"~{name}" for name in letters("k", rank - axis)]
+    rows, row_dims = letters("x", axis), [f"~{name}" for name in letters("k", len(shape) - axis)]
+    each = list(zip([*rows, *row_dims], shape, strict=True))
     scale = ", ".join(
-        " ".join(row_dims[len(row_dims) - tensor.rank :]) for tensor in signature.operands[1:] if tensor is not None
+        " ".join(
+            "_" if size == 1 < whole else name
+            for (name, whole), size in zip(each[-len(tensor.shape) :], tensor.shape, strict=False)
+        )
+        for tensor in signature.operands[1:]
+        if tensor is not None
     )
     means = f", {' '.join([*rows, *'_' * len(row_dims)])}" * (len(signature.results) - 1)
     dims = " ".join([*rows, *row_dims])
