@@ -28,15 +28,13 @@ def test_sums_count_microbatches():
     assert list(sums) == sorted(sums)
 
 
-def test_slices_and_masks_are_free():
+def test_slices_and_masks_send_nothing():
     kinds = set()
     for path in sorted(PLANS.glob("*.plan.json")):
         plan = read_plan(path)
-        moved, everything = predicted_collectives(plan), predicted_collectives(plan, free=True)
-        assert len(moved) < len(everything)
-        assert sum(row.wire_bytes for row in everything) == sum(row.wire_bytes for row in moved)
-        kinds |= {row.kind for row in everything} - {row.kind for row in moved}
-    assert kinds == {"mask", "slice"}
+        moved = {row.kind for row in predicted_collectives(plan)}
+        kinds |= {step.collective.kind for move in plan.moves for step in move.steps} - moved
+    assert {"mask", "slice"} <= kinds
 
 
 def test_rings_send_what_their_formulas_say():

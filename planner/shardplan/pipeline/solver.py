@@ -171,7 +171,7 @@ class PipelineSolver:
         if not equal:
             return None
         cuts = self._balanced(equal[0], stages)
-        if not all(self.stage_costs.can_hold(cut, 0) for cut in cuts):
+        if not all(self.stage_costs.can_hold(cut) for cut in cuts):
             return None
         chosen = cuts if stages == 1 else self.stage_costs.with_best_layouts(cuts)
         try:
@@ -330,7 +330,7 @@ class PipelineSolver:
                 continue
             bounds.append(self._interleaved_bound(number, stages))
             cuts = self._balanced(number, chunks)
-            fits = not self.search_state.is_over and all(self.stage_costs.can_hold(cut, 0) for cut in cuts)
+            fits = not self.search_state.is_over and all(self.stage_costs.can_hold(cut) for cut in cuts)
             if fits and (staged := self._planned(cuts)) is not None:
                 best = self._record(best, staged)
         if not bounds:

@@ -180,9 +180,9 @@ class StageCosts:
         bounds = self._memory_bounds[cut.submesh].table(in_flight) if cut.submesh in self._memory_bounds else None
         return max(cost, 0.0 if bounds is None else float(bounds[cut.first, cut.last])) / PS_PER_NS
 
-    def can_hold(self, cut: Cut, behind: int) -> bool:
-        """Whether weights let a stage run with so many stages behind it, as far as is known."""
-        return bool(self._behind[cut.submesh][cut.first, cut.last] >= behind)
+    def can_hold(self, cut: Cut) -> bool:
+        """Whether a stage has room for its weights, as far as is known."""
+        return bool(self._behind[cut.submesh][cut.first, cut.last] >= 0)
 
     def handed_ps(self, sender: int, receiver: int, border: int) -> Costs:
         """Exposed picoseconds per step of handing `border` over, shape (layouts of the sender, of the receiver)."""

@@ -55,9 +55,9 @@ class Total:
 Key = tuple[Phase, CollectiveKind, tuple[str, ...]]
 
 
-def predicted_collectives(plan: Plan, *, free: bool = False) -> tuple[Predicted, ...]:
-    """Every collective that sends something, in the plan's order; with `free` also slices and masks. Members of a
-    bucket are listed separately: see `sent_together`.
+def predicted_collectives(plan: Plan) -> tuple[Predicted, ...]:
+    """Every collective that sends something, in the plan's order. Members of a bucket are listed separately: see
+    `sent_together`.
 
     Collectives over axes of size 1 send nothing and are left out. Collectives inside operators are not included: see
     `inner_operators`.
@@ -67,9 +67,9 @@ def predicted_collectives(plan: Plan, *, free: bool = False) -> tuple[Predicted,
         for place, step in enumerate(move.steps):
             collective = step.collective
             share = wire_share(collective, plan.mesh)
-            if not share and not free:
+            if not share:
                 continue
-            wire = math.ceil(step.payload_bytes * share / collective.share) if share else 0
+            wire = math.ceil(step.payload_bytes * share / collective.share)
             axes = tuple(plan.mesh.names[axis] for axis in collective.axes)
             found.append(
                 Predicted(
