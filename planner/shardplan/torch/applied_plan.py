@@ -26,11 +26,10 @@ from shardplan.torch.parameters.distribution import distribute, place_constants
 from shardplan.torch.parameters.fresh_numbers import draw_whole
 from shardplan.torch.parameters.interleaved_views import view_in_order
 from shardplan.torch.parameters.naming import name_parameters, trained_and_unnamed, without_constants
-from shardplan.torch.parameters.plain_operands import take_plain_tensors
 from shardplan.torch.parameters.read_numbers import read_whole
 from shardplan.torch.process_groups import ProcessGroups
 from shardplan.torch.propagation.engine import Engine
-from shardplan.torch.result_losses import correct_losses
+from shardplan.torch.result_losses import correct_losses, take_plain_tensors
 from shardplan.torch.saved_tensors import saving
 
 _ATTRIBUTE = "_shardplan"
@@ -128,7 +127,7 @@ class AppliedPlan:
         """From here on autograd saves what the plan saves, and compilation is off, except for the parts between moves.
         Forward passes that issue the same moves are of one kind."""
         refuse_lost_changes()
-        correct_losses()  # each time: a `loss_parallel` that ends takes handlers away
+        correct_losses()  # each time: what ends (`loss_parallel`, `implicit_replication`) takes it away
         grads, accumulator = self.trains and torch.is_grad_enabled(), self.execution.accumulator
         self.engine.is_running, self.engine.takes_gradients = True, grads
         kind = (model.training, grads, accumulator.is_first, accumulator.is_last, self.shapes)
