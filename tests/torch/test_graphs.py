@@ -9,6 +9,7 @@ import torch
 import torch_graphs
 from forced_plans import forced_plan
 
+import shardplan.torch
 from shardplan.errors import ShardplanError
 from shardplan.torch.exported.program import changed_buffers, export_program
 from shardplan.torch.planning.plan import read_module
@@ -185,3 +186,10 @@ def test_strides_of_memory_are_those_of_entries_in_order():
         assert torch.equal(mine, view.as_strided(size, strides, *offset))
     with pytest.raises(ShardplanError, match=r"foreign-memory"):
         in_order(wide[..., 8:], (4,), (1,), 4)
+
+
+def test_the_state_of_a_graph_is_that_of_the_module(four):
+    plan = shardplan.torch.plan(torch_graphs.Tied(), (torch.arange(8),), "2x2", cluster="generic")
+    for is_whole, one in four.run("torch_graphs", "tied_state", plan):
+        assert is_whole
+        assert sorted(one) == ["head.weight", "table.weight"]

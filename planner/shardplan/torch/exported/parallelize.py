@@ -17,7 +17,7 @@ from shardplan.runtime.names import Rename
 from shardplan.torch.applied_plan import attach, prepare, run_graph_under
 from shardplan.torch.exported.call_form import CallForm
 from shardplan.torch.exported.compiled import Compiler, compile_between_moves
-from shardplan.torch.exported.program import export_program, parameter_tree
+from shardplan.torch.exported.program import export_program, hold_all, parameter_tree
 from shardplan.torch.exported.rewriter import GraphRewriter
 from shardplan.torch.exported.writer import Writer
 from shardplan.torch.propagation.conformance import check_conformance, warn_of_differences
@@ -54,6 +54,7 @@ def parallelize_exported(
     outputs = GraphRewriter(program, applied, engine, writer).run()
     (check_conformance if strict else warn_of_differences)(engine)
     made = writer.finish(outputs, type(model).__name__)
+    hold_all(made, model)
     if backend is not None:
         compile_between_moves(made, backend)
         applied.is_compiled = True
