@@ -10,11 +10,15 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("safetensors")
 
+import onnx
 import torch
 from forced_plans import cluster_of, forced_plan
+from small_models import proto_of
 from tiny_models import Sizes, megatron, tiny_gpt, tiny_llama
+from torch_fused import GATED
 
 from shardplan.constraints.parse import parse_constraints
+from shardplan.model.read import read_model
 from shardplan.planning import PlanOptions, plan_model
 
 MEGATRON, SEQUENCE = "Megatron by hand", "Megatron + sequence by hand"
@@ -88,6 +92,40 @@ def test_weights_that_cannot_be_written_are_told_by_every_process(four, tmp_path
         )
     assert sorted(file.name for file in tmp_path.iterdir()) == ["file", "model.safetensors"]
     assert (tmp_path / "model.safetensors").read_text() == "old"
+
+
+UNREADABLE = [
+    "FOLDER/nowhere: error[unreadable-checkpoint]: cannot read the checkpoint: no such file or directory\n{hint}",
+    (
+        "FOLDER: error[unreadable-checkpoint]: cannot read the checkpoint: there is no checkpoint of save_checkpoint "
+        "in this folder\n{hint}"
+    ),
+    (
+        "FOLDER/model: error[missing-state]: the checkpoint has no state of an optimizer\n"
+        "hint: save it as well: save_checkpoint(folder, model, optimizer), or load the model alone"
+    ),
+    (
+        "FOLDER/model: error[missing-weight]: the checkpoint has no tensor 'gain'\n"
+        "FOLDER/model: error[wrong-weight-shape]: 'pooler.weight' has shape [4, 4] in the checkpoint, the model "
+        "has [3, 3]"
+    ),
+    (
+        "FOLDER/both: error[another-state]: of 'w0' the checkpoint has exp_avg, exp_avg_sq, step; SGD keeps "
+        "momentum_buffer\nhint: make the optimizer as the one that was saved: of the same class, with the same options"
+    ),
+    (
+        "error[foreign-parameter]: the optimizer has a parameter of shape [16, 16] that is none of the model's\n"
+        "hint: make the optimizer of model.parameters(), after the plan has been applied"
+    ),
+]
+CHECKPOINT_HINT = "hint: give it the folder of save_checkpoint; safetensors files are read by shardplan.torch.load_"
+
+
+def test_a_checkpoint_that_cannot_be_read_is_told_in_words(four, tmp_path):
+    onnx.save(proto_of(GATED), tmp_path / "gated.onnx")
+    plan = forced_plan(read_model(tmp_path / "gated.onnx"), "2x2", recipe="ZeRO-3")
+    wanted = [text.format(hint=CHECKPOINT_HINT) for text in UNREADABLE]
+    assert four.run("torch_resumed", "unreadable", plan, tmp_path) == [wanted] * 4
 
 
 @pytest.mark.parametrize("seed", range(3))
