@@ -16,6 +16,7 @@ from shardplan.errors import ShardplanError, error
 from shardplan.plan.types import Plan, TensorDecision
 from shardplan.runtime.issue_order import issue_order
 from shardplan.runtime.names import Named, Rename
+from shardplan.torch.argument_types import check_model, check_plan
 from shardplan.torch.execution import LocalExecution
 from shardplan.torch.gradients.bucketing import BucketedWeights, Buckets
 from shardplan.torch.microbatch_plan import fewest_rows, one_microbatch, with_rows
@@ -151,6 +152,8 @@ def prepare(
     model: nn.Module, plan: Plan, mesh: DeviceMesh, *, rename: Rename | None, ignore: Iterable[str], strict: bool
 ) -> AppliedPlan:
     """All checks before the model is changed. Raises `ShardplanError` as `parallelize`."""
+    check_model(model)
+    check_plan(plan)
     refuse_parallel(model)
     if plan.pipeline is not None:
         summary = f"the plan is a pipeline of {len(plan.pipeline.stages)} stages"
