@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from shardplan.errors import ShardplanError, error
+from shardplan.errors import ShardplanError, error, warn
 from shardplan.plan.types import Plan, TensorDecision
 from shardplan.runtime.issue_order import issue_order
 from shardplan.runtime.names import Named, Rename
@@ -34,6 +34,10 @@ from shardplan.torch.result_losses import correct_losses, take_plain_tensors
 from shardplan.torch.saved_tensors import saving
 
 _ATTRIBUTE = "_shardplan"
+_NO_GRADIENTS = (
+    "the plan is for inference: what the model returns has no gradients. To train, make a plan with mode='training'; "
+    "else call model.eval(), or the model under torch.no_grad()"
+)
 Shapes = tuple[tuple[str, tuple[int, ...]], ...]
 """Of inputs, by the plan's names."""
 
@@ -73,7 +77,7 @@ class AppliedPlan:
         self.checked = False
         self.gathered: set[str] = set()
         self.left_alone: Sequence[str] = ()
-        self.is_compiled = False
+        self.is_compiled = self.is_warned = False
         self._hooks: contextlib.ExitStack | None = None
         watch_optimizers(groups.device_mesh)
         keep_changes(groups.device_mesh)
@@ -129,6 +133,9 @@ class AppliedPlan:
         Forward passes that issue the same moves are of one kind."""
         refuse_lost_changes()
         correct_losses()  # each time: what ends (`loss_parallel`, `implicit_replication`) takes it away
+        if model.training and torch.is_grad_enabled() and not (self.trains or self.is_warned):
+            self.is_warned = True
+            warn(_NO_GRADIENTS)
         grads, accumulator = self.trains and torch.is_grad_enabled(), self.execution.accumulator
         self.engine.is_running, self.engine.takes_gradients = True, grads
         kind = (model.training, grads, accumulator.is_first, accumulator.is_last, self.shapes)

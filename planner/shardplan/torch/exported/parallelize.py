@@ -55,6 +55,7 @@ def parallelize_exported(
     (check_conformance if strict else warn_of_differences)(engine)
     made = writer.finish(outputs, type(model).__name__)
     hold_all(made, model)
+    made.train(model.training)
     if backend is not None:
         compile_between_moves(made, backend)
         applied.is_compiled = True
