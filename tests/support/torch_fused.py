@@ -16,6 +16,19 @@ import shardplan.torch
 from shardplan.errors import ShardplanError
 from shardplan.plan.types import Plan
 
+GATED = """
+gated (float[8,16] x) => (float[8,16] y)
+<float[16,16] w0, float[16,64] w, float[64] b, float[32,16] w1, float[16,16] w2, int64[3] sizes = {32, 16, 16}> {
+  g = MatMul (x, w0)
+  h0 = MatMul (g, w)
+  h = Add (h0, b)
+  p, q, r = Split <axis = 1> (h, sizes)
+  a = Relu (p)
+  c = Mul (q, r)
+  d = MatMul (a, w1)
+  e = MatMul (c, w2)
+  y = Add (d, e)
+}"""
 SIZES = (32, 16, 16)
 
 

@@ -249,3 +249,29 @@ def given(plan: Plan, example: Any) -> list[Any]:
     except ShardplanError as problem:
         return [*errors, str(problem)]
     return errors
+
+
+class Tied(nn.Module):
+    """Tied weights, a layer that no result depends on, a table that no checkpoint has, and a norm that counts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(32, 16), nn.Linear(16, 32, bias=False)
+        self.head.weight = self.table.weight
+        self.norm, self.pooler = nn.BatchNorm1d(16), nn.Linear(4, 4)
+        self.register_buffer("scale", torch.linspace(1, 2, 16), persistent=False)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Scores."""
+        return self.head(self.norm(torch.tanh(self.table(ids))) * self.scale)
+
+
+def tied_state(plan: Plan) -> tuple[bool, list[str]]:
+    """Whether the state of a graph is that of the module, by names and values; the names that are one tensor."""
+    torch.manual_seed(0)
+    ids, alone = torch.arange(8), Tied()
+    graph = shardplan.torch.parallelize_exported(Tied(), (ids,), plan, mesh_of(plan))
+    found, wanted = shardplan.torch.full_state_dict(graph), alone.state_dict()
+    alone.load_state_dict(found)
+    one = [name for name in found if found[name] is found["table.weight"]]
+    return found.keys() == wanted.keys(), one

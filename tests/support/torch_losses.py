@@ -108,7 +108,7 @@ def cases() -> dict[str, Case]:
 
 def outside(plan: Plan) -> list[str]:
     """The losses whose values or gradients are not those of one process, over reductions, keywords and placements of
-    the first result; the others are whole."""
+    the first result; the others are whole, and targets also plain tensors."""
     mesh, wrong = mesh_of(plan), []
     model = shardplan.torch.parallelize(Net(), plan, mesh)
     model(torch.randn(4, 8))
@@ -117,33 +117,62 @@ def outside(plan: Plan) -> list[str]:
         for reduction, option, split in itertools.product(("mean", "sum", "none"), (None, *case.options), splits):
             how = {"reduction": reduction, **({option: case.options[option]} if option else {})}
             try:
-                ours = list(_loss_and_gradients(name, case, how, [mesh, split]))
                 theirs = list(_loss_and_gradients(name, case, how, None))
-                if not all(map(torch.allclose, ours, theirs)):
-                    wrong.append(f"{name} {reduction} {option} {split}")
+                for plain in (False, True):
+                    ours = list(_loss_and_gradients(name, case, how, [mesh, split], plain=plain))
+                    if not all(map(torch.allclose, ours, theirs)):
+                        wrong.append(f"{name} {reduction} {option} {split} {plain}")
             except (NotImplementedError, RuntimeError) as problem:
                 wrong.append(f"{name} {reduction} {option} {split}: {problem}")
     return wrong
 
 
-def _loss_and_gradients(name: str, case: Case, how: Mapping[str, Any], where: Any) -> Iterator[Tensor]:
-    """Whole, on a mesh with placements of the first result (`where`), or in one process."""
+def _loss_and_gradients(
+    name: str, case: Case, how: Mapping[str, Any], where: Any, *, plain: bool = False
+) -> Iterator[Tensor]:
+    """Whole, on a mesh with placements of the first result (`where`), or in one process. `plain`: with targets and
+    weights of classes as plain tensors."""
 
     def placed(tensor: Tensor, split: Sequence[Placement] | None = None) -> Tensor:
         if where is None:
             return tensor.clone()
         return distribute_tensor(tensor.clone(), where[0], split or [Replicate()] * 2)
 
-    def whole(tensor: Tensor) -> Tensor:
-        return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-
     first, *others = case.results
     results = [placed(first, where and where[1]), *map(placed, others)]
     for result in results:
         result.requires_grad_()
-    options = {key: placed(given) if isinstance(given, Tensor) else given for key, given in how.items()}
-    loss = getattr(functional, name.split()[0])(*results, *map(placed, case.targets), **options)
+    beside = torch.clone if plain else placed
+    options = {key: beside(given) if isinstance(given, Tensor) else given for key, given in how.items()}
+    loss = getattr(functional, name.split()[0])(*results, *map(beside, case.targets), **options)
     weights = torch.linspace(1, 2, loss.numel(), dtype=torch.float64).view(loss.shape)
-    (loss * placed(weights)).sum().backward()
-    yield whole(loss.detach())
-    yield from (whole(result.grad) for result in results)
+    (loss * beside(weights)).sum().backward()
+    yield _whole(loss.detach())
+    yield from (_whole(result.grad) for result in results)
+
+
+def beside(plan: Plan) -> list[float]:
+    """How far what is computed of a model's result with plain tensors beside is from one process: values, gradients,
+    and a plain parameter after a step."""
+    torch.manual_seed(1)
+    x, places = torch.randn(4, 8), torch.tensor([3, 0, 7, 5])
+    told = []
+    for planned in (False, True):
+        torch.manual_seed(2)
+        model, scale = Net(), torch.nn.Parameter(torch.linspace(1, 2, 8))
+        if planned:
+            shardplan.torch.parallelize(model, plan, mesh_of(plan))
+        made = model(x)
+        found = [
+            (made.argmax(-1) == places).float().mean(), made.gather(1, places[:, None]).sum(),
+            made[torch.arange(4), places].sum(), torch.where(x > 0, made, x).sum(), ((made * scale - x) ** 2).mean(),
+        ]  # fmt: skip
+        torch.stack([_whole(each) for each in found[1:]]).sum().backward()
+        gradient = _whole(model.first_weight.grad)
+        torch.optim.AdamW([scale], 0.1).step()
+        told.append([*map(_whole, found), gradient, scale.detach()])
+    return [float((one - other).abs().max()) for one, other in zip(*told, strict=True)]
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

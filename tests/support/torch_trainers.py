@@ -16,6 +16,7 @@ import torch_twins
 from safetensors.torch import load_file
 from tiny_models import Tiny
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Replicate
 from torch.nn import functional
 from torch_cases import mesh_of
 
@@ -203,11 +204,59 @@ class Samples(torch.utils.data.Dataset):
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         self.read.append(index)
-        return {"input_ids": self.rows[index]}
+        return {"input_ids": self.rows[index], "number": index}
 
 
-def read_batches(plan: Plan, order: list[int], shape: tuple[int, int]) -> tuple[list[Tensor], list[int], int]:
-    """Whole batches that a data loader gives, the samples that this rank has read, and the loader's length."""
+def read_batches(plan: Plan, order: list[int], shape: tuple[int, int]) -> tuple[list[Any], list[int], int]:
+    """Whole batches that a data loader gives, with the numbers of their samples, which are none of the plan's inputs;
+    the samples that this rank has read, and the loader's length."""
     data = Samples(len(order), shape[1])
     loader = shardplan.torch.data_loader(plan, mesh_of(plan), data, sampler=order)
-    return [batch["input_ids"].full_tensor() for batch in loader], data.read, len(loader)
+    found = [(batch["input_ids"].full_tensor(), batch["number"].full_tensor()) for batch in loader]
+    return found, data.read, len(loader)
+
+
+def given_batches(tiny: Tiny, plan: Plan) -> tuple[list[str], dict[str, str]]:
+    """What is wrong of batches that `inputs` and `microbatches` give, with targets and other things beside, whole and
+    with fewer rows; and what is said of batches that they refuse."""
+    mesh, ids = mesh_of(plan), torch.tensor(tiny.inputs["input_ids"])
+    model = shardplan.torch.parallelize(torch_twins.twin(tiny), plan, mesh)
+    wrong = []
+    for count in (len(ids), len(ids) // 2):
+        batch = {"input_ids": ids[:count], "targets": ids[:count] + 1, "shares": torch.arange(7.0), "of": "a text"}
+        found = shardplan.torch.inputs(plan, mesh, batch)
+        mine = {name: each.to_local() for name, each in found.items() if isinstance(each, DTensor)}
+        again = shardplan.torch.inputs(plan, mesh, {**mine, "of": "a text"}, local=True)
+        for name, each in batch.items():
+            same = [_whole(given[name]) for given in (found, again)]
+            if any(one != each if name == "of" else not torch.equal(one, each) for one in same):
+                wrong.append(f"{name} of {count}")
+        everywhere = [Replicate()] * 2
+        batch = {"input_ids": found["input_ids"].redistribute(placements=everywhere), "targets": ids[:count] + 1}
+        wrong += [
+            f"microbatch of {count}"
+            for part in shardplan.torch.microbatches(model, batch | {"of": "a text"})
+            if not torch.equal(_whole(part["targets"]), _whole(part["input_ids"]) + 1) or part["of"] != "a text"
+        ]
+    refused = {
+        "rows": lambda: shardplan.torch.inputs(plan, mesh, {"input_ids": ids[:1]}),
+        "a microbatch": lambda: shardplan.torch.microbatches(model, {"input_ids": ids[:4]}),
+        "no rows": lambda: model(ids[:0]),
+        "a tensor": lambda: shardplan.torch.inputs(plan, mesh, ids),
+        "arguments": lambda: shardplan.torch.inputs(plan, mesh, (ids,)),
+        "microbatches": lambda: shardplan.torch.microbatches(model, (ids,)),
+        "a list": lambda: shardplan.torch.inputs(plan, mesh, {"input_ids": ids.tolist()}),
+        "samples": lambda: next(iter(shardplan.torch.data_loader(plan, mesh, torch.utils.data.TensorDataset(ids)))),
+        "shuffled": lambda: shardplan.torch.data_loader(plan, mesh, Samples(4, 4), shuffle=True),
+        "a path": lambda: shardplan.torch.parallelize(torch_twins.twin(tiny), "gpt.plan.json", mesh),
+        "another order": lambda: shardplan.torch.parallelize(plan, torch_twins.twin(tiny), mesh),
+        "no plan": lambda: shardplan.torch.mesh(model),
+        "no mesh": lambda: shardplan.torch.parallelize(torch_twins.twin(tiny), plan, None),
+    }
+    said = {}
+    for name, call in refused.items():
+        try:
+            said[name] = f"nothing: {call()}"
+        except ShardplanError as problem:
+            said[name] = str(problem)
+    return wrong, said

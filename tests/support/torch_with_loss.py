@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import warnings
+
 import torch
 import torch_twins
 from tiny_models import tiny_gpt
@@ -38,3 +41,39 @@ def step(plan: Plan, called: str) -> tuple[float, float, list[str], int]:
     others = sorted(names - {name for name, _ in [*model.named_parameters(), *model.named_buffers()]})
     forward = [key for key in comms.differences if key[0] == "forward"]
     return abs(float(loss.full_tensor() - wanted)), _gradient_error(model, reference), others, len(forward)
+
+
+def timed(plan: Plan) -> list[list[str]]:
+    """The phases of measured steps with a loss that takes targets: in a mapping, of which microbatches are cut, or
+    behind the arguments; and the largest difference of gradients that those steps leave, as a text."""
+    found = []
+    for how in ("name", "place"):
+        (model, ids), (reference, _) = seeded(), seeded()
+        shardplan.torch.parallelize(model, plan, mesh_of(plan))
+        if how == "place" and plan.model["microbatches"] > 1:
+            continue
+        batch = {"input_ids": ids, "targets": ids.roll(-1, 1)}
+        given = batch if how == "name" else tuple(batch.values())
+        steps = shardplan.torch.compare_timeline(model, given, loss=next_token, steps=1)
+        next_token(reference(ids), ids.roll(-1, 1)).backward()
+        found.append([*(phase.name for phase in steps.phases), f"{_gradient_error(model, reference):.3f}"])
+    return found
+
+
+def warned(plan: Plan) -> list[int]:
+    """How often it is warned of a plan for inference: in training, again, without gradients, in evaluation; as a
+    graph in training, and in evaluation."""
+    counts = []
+    for mode, how in itertools.product(("eager", "graph"), ("training", "no gradients", "evaluation")):
+        model, ids = seeded()
+        model.train(how != "evaluation")
+        if mode == "eager":
+            model = shardplan.torch.parallelize(model, plan, mesh_of(plan))
+        else:
+            model = shardplan.torch.parallelize_exported(model, (ids,), plan, mesh_of(plan))
+        with warnings.catch_warnings(record=True) as said, torch.set_grad_enabled(how != "no gradients"):
+            warnings.simplefilter("always")
+            model(ids)
+            model(ids)
+        counts.append(sum("the plan is for inference" in str(each.message) for each in said))
+    return counts

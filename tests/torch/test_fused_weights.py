@@ -14,6 +14,8 @@ import torch
 from forced_plans import cluster_of, forced_plan
 from safetensors.numpy import save_file
 from small_models import proto_of
+from torch_fused import GATED
+from torch_resumed import OPTIMIZERS
 
 from shardplan.constraints.parse import parse_constraints
 from shardplan.layout.layout import Layout
@@ -27,19 +29,6 @@ from shardplan.pipeline.schedule import parse_schedule
 from shardplan.planning import PlanOptions, plan_model
 from shardplan.torch.parameters.fused import Parts, parts_of
 
-GATED = """
-gated (float[8,16] x) => (float[8,16] y)
-<float[16,16] w0, float[16,64] w, float[64] b, float[32,16] w1, float[16,16] w2, int64[3] sizes = {32, 16, 16}> {
-  g = MatMul (x, w0)
-  h0 = MatMul (g, w)
-  h = Add (h0, b)
-  p, q, r = Split <axis = 1> (h, sizes)
-  a = Relu (p)
-  c = Mul (q, r)
-  d = MatMul (a, w1)
-  e = MatMul (c, w2)
-  y = Add (d, e)
-}"""
 SPLIT = "tensors: {{p: [{rows}, {columns}], q: [{rows}, {columns}]}}\nparameters: {{w: [null, {columns}]}}\n"
 LAYOUTS = {"unequal parts": ("machine", "gpu"), "several axes": ("null", "[machine, gpu]")}
 PARTS = [f"parametrizations.{name}.original{number}" for name in "wb" for number in range(3)]
@@ -102,6 +91,28 @@ def test_they_are_read_in_parts(four, model, tmp_path):
     plan = plan_of(model, *LAYOUTS["unequal parts"])
     for error, _ in four.run("torch_fused", "train", plan, "eager", str(path)):
         assert error < 1e-6
+
+
+WHOLE = {"whole": ("machine", "null"), **LAYOUTS}
+IN_PARTS = (
+    "error[state-in-parts]: the state of 'w' cannot be read: the optimizer sees each part of this weight by itself\n"
+    "  plans keep a fused weight whole, or in parts; what was saved is of other parts than this plan's\n"
+    "hint: load it under a plan that keeps the weight as the saved one did, or the weights alone, without an optimizer"
+)
+
+
+@pytest.mark.parametrize(("saved", "read"), [
+    ("whole", "unequal parts"), ("unequal parts", "whole"), ("several axes", "unequal parts"),
+    ("unequal parts", "unequal parts"),
+])  # fmt: skip
+def test_training_goes_on_whatever_the_parts(four, model, tmp_path, saved, read):
+    """Also with a trained layer that gets no gradient, and so has no state."""
+    plans = [plan_of(model, *WHOLE[name]) for name in (saved, read)]
+    for found in four.run("torch_resumed", "goes_on", *plans, list(OPTIMIZERS), tmp_path):
+        assert found.pop("L-BFGS").startswith("error[refused-optimizer]: the state of torch.optim.LBFGS is of all")
+        adafactor = found.pop("Adafactor")
+        assert adafactor == IN_PARTS if "whole" in (saved, read) else adafactor < 1e-6
+        assert not {name: error for name, error in found.items() if not error < 1e-6}
 
 
 def test_stages_have_them_in_parts(four, model, tmp_path):

@@ -220,3 +220,10 @@ def test_a_graph_is_made_with_what_a_plan_is_made_with(four, moody, form):
             "hint: a graph is of one shape: pad the batch to it, solve again for this one, or apply the plan with "
             "parallelize, which takes fewer rows"
         )
+
+
+def test_the_state_of_a_graph_is_that_of_the_module(four):
+    plan = shardplan.torch.plan(torch_graphs.Tied(), (torch.arange(8),), "2x2", cluster="generic")
+    for is_whole, one in four.run("torch_graphs", "tied_state", plan):
+        assert is_whole
+        assert sorted(one) == ["head.weight", "table.weight"]

@@ -104,7 +104,7 @@ TEXTS = {
     "inputs are input_ids\nhint: solve again for a model with these inputs",
     "placements of a batch": "error[unknown-placement]: input 'input_ids' has placements [Partial(avg), Replicate()], "
     "which no plan can name\nhint: make it with shardplan.torch.inputs(plan, mesh, batch)",
-    "missing input": "error[missing-input]: the batch has no 'input_ids'",
+    "missing input": "error[missing-input]: the batch has no 'input_ids'\nhint: the plan's inputs are input_ids",
     "shape of a part": "error[wrong-shape]: a process's part of input 'input_ids' has shape [4, 16], the plan is for "
     "[2, 16]\nhint: solve again for this batch, or pad it",
     "export": "error[cannot-export]: torch.export cannot write this model as a graph: a shape or a branch of it "

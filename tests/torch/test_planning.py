@@ -12,6 +12,7 @@ import onnx
 import torch
 from forced_plans import forced_plan
 from onnx.reference import ReferenceEvaluator
+from tiny_models import tiny_gpt
 from torch import nn
 from torch.nn import functional
 
@@ -21,6 +22,7 @@ from shardplan.cli import main
 from shardplan.errors import ShardplanError
 from shardplan.model.read import read_model, read_model_bytes
 from shardplan.plan.format.encode import dumps
+from shardplan.planning import PlanOptions
 from shardplan.torch.planning.factory import read_factory
 from shardplan.torch.planning.onnx_program import onnx_bytes
 from shardplan.torch.planning.plan import read_module
@@ -60,6 +62,40 @@ def test_a_plan_has_the_loss_too(four, recipe, called):
         assert max(loss_error, gradient_error) < 1e-5
         assert not strange
         assert not differences
+
+
+@pytest.mark.parametrize("microbatches", [1, 2])
+def test_steps_are_measured_with_targets(four, tmp_path, microbatches):
+    options = PlanOptions(microbatches=microbatches)
+    plan = forced_plan(tiny_gpt().model(tmp_path), "2x2", options, recipe="Megatron")
+    for found in four.run("torch_with_loss", "timed", plan):
+        assert found == [["forward", "backward", "update", "0.000"]] * (3 - microbatches)
+
+
+def test_training_under_a_plan_for_inference_is_warned_of(four, tmp_path):
+    plan = forced_plan(tiny_gpt().model(tmp_path), "2x2", PlanOptions(mode="inference"), recipe="Megatron")
+    assert four.run("torch_with_loss", "warned", plan) == [[1, 0, 0] * 2] * 4
+
+
+CANNOT = "error[wrong-inputs]: the model cannot be called with the example inputs: "
+FORGOTTEN = "hint: targets of a loss outside of the model follow its arguments: give that loss as loss="
+MISSING = f"{CANNOT}missing a required argument: 'ids'\n  Net.forward takes ids, weight"
+FOLLOWS = "hint: give the model's arguments and then the targets of the loss, or a mapping of names"
+CALLS = {
+    "targets without a loss": (
+        (IDS, IDS, IDS), None, f"{CANNOT}too many positional arguments\n  Net.forward takes ids, weight\n{FORGOTTEN}",
+    ),
+    "another name": ({"idz": IDS}, None, f"{MISSING}\n{FORGOTTEN}"),
+    "a loss without targets": ((IDS,), loss, f"{MISSING}; the loss takes targets\n{FOLLOWS}"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_call_that_the_model_does_not_take_is_refused(call):
+    given, outside, wanted = CALLS[call]
+    with pytest.raises(ShardplanError) as said:
+        read_module(Net(), given, loss=outside)
+    assert str(said.value) == wanted
 
 
 def test_arguments_of_a_loss_follow_those_of_the_model():

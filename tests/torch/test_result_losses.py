@@ -25,3 +25,11 @@ def test_losses_and_gradients_are_those_of_one_process(four, tmp_path):
     onnx.save(proto_of(NET), tmp_path / "net.onnx")
     plan = forced_plan(read_model(tmp_path / "net.onnx"), "2x2", recipe="ZeRO-3")
     assert four.run("torch_losses", "outside", plan) == [[]] * 4
+
+
+@pytest.mark.parametrize("options", [{"recipe": "ZeRO-3"}, {"seed": 1}], ids=str)
+def test_results_take_plain_tensors_beside_them(four, tmp_path, options):
+    onnx.save(proto_of(NET), tmp_path / "net.onnx")
+    plan = forced_plan(read_model(tmp_path / "net.onnx"), "2x2", **options)
+    for errors in four.run("torch_losses", "beside", plan):
+        assert max(errors) < 1e-5

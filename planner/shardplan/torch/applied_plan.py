@@ -12,10 +12,11 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from shardplan.errors import ShardplanError, error
+from shardplan.errors import ShardplanError, error, warn
 from shardplan.plan.types import Plan, TensorDecision
 from shardplan.runtime.issue_order import issue_order
 from shardplan.runtime.names import Named, Rename
+from shardplan.torch.argument_types import check_model, check_plan
 from shardplan.torch.execution import LocalExecution
 from shardplan.torch.gradients.bucketing import BucketedWeights, Buckets
 from shardplan.torch.microbatch_plan import fewest_rows, one_microbatch, with_rows
@@ -26,14 +27,17 @@ from shardplan.torch.parameters.distribution import distribute, place_constants
 from shardplan.torch.parameters.fresh_numbers import draw_whole
 from shardplan.torch.parameters.interleaved_views import view_in_order
 from shardplan.torch.parameters.naming import name_parameters, trained_and_unnamed, without_constants
-from shardplan.torch.parameters.plain_operands import take_plain_tensors
 from shardplan.torch.parameters.read_numbers import read_whole
 from shardplan.torch.process_groups import ProcessGroups
 from shardplan.torch.propagation.engine import Engine
-from shardplan.torch.result_losses import correct_losses
+from shardplan.torch.result_losses import correct_losses, take_plain_tensors
 from shardplan.torch.saved_tensors import saving
 
 _ATTRIBUTE = "_shardplan"
+_NO_GRADIENTS = (
+    "the plan is for inference: what the model returns has no gradients. To train, make a plan with mode='training'; "
+    "else call model.eval(), or the model under torch.no_grad()"
+)
 Shapes = tuple[tuple[str, tuple[int, ...]], ...]
 """Of inputs, by the plan's names."""
 
@@ -74,7 +78,7 @@ class AppliedPlan:
         self.checked = False
         self.gathered: set[str] = set()
         self.left_alone: Sequence[str] = ()
-        self.is_compiled = False
+        self.is_compiled = self.is_warned = False
         self.mode: tuple[bool, ...] = ()
         self._hooks: contextlib.ExitStack | None = None
         watch_optimizers(groups.device_mesh)
@@ -130,7 +134,10 @@ class AppliedPlan:
         """From here on autograd saves what the plan saves, and compilation is off, except for the parts between moves.
         Forward passes that issue the same moves are of one kind."""
         refuse_lost_changes()
-        correct_losses()  # each time: a `loss_parallel` that ends takes handlers away
+        correct_losses()  # each time: what ends (`loss_parallel`, `implicit_replication`) takes it away
+        if model.training and torch.is_grad_enabled() and not (self.trains or self.is_warned):
+            self.is_warned = True
+            warn(_NO_GRADIENTS)
         grads, accumulator = self.trains and torch.is_grad_enabled(), self.execution.accumulator
         self.engine.is_running, self.engine.takes_gradients = True, grads
         kind = (model.training, self.mode, grads, accumulator.is_first, accumulator.is_last, self.shapes)
@@ -154,6 +161,8 @@ def prepare(
     model: nn.Module, plan: Plan, mesh: DeviceMesh, *, rename: Rename | None, ignore: Iterable[str], strict: bool
 ) -> AppliedPlan:
     """All checks before the model is changed. Raises `ShardplanError` as `parallelize`."""
+    check_model(model)
+    check_plan(plan)
     refuse_parallel(model)
     if plan.pipeline is not None:
         summary = f"the plan is a pipeline of {len(plan.pipeline.stages)} stages"

@@ -101,7 +101,9 @@ def _wrong_shape(decision: TensorDecision, shape: tuple[int, ...], micro: int, r
     hint = "solve again for this shape, pad the batch to the plan's, or let more be sent: strict=False"
     if rows is not None and rows < decision.shape[0]:
         hint = f"give it a multiple of {rows} rows, which the plan can divide, or let more be sent: strict=False"
-    if micro > 1:
+    if 0 in shape[:1]:
+        hint = "leave batches without rows out"
+    elif micro > 1:
         hint = "cut the batch of a step: for part in shardplan.torch.microbatches(model, batch)"
     return error("wrong-shape", summary, hint=hint)
 

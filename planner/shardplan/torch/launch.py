@@ -12,6 +12,7 @@ from shardplan.errors import Diagnostic, ShardplanError, error
 from shardplan.launch.check import no_world, wrong_machines, wrong_world
 from shardplan.launch.job import TORCHRUN, Job, job_of, variables_of
 from shardplan.plan.types import Plan
+from shardplan.torch.argument_types import check_plan
 
 
 def mesh(plan: Plan, device_type: str | None = None) -> DeviceMesh:
@@ -24,8 +25,9 @@ def mesh(plan: Plan, device_type: str | None = None) -> DeviceMesh:
     Raises `ShardplanError`: `wrong-world` (another number of processes than the mesh has devices), `wrong-host`
     (another number of processes per host than the plan places on one), `wrong-rank-order` (ranks of a host that do
     not follow each other), `no-world` (no process group and no launcher), `no-address` (nobody says where rank 0 is),
-    and as `job_of`.
+    `bad-argument`, and as `job_of`.
     """
+    check_plan(plan)
     kind = device_type or _device_type()
     job = job_of(os.environ)
     faults = _faults(plan, job)

@@ -1,7 +1,8 @@
-"""Refusal of torch optimizers that cannot update parameters in pieces, at their first step.
+"""What torch's optimizers meet under a plan: those that cannot update parameters in pieces are refused at their step.
 
 Those that update every element by itself, or by whole matrices that torch gathers, run as they are; some have forms
-of their own (`optimizer_forms`).
+of their own (`optimizer_forms`). A parameter outside of the model that results are computed with (a temperature of the
+loss) is a plain tensor, whose gradient torch gives as a `DTensor`: at the step it is whole.
 """
 
 from __future__ import annotations
@@ -28,20 +29,24 @@ _MESHES: weakref.WeakSet[Any] = weakref.WeakSet()
 
 def watch_optimizers(mesh: DeviceMesh) -> None:
     """From now on a step of an optimizer over parameters on `mesh` raises `ShardplanError` (`refused-optimizer`) if it
-    would fail or, worse, update them wrongly."""
+    would fail or, worse, update them wrongly, and takes gradients of plain parameters on `mesh` whole."""
     _MESHES.add(mesh)
     _register()
 
 
 @functools.cache
 def _register() -> None:
-    register_optimizer_step_pre_hook(_check)
+    register_optimizer_step_pre_hook(_before_step)
 
 
-def _check(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     del args, kwargs
+    held = [each for group in optimizer.param_groups for each in group["params"]]
+    for each in held:
+        if not isinstance(each, DTensor) and _is_planned(each.grad):
+            each.grad = each.grad.full_tensor()
     said = _refusal(optimizer)
-    if said is None or not any(_is_planned(held) for group in optimizer.param_groups for held in group["params"]):
+    if said is None or not any(map(_is_planned, held)):
         return
     why, hint = said
     summary = f"torch.optim.{type(optimizer).__name__} cannot run under a plan: {why}"

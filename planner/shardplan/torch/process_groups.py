@@ -18,6 +18,7 @@ from shardplan.errors import ShardplanError, error
 from shardplan.layout.mesh import Mesh
 from shardplan.plan.types import Plan
 from shardplan.runtime.lookup import coordinates_of
+from shardplan.torch.argument_types import check_mesh
 from shardplan.torch.collectives.lanes import lanes_of
 
 Purpose = Literal["backward", "update", "p2p", "check"]
@@ -34,7 +35,8 @@ class ProcessGroups:
     process in the mesh; `along(axes)`: the processes that differ only in `axes`."""
 
     def __init__(self, plan: Plan, device_mesh: DeviceMesh, first: int = 0) -> None:
-        """Raises `ShardplanError` (`wrong-mesh`) for a mesh of other axes than the plan's."""
+        """Raises `ShardplanError`: `bad-argument`, and `wrong-mesh` for a mesh of other axes than the plan's."""
+        check_mesh(device_mesh)
         names = tuple(device_mesh.mesh_dim_names or ())
         if tuple(device_mesh.shape) != plan.mesh.shape or (names and names != plan.mesh.names):
             shape = " x ".join(f"{name}={size}" for name, size in zip(names, device_mesh.shape, strict=False))

@@ -5,6 +5,9 @@ Kernels of means divide by the number of elements that they see: gradients were 
 `nll_loss` averages the means of the parts, which may have unequal weights. Here such an operator runs as its
 decomposition, which counts the elements of the whole tensor, or on the tensors whole. `cosine_embedding_loss` fills a
 new tensor with ones, which counted once for each part of a sum.
+
+torch refuses to compute with a `DTensor` and a plain tensor. What a program has as plain tensors beside results,
+weights and gradients (targets, masks, noise of a generator) is whole, and the same in every process.
 """
 
 from __future__ import annotations
@@ -41,6 +44,7 @@ _UNKNOWN = (
 def correct_losses() -> None:
     """From now on losses of DTensors, and their gradients, are those of the tensors whole. What handles an operator
     already (`loss_parallel` of torch) goes on doing so."""
+    take_plain_tensors()
     _make_new_tensors_whole()
     handlers = DTensor._op_dispatcher._custom_op_handlers  # noqa: SLF001 - there is no public way
     for packet in _ELEMENTWISE:
@@ -49,6 +53,12 @@ def correct_losses() -> None:
         handlers.setdefault(packet.default, _of_whole_classes)
     for operator in _UNKNOWN:
         handlers.setdefault(operator, _whole)
+
+
+def take_plain_tensors() -> None:
+    """From now on functions of this thread that are given DTensors take plain tensors beside them as whole on every
+    process, until torch's `implicit_replication()` ends."""
+    DTensor._op_dispatcher._allow_implicit_replication = True  # noqa: SLF001 - torch's own way is a context
 
 
 @functools.cache

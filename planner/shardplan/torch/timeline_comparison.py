@@ -16,6 +16,7 @@ from shardplan.torch.applied_plan import AppliedPlan, applied_to
 from shardplan.torch.collectives.times import Times
 from shardplan.torch.microbatch_plan import microbatches_of
 from shardplan.torch.microbatches import microbatches
+from shardplan.torch.with_loss import Divided, divided_for
 
 _BEFORE = 2
 """Steps before those that are measured: in the first one a program learns what it gathers."""
@@ -25,18 +26,20 @@ def compare_timeline(
     model: nn.Module,
     batch: Mapping[str, Tensor] | Sequence[Any] | Tensor,
     *,
-    loss: Callable[[Any], Tensor] | None = None,
+    loss: Callable[..., Tensor] | None = None,
     optimizer: torch.optim.Optimizer | None = None,
     steps: int = 3,
 ) -> TimelineComparison:
     """Run steps of a model that a plan has been applied to, and set what they took beside the plan's schedule.
 
     `batch`: what the model is called with: a tensor, a sequence of arguments, or a mapping of names; under a plan of
-    several microbatches a mapping, which is cut. `loss`: of the model's result, which by default is the loss itself;
-    not asked for where the plan is one for inference. `optimizer`: makes a step too, so weights change. All processes
+    several microbatches a mapping, which is cut. `loss`: of the model's result, which by default is the loss itself,
+    and of targets, which are in the batch behind the model's arguments, or by the names that the loss has for them; not
+    asked for where the plan is one for inference. `optimizer`: makes a step too, so weights change. All processes
     call this together. Times are those of this process: of the wall clock on the CPU, of events on accelerators.
 
-    Raises `ShardplanError` (`not-parallel`, or `not-measured` where a pipeline or no steps are asked for).
+    Raises `ShardplanError` (`not-parallel`, `missing-target`, or `not-measured` where a pipeline or no steps are asked
+    for).
     """
     if steps < 1:
         raise ShardplanError(error("not-measured", f"{steps} steps are none to measure", hint="give 1 or more"))
@@ -59,7 +62,7 @@ def compare_timeline(
 
 
 def _step(
-    applied: AppliedPlan, model: nn.Module, batch: Any, loss: Callable[[Any], Tensor] | None,
+    applied: AppliedPlan, model: nn.Module, batch: Any, loss: Callable[..., Tensor] | None,
     optimizer: torch.optim.Optimizer | None, times: Times,
 ) -> None:  # fmt: skip
     """One step; the moments at which phases begin and the last one ends."""
@@ -68,9 +71,10 @@ def _step(
     with torch.set_grad_enabled(applied.trains):
         for part in microbatches(model, batch) if many > 1 else (batch,):
             times.moment("forward")
-            result = _called(model, part)
+            args, kwargs, targets = _divided(part, loss)
+            result = model(*args, **kwargs)
             if applied.trains:
-                value = result if loss is None else loss(result)
+                value = result if loss is None else loss(result, **targets)
                 times.moment("backward")
                 (value / many).backward()
     if optimizer is not None:
@@ -81,10 +85,11 @@ def _step(
         torch.accelerator.synchronize()
 
 
-def _called(model: nn.Module, batch: Any) -> Any:
-    if isinstance(batch, Mapping):
-        return model(**batch)
-    return model(batch) if isinstance(batch, Tensor) else model(*batch)
+def _divided(batch: Any, loss: Callable[..., Tensor] | None) -> Divided:
+    """The arguments of the model, by place and by name, and the targets of the loss."""
+    kwargs = dict(batch) if isinstance(batch, Mapping) else {}
+    args = () if kwargs else (batch,) if isinstance(batch, Tensor) else tuple(batch)
+    return (args, kwargs, {}) if loss is None else divided_for(loss, args, kwargs)
 
 
 def _spans(times: Times, plan: Plan) -> Step:
@@ -107,5 +112,7 @@ def _spans(times: Times, plan: Plan) -> Step:
 
 def _sends(numbers: Sequence[int], plan: Plan) -> bool:
     """Whether these are moves of the plan for which something is sent: no mere cut, and nothing that autograd asked for
-    besides."""
-    return min(numbers) >= 0 and any(not step.collective.is_free for step in plan.moves[numbers[0]].steps)
+    besides. There are none where a microbatch keeps all gradients."""
+    if not numbers or min(numbers) < 0:
+        return False
+    return any(not step.collective.is_free for step in plan.moves[numbers[0]].steps)

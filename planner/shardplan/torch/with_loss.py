@@ -14,6 +14,9 @@ _PREFIX = "model."
 INPUT = "input."
 """What plans have before the name of an argument that is also the name of a tensor of the model."""
 
+Divided = tuple[tuple[Any, ...], dict[str, Any], dict[str, Any]]
+"""Arguments of a model by place and by name, and those of its loss."""
+
 
 class WithLoss(nn.Module):  # type: ignore[misc]
     """See `with_loss`. `targets`: what the loss is called with beside the result of the model, by name."""
@@ -31,21 +34,12 @@ class WithLoss(nn.Module):  # type: ignore[misc]
         given, named, targets = self.divided(args, kwargs)
         return self.loss(self.model(*given, **named), **targets)
 
-    def divided(
-        self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any], dict[str, Any]]:
+    def divided(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Divided:
         """Arguments by place and by name of the model, and those of the loss.
 
         Raises `ShardplanError` (`missing-target`).
         """
-        own = {name: value for name, value in kwargs.items() if name in (*self.targets, *self._optional)}
-        by_place = [name for name in self.targets if name not in own]
-        if len(args) < len(by_place):
-            summary = f"the loss needs {', '.join(by_place)}, behind the arguments of the model or by name"
-            raise ShardplanError(error("missing-target", summary))
-        cut = len(args) - len(by_place)
-        rest = {name: value for name, value in kwargs.items() if name not in own}
-        return args[:cut], rest, {**dict(zip(by_place, args[cut:], strict=True)), **own}
+        return _divided(self.targets, self._optional, args, kwargs)
 
 
 def with_loss(model: nn.Module, loss: Callable[..., Any]) -> WithLoss:
@@ -56,6 +50,24 @@ def with_loss(model: nn.Module, loss: Callable[..., Any]) -> WithLoss:
     there as `.model`, and plans call them by the model's names. Raises `ShardplanError` (`loss-parameters`).
     """
     return WithLoss(model, loss)
+
+
+def divided_for(loss: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Divided:
+    """As `WithLoss.divided`, of any loss. Raises `ShardplanError` (`missing-target`)."""
+    return _divided(*_targets(loss), args, kwargs)
+
+
+def _divided(
+    targets: tuple[str, ...], optional: tuple[str, ...], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Divided:
+    own = {name: value for name, value in kwargs.items() if name in (*targets, *optional)}
+    by_place = [name for name in targets if name not in own]
+    if len(args) < len(by_place):
+        summary = f"the loss needs {', '.join(by_place)}, behind the arguments of the model or by name"
+        raise ShardplanError(error("missing-target", summary))
+    cut = len(args) - len(by_place)
+    rest = {name: value for name, value in kwargs.items() if name not in own}
+    return args[:cut], rest, {**dict(zip(by_place, args[cut:], strict=True)), **own}
 
 
 def planned_name(model: nn.Module, name: str) -> str:
@@ -76,7 +88,10 @@ def argument_names(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str,
 def _targets(loss: Callable[..., Any]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The arguments of a loss beside its first: those that it needs, and those that it can do without."""
     called = loss.forward if isinstance(loss, nn.Module) else loss
-    parameters = list(inspect.signature(called).parameters.values())
+    try:
+        parameters = list(inspect.signature(called).parameters.values())
+    except ValueError:  # of a function that Python knows nothing of: `torch.sum`
+        return (), ()
     named = [each for each in parameters if each.kind not in {each.VAR_POSITIONAL, each.VAR_KEYWORD}][1:]
     needed = tuple(each.name for each in named if each.default is each.empty)
     return needed, tuple(each.name for each in named if each.default is not each.empty)

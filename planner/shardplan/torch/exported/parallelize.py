@@ -21,7 +21,7 @@ from shardplan.torch.argument_paths import Inputs, called_with
 from shardplan.torch.exported.call_form import CallForm
 from shardplan.torch.exported.compiled import Compiler, compile_between_moves
 from shardplan.torch.exported.modes import Mode, PlannedGraph, UnweightedModel, exchange, root_for
-from shardplan.torch.exported.program import export_program, parameter_tree
+from shardplan.torch.exported.program import export_program, hold_all, parameter_tree
 from shardplan.torch.exported.rewriter import GraphRewriter
 from shardplan.torch.exported.writer import Writer
 from shardplan.torch.propagation.conformance import check_conformance, warn_of_differences
@@ -57,6 +57,7 @@ def parallelize_exported(
     attach(model, applied)
     root = parameter_tree(model)
     made = _written(program, applied, root, backend, type(model).__name__)
+    hold_all(made, model)
     modes = _GraphModes(unweighted, applied, root, backend)
     modes.start(made, program.call_spec.out_spec)
     made.train(model.training)

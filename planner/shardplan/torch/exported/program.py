@@ -275,17 +275,35 @@ def tensor_tree(tensors: Mapping[str, Tensor]) -> nn.Module:
     """A module that has these tensors, by their names, and nothing else."""
     root = nn.Module()
     for name, tensor in tensors.items():
-        path, _, attribute = name.rpartition(".")
-        owner = root
-        for part in path.split(".") if path else ():
-            if part not in owner._modules:  # noqa: SLF001 - a tree of empty modules
-                owner.add_module(part, nn.Module())
-            owner = owner.get_submodule(part)
-        if isinstance(tensor, nn.Parameter):
-            owner.register_parameter(attribute, tensor)
-        else:
-            owner.register_buffer(attribute, tensor)
+        _hold(root, name, tensor)
     return root
+
+
+def hold_all(graph: nn.Module, model: nn.Module) -> None:
+    """Makes the state of a graph that of `model`: torch's graphs hold what they read, under one name each, and all of
+    it as if checkpoints had it."""
+    state = model.state_dict(keep_vars=True)
+    own = {name for name, _ in (*graph.named_parameters(), *graph.named_buffers())}
+    for name, tensor in state.items():
+        if name not in own and isinstance(tensor, Tensor):
+            _hold(graph, name, tensor)
+    for name, _ in graph.named_buffers(remove_duplicate=False):
+        if name not in state:
+            path, _, attribute = name.rpartition(".")
+            graph.get_submodule(path)._non_persistent_buffers_set.add(attribute)  # noqa: SLF001 - there is no public way
+
+
+def _hold(root: nn.Module, name: str, tensor: Tensor) -> None:
+    path, _, attribute = name.rpartition(".")
+    owner = root
+    for part in path.split(".") if path else ():
+        if part not in owner._modules:  # noqa: SLF001 - a tree of empty modules
+            owner.add_module(part, nn.Module())
+        owner = owner.get_submodule(part)
+    if isinstance(tensor, nn.Parameter):
+        owner.register_parameter(attribute, tensor)
+    else:
+        owner.register_buffer(attribute, tensor)
 
 
 def input_specs(program: ExportedProgram) -> dict[str, InputSpec]:

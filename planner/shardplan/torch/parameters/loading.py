@@ -76,7 +76,7 @@ def load_(
 
 
 def _present(model: nn.Module, applied: AppliedPlan) -> dict[str, Named]:
-    """The plan's parameters among the tensors of `model`; a graph has tied ones under one name."""
+    """The plan's parameters among the tensors of `model`, which may be one stage of several."""
     own = {name for name, _ in _tensors(model)}
     return {name: named for name, named in applied.named.items() if own & {name, part_name(name, 0)}}
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import nn
@@ -36,7 +37,7 @@ def plan(
 
     >>> plan = shardplan.torch.plan(model, (ids, targets), "2x2", loss=functional.cross_entropy)
 
-    Raises `ShardplanError` as `make_plan`, and `cannot-export`, `missing-package`, `loss-parameters`.
+    Raises `ShardplanError` as `make_plan`, and `wrong-inputs`, `cannot-export`, `missing-package`, `loss-parameters`.
     """
     return make_plan(read_module(model, example_inputs, loss=loss), mesh, **asked)
 
@@ -44,11 +45,13 @@ def plan(
 def read_module(
     model: nn.Module, example_inputs: Inputs, *, loss: Callable[..., Any] | None = None, name: str = ""
 ) -> Model:
-    """What plans are made of, read from a module. Raises `ShardplanError` (`cannot-export`, `missing-package`)."""
+    """What plans are made of, read from a module. Raises `ShardplanError` (`wrong-inputs`, `cannot-export`,
+    `missing-package`)."""
     refuse_parallel(model)
     whole = model if loss is None else with_loss(model, loss)
     args, kwargs = called_with(example_inputs)
     inner = whole.model if isinstance(whole, WithLoss) else whole
+    _check_call(whole, args, kwargs)
     called, weights = name or type(inner).__name__, weights_of(whole)
     try:
         return read_model_bytes(onnx_bytes(whole, args, kwargs), called, weights)
@@ -59,6 +62,30 @@ def read_module(
         return read_model_bytes(onnx_bytes(whole, args, kwargs, by_example=True), called, weights)
     except ShardplanError as problem:
         raise (ShardplanError(_of_shapes(whole)) if _is_of_shapes(problem) else problem) from problem
+
+
+def _check_call(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    """Raises `ShardplanError` (`wrong-inputs`) for arguments with which a module cannot be called."""
+    targets: tuple[str, ...] = ()
+    if isinstance(model, WithLoss):
+        targets = model.targets
+        args, kwargs, _ = model.divided(args, kwargs)
+        model = model.model
+    try:
+        signature = inspect.signature(model.forward)
+    except (TypeError, ValueError):  # of a function that Python knows nothing of
+        return
+    try:
+        if not model._forward_pre_hooks:  # noqa: SLF001 - they may change the arguments
+            signature.bind(*args, **kwargs)
+    except TypeError as problem:
+        detail = f"{type(model).__name__}.forward takes {', '.join(signature.parameters) or 'nothing'}"
+        hint = "targets of a loss outside of the model follow its arguments: give that loss as loss="
+        if targets:
+            detail = f"{detail}; the loss takes {', '.join(targets)}"
+            hint = "give the model's arguments and then the targets of the loss, or a mapping of names"
+        summary = f"the model cannot be called with the example inputs: {problem}"
+        raise ShardplanError(error("wrong-inputs", summary, detail=detail, hint=hint)) from None
 
 
 def _of_shapes(model: nn.Module) -> Diagnostic:
