@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from typing import Final
 
 from shardplan.cluster.keys import LEVEL, PROFILE, Keys, Plain
-from shardplan.cluster.resolve import ignored_beside
-from shardplan.cluster.yaml import Leaf, Record
+from shardplan.cluster.resolve import clashing_axes, ignored_beside
+from shardplan.cluster.yaml import TITLE, Leaf, Record
 from shardplan.errors import Diagnostic, did_you_mean, error, warning
 
 DATASHEET: Final[dict[str, tuple[float, float]]] = {
@@ -45,6 +45,7 @@ _MEMORY_RATIO: Final = 1.05
 def lint_profile(tree: Record, resolved: Plain) -> tuple[tuple[Diagnostic, ...], tuple[Diagnostic, ...]]:
     """(warnings, errors) about a profile; `tree` gives the places, `resolved` the values."""
     found = [
+        *_name(tree, resolved),
         *_levels_of_axes(tree, resolved),
         *_level_keys(tree, resolved),
         *_retired_keys(tree, PROFILE),
@@ -65,6 +66,13 @@ def _where(tree: Record, *path: str) -> dict[str, object]:
     return _where(tree, *path[:-1]) if path else tree.mark.where
 
 
+def _name(tree: Record, resolved: Plain) -> Iterator[Diagnostic]:
+    """The name of the file stands in for one that is not written, which the reader has checked."""
+    if not TITLE.fits(resolved["name"]):
+        summary = f"name: the name of the file, '{resolved['name']}', is no {TITLE.said}"
+        yield error("bad-value", summary, hint="give the profile a 'name'", **_where(tree, "name"))
+
+
 def _levels_of_axes(tree: Record, resolved: Plain) -> Iterator[Diagnostic]:
     names = [level["name"] for level in resolved["levels"]]
     axes = resolved["mesh"]["axes"]
@@ -76,6 +84,9 @@ def _levels_of_axes(tree: Record, resolved: Plain) -> Iterator[Diagnostic]:
             yield error("unknown-level", summary, hint=hint, **at)
     if len({axis["name"] for axis in axes}) < len(axes):
         yield error("bad-value", "mesh.axes: two axes have the same name", **at)
+    elif clash := clashing_axes([(axis["name"], axis["level"]) for axis in axes]):
+        hint = "a number counts the axes of one level: give axes of different levels different names"
+        yield error("bad-value", f"mesh.axes: {clash}", hint=hint, **at)
     depths = [names.index(axis["level"]) for axis in axes if axis["level"] in names]
     if depths != sorted(depths, reverse=True):
         hint = f"levels from the outermost inwards: {', '.join(reversed(names))}"
