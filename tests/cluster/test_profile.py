@@ -388,6 +388,28 @@ def test_what_looks_wrong_is_a_warning(write, old, new, message):
 
 
 @pytest.mark.parametrize(
+    ("group", "levels", "reason"),
+    [
+        ("nodes: 9, per_node: 99", "", "a unit of level 'up' has 8 devices"),
+        ("nodes: 1, per_node: 1", "", "one device sends nothing"),
+        ("nodes: 3, per_node: 8", ", devices: 16", "there are 2 units of level 'up'"),
+        ("nodes: 3, per_node: 8", "", None),
+        ("nodes: 2, per_node: 8", ", devices: 16", None),
+    ],
+)
+def test_a_curve_of_a_group_that_there_is_not_gets_a_warning(write, group, levels, reason):
+    curves = (
+        "\n    curves:\n"
+        "      - {group: {nodes: 1, per_node: 8}, points: [[1 MB, 1 us], [2 MB, 2 us]]}\n"
+        f"      - {{group: {{{group}}}, points: [[1 MB, 1 us], [2 MB, 2 us]]}}"
+    )
+    profile = load_profile(write(SMALL.replace("nics: 4}", f"nics: 4{levels}}}{curves}")))
+    nodes, per_node = (part.partition(": ")[2] for part in group.split(", "))
+    label = f"mine.yaml:10:5: warning[ignored-key]: curve of all_reduce on {nodes} x {per_node} devices has no effect"
+    assert [str(one) for one in profile.warnings] == ([f"{label}: {reason}"] if reason else [])
+
+
+@pytest.mark.parametrize(
     ("old", "new", "message"),
     [
         (
