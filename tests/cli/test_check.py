@@ -153,7 +153,7 @@ def test_reports_for_ci(shardplan, solved):
 
 
 def test_reports_say_what_is_wrong_and_what_to_do(shardplan, solved):
-    edited = Path(PLAN).read_text().replace('"step_us": ', '"step_us": 9', 1)
+    edited = Path(PLAN).read_text().replace('"hidden_us": ', '"hidden_us": 9', 1)
     Path(PLAN).write_text(edited)
     assert shardplan("check", PLAN, "--junit", "c.xml", "--sarif", "c.sarif").code == 1
     (case,) = ET.parse("c.xml").getroot()
