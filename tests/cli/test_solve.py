@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from importlib.resources import files
@@ -32,6 +33,30 @@ def test_first_use(shardplan, mlp):
     ]
     assert lines[3].startswith("plan      step ")
     assert lines[-2:] == ["wrote     plans/mlp.2x2.plan.json", "next      shardplan show plans/mlp.2x2.plan.json"]
+
+
+@pytest.mark.parametrize(
+    ("output", "argument"),
+    [
+        ("-dash.plan.json", "./-dash.plan.json"),
+        ("sp ace/a b.plan.json", "'sp ace/a b.plan.json'"),
+        ("$a.json", "'$a.json'"),
+    ],
+)
+def test_commands_that_are_suggested_can_be_pasted_into_a_shell(output, argument, shardplan, mlp):
+    command = shardplan(*SOLVE, "--output", output).out.splitlines()[-1]
+    assert command == f"next      shardplan show {argument}"
+    (_, *words) = shlex.split(command.removeprefix("next"))
+    assert shardplan(*words).code == 0
+    file = words[-1]
+    Path("mlp.onnx").rename("a b.onnx")
+    for verb, wanted in (
+        (("verify",), f"shardplan verify MODEL {argument}"),
+        (("export", "--to", "onnx", "-o", "x.onnx"), f"shardplan export {argument} MODEL --to onnx"),
+    ):
+        assert shardplan(*verb, "--", file).err.splitlines()[-1] == f"hint: give it: {wanted}"
+    repair = shardplan("check", "--model", "a b.onnx", "--", file).err.splitlines()[-1]
+    assert repair.endswith(f" --output {argument}")
 
 
 @pytest.mark.parametrize("verb", ["solve", "compare"])

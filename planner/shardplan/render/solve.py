@@ -14,6 +14,7 @@ from shardplan.plan.types import Memory, Plan, Summary
 from shardplan.plan.views.breakdown import breakdown
 from shardplan.render.console import Folded, emit
 from shardplan.render.pins import pin_lines
+from shardplan.text_files import in_shell
 from shardplan.units import TIME, Measure, count, counted, percent, rate, size, sizes_in_one_unit
 
 if TYPE_CHECKING:
@@ -152,7 +153,7 @@ def describe_outcome(
             ("memory", memory_line(summary.memory, summary.memory_limit_bytes)),
             ("wrote" if written else "same as", path),
             *([("", replaced)] if replaced else []),
-            ("next", f"shardplan show {path}"),
+            ("next", f"shardplan show {in_shell(path)}"),
         ),
     )
 
