@@ -24,7 +24,8 @@ _HINT = "shardplan solve says how much is missing, and what would help"
 def compare(session: Session, /, **given: Any) -> int:
     """Plan MODEL by the recipes that people write by hand (data parallel, ZeRO-3, Megatron), and without any.
 
-    Each is solved by the same engine at the same prices; what a recipe leaves open is optimised. Exits with 3 when
+    Each is solved by the same engine at the same prices, with every operator split by the batch on the axes of data
+    parallelism; what a recipe leaves open is optimised. Exits with 3 when
     not even the best plan fits in memory. Ctrl-C ends it with the plans that are known (exit code 130).
     """
     from shardplan.render.compare import comparison_document, show_comparison
