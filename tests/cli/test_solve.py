@@ -65,6 +65,15 @@ def test_a_memory_limit_is_what_is_usable(verb, shardplan, mlp):
     assert "gpu=2 (up, 450 GB/s), 300 KiB of 67.1 GiB usable per device\n" in run.out
 
 
+@pytest.mark.parametrize("verb", ["solve", "compare"])
+def test_a_memory_limit_above_that_of_a_device_is_said(verb, shardplan, mlp):
+    run = shardplan(verb, *SOLVE[1:], "--memory-limit", "4000GB")
+    assert "gpu=2 (up, 450 GB/s), a limit of 3.64 TiB per device, of which 67.1 GiB is usable\n" in run.out
+    said = "warning[limit-above-device]: the memory limit, 3.64 TiB, is more than the 74.5 GiB that a device has\n"
+    assert run.err.count(said) == 1
+    assert "limit-above-device" not in shardplan(verb, *SOLVE[1:], "--memory-limit", "80 GB").err
+
+
 def test_what_was_chosen_is_not_called_a_default(shardplan, mlp):
     run = shardplan(*SOLVE, "--mode", "inference", "--cluster", "a100-dgx")
     assert "mode      inference\n" in run.out

@@ -101,8 +101,13 @@ def _cluster_line(cluster: Cluster, limit_bytes: int | None, defaults: Collectio
         axes.append(f"{axis.name}={axis.size} ({link.name}, {rate(link.link_bytes_per_s)}{shared and f', {shared}'})")
     of_profile = " of the profile" if "mesh" in defaults else ""
     usable = size(cluster.device.usable_bytes)
-    limit = usable if limit_bytes is None else f"{size(limit_bytes)} of {usable}"
-    return f"{name}, mesh{of_profile} {' x '.join(axes)}, {limit} usable per device"
+    if limit_bytes is None:
+        limit = f"{usable} usable per device"
+    elif limit_bytes <= cluster.device.usable_bytes:
+        limit = f"{size(limit_bytes)} of {usable} usable per device"
+    else:
+        limit = f"a limit of {size(limit_bytes)} per device, of which {usable} is usable"
+    return f"{name}, mesh{of_profile} {' x '.join(axes)}, {limit}"
 
 
 def contention(cluster: Cluster, level: int) -> str:
