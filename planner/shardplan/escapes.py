@@ -9,6 +9,9 @@ from __future__ import annotations
 import json
 import re
 
+CONTROLS = "\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069"
+"""Control characters, line ends and marks that change the direction of writing, as ranges of a pattern: names that hold
+one are refused, since a log or a page would obey them."""
 _NOT_ASCII = re.compile(r"[^\n\t -~]")
 _COMMAND = re.compile(r"^(\s*):(?=:)|#(?=#(?:\[|vso\[|teamcity\[))", re.MULTILINE)
 """How lines begin that GitHub obeys, and what its runner, Azure Pipelines and TeamCity obey anywhere in a line."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os.path
+import shlex
 from pathlib import Path
 from typing import Protocol
 
@@ -16,6 +17,16 @@ class Readable(Protocol):
 
     def read(self, size: int, /) -> bytes:
         """At most so many bytes."""
+
+
+def file_argument(path: str) -> str:
+    """A file as an argument of a command, which would take a name that begins with `-` for an option."""
+    return f"./{path}" if path.startswith("-") else path
+
+
+def in_shell(path: str) -> str:
+    """The same in a command line that a person pastes into a shell."""
+    return shlex.quote(file_argument(path))
 
 
 def is_there(given: str | Path) -> bool:

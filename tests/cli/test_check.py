@@ -104,6 +104,21 @@ def test_infeasible(shardplan, solved):
     assert "of the 1 KiB that a device may use\n" in run.err
 
 
+@pytest.mark.parametrize("options", [(), ("--without-model",)], ids=["with its model", "without it"])
+def test_a_memory_limit_that_no_device_has_and_nobody_asked_for(options, shardplan, solved):
+    plan = read_plan(PLAN)
+    write_plan(replace(plan, summary=replace(plan.summary, memory_limit_bytes=4 * 10**12)), PLAN)
+    run = shardplan("check", PLAN, *options)
+    assert run.code == 1
+    assert run.err.startswith(
+        f"{PLAN}: error[invalid-plan]: invalid: summary.memory_limit_bytes is 3.64 TiB, and a device has 74.5 GiB: "
+        "no warning of the plan says that this was asked for\n"
+    )
+    asked = ("solve", "mlp.onnx", "--dim", "batch=64", "--mesh", "2x2", "--memory-limit", "4000GB", "-o", PLAN)
+    assert shardplan(*asked).code == 0
+    assert shardplan("check", PLAN, *options).code == 0
+
+
 def test_not_optimal(shardplan, solved):
     pins = ("--pin", "down.weight=[null, [gpu, machine]]", "--pin", "up={gpu: n}", "--pin", "x=[gpu]")
     shardplan("solve", "mlp.onnx", "--dim", "batch=64", "--mesh", "2x2", *pins, "-o", PLAN)
@@ -153,7 +168,7 @@ def test_reports_for_ci(shardplan, solved):
 
 
 def test_reports_say_what_is_wrong_and_what_to_do(shardplan, solved):
-    edited = Path(PLAN).read_text().replace('"step_us": ', '"step_us": 9', 1)
+    edited = Path(PLAN).read_text().replace('"hidden_us": ', '"hidden_us": 9', 1)
     Path(PLAN).write_text(edited)
     assert shardplan("check", PLAN, "--junit", "c.xml", "--sarif", "c.sarif").code == 1
     (case,) = ET.parse("c.xml").getroot()

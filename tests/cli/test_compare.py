@@ -37,6 +37,18 @@ def test_nothing_is_faster_than_the_best(shardplan, mlp):
     assert all(row["step_us"] >= found["best"]["step_us"] for row in found.values() if row["fits"])
 
 
+@pytest.mark.parametrize("mesh", ["1x8", "2x4"])
+def test_in_a_row_of_data_parallelism_every_device_has_its_part_of_the_batch(mesh, shardplan, folder):
+    """At little batch it is faster to gather the inputs and compute all of it on every device: that is no row."""
+    model = "transformer:layers=1,hidden=192,heads=6,vocab=600,seq=96,batch=16"
+    asked = ("compare", model, "--cluster", "l4-g6-48xl", "--json", "--mesh")
+    alone, split = rows(shardplan(*asked, "1x1")), rows(shardplan(*asked, mesh))
+    for name in ("data parallel", "ZeRO-3"):
+        assert split[name]["compute_us"] < 0.6 * alone["best"]["compute_us"]
+        assert split[name]["memory_bytes"] < 0.6 * alone["best"]["memory_bytes"]
+    assert all(row["step_us"] >= split["best"]["step_us"] for row in split.values())
+
+
 def test_what_does_not_fit_says_by_how_much(shardplan, mlp):
     used = {name: row["memory_bytes"] for name, row in rows(shardplan(*COMPARE, "--json")).items()}
     limit = f"{used['data parallel'] - 1}B"

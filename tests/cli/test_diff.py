@@ -7,7 +7,7 @@ from importlib.resources import files
 from pathlib import Path
 
 import pytest
-from example_plans import example_plan, example_summary
+from example_plans import changed_summary, example_plan, example_summary
 from jsonschema import Draft202012Validator
 
 from shardplan.layout.layout import Layout
@@ -71,7 +71,8 @@ def test_github(shardplan, plans):
     assert run.code == 1
     assert run.out == (
         "::warning file=new.plan.json,title=plan changed::step 41.2 ms → 43 ms (+4.3 %25)   compute 33.1 ms (same)   "
-        "exposed communication 8.13 ms (same)%0Amemory 28.1 GiB (same)%0Acause: optimizer adam-mixed → sgd\n"
+        "exposed communication 8.13 ms → 9.90 ms (+21.7 %25)%0Amemory 28.1 GiB (same)%0A"
+        "cause: optimizer adam-mixed → sgd\n"
     )
 
 
@@ -111,7 +112,8 @@ def test_which_memory_changed(shardplan, plans):
 def test_growth_from_nothing_and_by_a_factor(shardplan, plans):
     """Of nothing there is no percentage, and a gate in percent sees whatever comes to it."""
     whole = read_plan("new.plan.json")
-    old = replace(whole.summary, communication_ns=0, step_ns=whole.summary.step_ns // 12)
+    step_ns = whole.summary.step_ns // 12
+    old = changed_summary(whole.summary, step_ns=step_ns, compute_ns=step_ns)
     write_plan(replace(whole, summary=old), "none.plan.json")
     run = shardplan("diff", "none.plan.json", "new.plan.json")
     assert re.search(

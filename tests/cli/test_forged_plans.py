@@ -48,7 +48,7 @@ def named(rows: list[Document], name: str) -> Document:
 
 
 def set_step(plan: Document) -> None:
-    plan["summary"].update(step_us=1.0, objective=1.0, bound_us=1.0, compute_us=1.0, communication_us=0.0)
+    plan["summary"].update(step_us=1.0, objective=1.0, bound_us=1.0, compute_us=1.0, communication_us=0.0, gap=0.0)
 
 
 def move_parameter(plan: Document) -> None:
@@ -133,6 +133,17 @@ def test_a_gate_needs_a_model_for_a_plan_that_was_edited(shardplan, plan):
     assert f"{FORGED}: error[edited-plan]: it was edited after it was written" in run.err
     assert shardplan("diff", PLAN, FORGED, "--fail-if", "step>+2%", "--model", "hidden.onnx").code == 0
     assert shardplan("diff", PLAN, PLAN, "--fail-if", "step>+2%").code == 0
+
+
+@pytest.mark.parametrize("verb", ["show", "explain", "timeline", "diff"])
+def test_who_shows_an_edited_plan_says_so(verb, shardplan, plan):
+    arguments = (verb, PLAN) if verb == "diff" else (verb,)
+    forged(plan, set_step, signed=False)
+    run = shardplan(*arguments, FORGED)
+    assert run.code in (0, 1)
+    assert run.err.startswith(f"{FORGED}: warning[edited-plan]: it was edited after it was written: its digest is ")
+    forged(plan, set_step, signed=True)
+    assert "edited-plan" not in shardplan(*arguments, FORGED).err
 
 
 def test_loading_verifies(plan):

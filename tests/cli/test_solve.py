@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from importlib.resources import files
@@ -34,10 +35,43 @@ def test_first_use(shardplan, mlp):
     assert lines[-2:] == ["wrote     plans/mlp.2x2.plan.json", "next      shardplan show plans/mlp.2x2.plan.json"]
 
 
+@pytest.mark.parametrize(
+    ("output", "argument"),
+    [
+        ("-dash.plan.json", "./-dash.plan.json"),
+        ("sp ace/a b.plan.json", "'sp ace/a b.plan.json'"),
+        ("$a.json", "'$a.json'"),
+    ],
+)
+def test_commands_that_are_suggested_can_be_pasted_into_a_shell(output, argument, shardplan, mlp):
+    command = shardplan(*SOLVE, "--output", output).out.splitlines()[-1]
+    assert command == f"next      shardplan show {argument}"
+    (_, *words) = shlex.split(command.removeprefix("next"))
+    assert shardplan(*words).code == 0
+    file = words[-1]
+    Path("mlp.onnx").rename("a b.onnx")
+    for verb, wanted in (
+        (("verify",), f"shardplan verify MODEL {argument}"),
+        (("export", "--to", "onnx", "-o", "x.onnx"), f"shardplan export {argument} MODEL --to onnx"),
+    ):
+        assert shardplan(*verb, "--", file).err.splitlines()[-1] == f"hint: give it: {wanted}"
+    repair = shardplan("check", "--model", "a b.onnx", "--", file).err.splitlines()[-1]
+    assert repair.endswith(f" --output {argument}")
+
+
 @pytest.mark.parametrize("verb", ["solve", "compare"])
 def test_a_memory_limit_is_what_is_usable(verb, shardplan, mlp):
     run = shardplan(verb, *SOLVE[1:], "--memory-limit", "300 KiB")
     assert "gpu=2 (up, 450 GB/s), 300 KiB of 67.1 GiB usable per device\n" in run.out
+
+
+@pytest.mark.parametrize("verb", ["solve", "compare"])
+def test_a_memory_limit_above_that_of_a_device_is_said(verb, shardplan, mlp):
+    run = shardplan(verb, *SOLVE[1:], "--memory-limit", "4000GB")
+    assert "gpu=2 (up, 450 GB/s), a limit of 3.64 TiB per device, of which 67.1 GiB is usable\n" in run.out
+    said = "warning[limit-above-device]: the memory limit, 3.64 TiB, is more than the 74.5 GiB that a device has\n"
+    assert run.err.count(said) == 1
+    assert "limit-above-device" not in shardplan(verb, *SOLVE[1:], "--memory-limit", "80 GB").err
 
 
 def test_what_was_chosen_is_not_called_a_default(shardplan, mlp):

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from example_plans import changed_summary
 
 import shardplan as package
 from shardplan.errors import ShardplanError
@@ -71,7 +72,9 @@ def test_a_file_that_is_no_plan_is_refused(text, said, shardplan, mlp):
 
 def test_a_forged_plan_gives_no_faster_one_and_an_illegal_one_is_refused(shardplan, solved):
     document = json.loads(Path(PLAN).read_text())
-    document["summary"] |= {"step_us": 0.001, "objective": 0.001, "bound_us": 0.001}
+    document["summary"] |= dict.fromkeys(("step_us", "objective", "bound_us", "compute_us"), 0.001) | {
+        "communication_us": 0.0
+    }
     document["digest"] = content_digest(document)
     Path("forged.json").write_text(json.dumps(document))
     assert shardplan(*SOLVE, "--start", "forged.json", "-o", "again.json").code == 0
@@ -103,7 +106,7 @@ def test_a_pipeline_is_refused_by_the_names_of_both_options(shardplan, solved):
 
 
 def test_a_faster_plan_is_not_replaced_in_silence(shardplan, solved):
-    faster = replace(solved, summary=replace(solved.summary, step_ns=solved.summary.step_ns // 2))
+    faster = replace(solved, summary=changed_summary(solved.summary, step_ns=solved.summary.step_ns // 2))
     write_plan(faster, PLAN)
     run = shardplan(*SOLVE)
     said = f"it replaces a plan for the same with a step of {faster.summary.step_ns / 1e3:.1f} us: "
@@ -112,7 +115,7 @@ def test_a_faster_plan_is_not_replaced_in_silence(shardplan, solved):
         f"          {said}--start FILE makes none slower than that in FILE",
         f"next      shardplan show {PLAN}",
     ]
-    slower = replace(solved, summary=replace(solved.summary, step_ns=2 * solved.summary.step_ns))
+    slower = replace(solved, summary=changed_summary(solved.summary, step_ns=2 * solved.summary.step_ns))
     write_plan(slower, PLAN)
     assert "replaces" not in shardplan(*SOLVE).out
     write_plan(faster, PLAN)

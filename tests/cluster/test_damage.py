@@ -68,6 +68,13 @@ def test_what_is_resolved_is_sound(name):
         (("levels", 0, "topology"), "ring", "'levels[0].topology' is 'ring'"),
         (("levels", 1, "devices"), 7, "levels: units of 8 devices do not fit into units of 7"),
         (("mesh", "axes", 0, "level"), "web", "mesh.axes: there is no level 'web'"),
+        (("mesh", "axes", 0, "name"), "S(0)@x", "'mesh.axes[0].name' is 'S(0)@x'"),
+        (
+            ("mesh", "axes", 0, "name"),
+            "gpu1",
+            "mesh.axes: 'gpu1' and 'gpu' differ only in their number, and lie on different levels",
+        ),
+        (("name",), "a\nb", "'name' is no text on one line without control characters"),
         (("overlap",), [], "'overlap' is no object"),
     ],
 )
@@ -75,6 +82,16 @@ def test_a_fault_is_named(path, junk, fault):
     with pytest.raises(ShardplanError) as caught:
         cluster_from_resolved(edited(path, junk))
     assert str(caught.value) == f"error[damaged-profile]: cluster profile: {fault}\nhint: solve again"
+
+
+def test_a_level_has_a_name_that_a_mesh_can_have():
+    with pytest.raises(ShardplanError) as caught:
+        cluster_from_resolved(edited(("levels", 0, "name"), "a b"))
+    allowed = "letters, digits, '_' and '-', beginning with a letter or '_'"
+    assert [one.summary for one in caught.value.diagnostics] == [
+        f"cluster profile: levels: each needs a name of its own, of {allowed}",
+        "cluster profile: mesh.axes: there is no level 'up'",
+    ]
 
 
 def test_older_plans_know_nothing_of_buckets():

@@ -7,6 +7,7 @@ import textwrap
 import pytest
 
 from shardplan.cluster.build import profile_from_resolved
+from shardplan.cluster.mesh import make_cluster
 from shardplan.cluster.profile import load_profile
 from shardplan.errors import ShardplanError
 
@@ -132,6 +133,46 @@ def test_curves_are_read_in_order_of_size(write):
     (curve,) = load_profile(path).curves
     assert (curve.collective, curve.nodes, curve.per_node) == ("all_reduce", 1, 8)
     assert curve.points == ((1024.0, 2e-5), (1048576.0, 9e-5))
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("S(0)@x", "S(0)@x"),
+        ("a b=c,d", "a b=c,d"),
+        ("x, P@gpu", "x, P@gpu"),
+        ("a;b", "a;b"),
+        ("2d", "2d"),
+        ("", ""),
+        ("a\\n::error::hi", r"a\n::error::hi"),
+        ("a\\e[31m", r"a\x1b[31m"),
+        ("a\u202eb", r"a\u202eb"),
+    ],
+)
+def test_names_of_axes_and_levels_that_no_layout_can_write(write, name, shown):
+    allowed = "letters, digits, '_' and '-', beginning with a letter or '_'"
+    path = write(SMALL.replace("name: gpu,", f'name: "{name}",'))
+    assert complaint(path) == (
+        f"mine.yaml:3:60: error[bad-value]: mesh.axes[1].name: expected {allowed}, found '{shown}'"
+    )
+    level = complaint(write(SMALL.replace("up: {", f'"{name}": {{')))
+    assert level == f"mine.yaml:6:3: error[bad-value]: levels: expected {allowed} as key, found '{shown}'"
+
+
+def test_names_of_axes_with_hyphens_and_letters_of_any_language(write):
+    profile = load_profile(write(SMALL.replace("name: gpu,", "name: карта-b,")))
+    assert str(make_cluster(profile, "карта-b0=2,карта-b1=4").mesh) == "карта-b0=2 x карта-b1=4"
+
+
+def test_names_of_profiles_are_on_one_line(write):
+    expected = "text on one line without control characters"
+    assert complaint(write(SMALL.replace("name: mine", r'name: "p\n::error::x"'))) == (
+        f"mine.yaml:1:7: error[bad-value]: name: expected {expected}, found 'p\\n::error::x'"
+    )
+    assert complaint(write(SMALL.replace("name: mine\n    ", ""), "a\u202eb.yaml")) == (
+        f"a\\u202eb.yaml:1:1: error[bad-value]: name: the name of the file, 'a\\u202eb', is no {expected}\n"
+        "hint: give the profile a 'name'"
+    )
 
 
 def test_every_fault_is_told_with_its_place_and_all_at_once(write):
@@ -347,6 +388,28 @@ def test_what_looks_wrong_is_a_warning(write, old, new, message):
 
 
 @pytest.mark.parametrize(
+    ("group", "levels", "reason"),
+    [
+        ("nodes: 9, per_node: 99", "", "a unit of level 'up' has 8 devices"),
+        ("nodes: 1, per_node: 1", "", "one device sends nothing"),
+        ("nodes: 3, per_node: 8", ", devices: 16", "there are 2 units of level 'up'"),
+        ("nodes: 3, per_node: 8", "", None),
+        ("nodes: 2, per_node: 8", ", devices: 16", None),
+    ],
+)
+def test_a_curve_of_a_group_that_there_is_not_gets_a_warning(write, group, levels, reason):
+    curves = (
+        "\n    curves:\n"
+        "      - {group: {nodes: 1, per_node: 8}, points: [[1 MB, 1 us], [2 MB, 2 us]]}\n"
+        f"      - {{group: {{{group}}}, points: [[1 MB, 1 us], [2 MB, 2 us]]}}"
+    )
+    profile = load_profile(write(SMALL.replace("nics: 4}", f"nics: 4{levels}}}{curves}")))
+    nodes, per_node = (part.partition(": ")[2] for part in group.split(", "))
+    label = f"mine.yaml:10:5: warning[ignored-key]: curve of all_reduce on {nodes} x {per_node} devices has no effect"
+    assert [str(one) for one in profile.warnings] == ([f"{label}: {reason}"] if reason else [])
+
+
+@pytest.mark.parametrize(
     ("old", "new", "message"),
     [
         (
@@ -363,6 +426,15 @@ def test_what_looks_wrong_is_a_warning(write, old, new, message):
             ),
         ),
         ("name: gpu,", "name: machine,", "mine.yaml:3:15: error[bad-value]: mesh.axes: two axes have the same name"),
+        (
+            "name: machine, size: 2, level: net}, {name: gpu,",
+            "name: gpu1, size: 2, level: net}, {name: gpu0,",
+            (
+                "mine.yaml:3:15: error[bad-value]: mesh.axes: 'gpu1' and 'gpu0' differ only in their number, and lie on "
+                "different levels\n"
+                "hint: a number counts the axes of one level: give axes of different levels different names"
+            ),
+        ),
         (
             "[{name: machine, size: 2, level: net}, {name: gpu, size: 8, level: up}]",
             "[{name: gpu, size: 8, level: up}, {name: machine, size: 2, level: net}]",

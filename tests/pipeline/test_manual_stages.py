@@ -241,7 +241,7 @@ def test_stages_by_hand_are_solved_again_as_they_were_asked_for(tmp_path, shardp
     plan = read_plan("p.json")
     stages = plan.pipeline.stages
     free = replace(stages[0].plan, model={**stages[0].plan.model, "constraints": []})
-    worse = replace(plan.summary, step_ns=plan.summary.step_ns + 1000)
+    worse = replace(plan.summary, hidden_ns=plan.summary.hidden_ns + 1000)
     changed = replace(plan.pipeline, stages=(replace(stages[0], plan=free), *stages[1:]))
     for wrong, said in (
         (

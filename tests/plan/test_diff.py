@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pytest
 from example_plans import MESH, example_plan, example_summary
 
 from shardplan.layout.layout import Layout
@@ -74,6 +75,19 @@ def test_causes():
     }
     for cause, (old, new) in cases.items():
         assert diff_plans(old, new).causes == (cause,)
+
+
+@pytest.mark.parametrize(("others", "more"), [(0, ()), (4, ()), (5, ("cluster profile changed: 2 more keys",))])
+def test_profiles_of_two_names_are_compared_by_their_first_keys(others, more):
+    device = {"memory_bytes": 1, "hbm_gbps": 2, "launch_us": 3, "mem_efficiency": 4, "allow_tf32": 5, "kind": 6}
+    other = {key: -value if number <= others else value for number, (key, value) in enumerate(device.items())}
+    old, new = (
+        example_plan(cluster={"name": name, "digest": name, "profile": {"name": name, "device": numbers}})
+        for name, numbers in (("a", device), ("b", other))
+    )
+    told = [f"cluster profile changed: device.{key} {value} → {-value}" for key, value in device.items()]
+    shown = told[: 4 if more else others + 1]
+    assert diff_plans(old, new).causes == ("cluster a → b", *shown, *more)
 
 
 def test_operators_are_compared_by_their_splits():

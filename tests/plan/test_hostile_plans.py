@@ -27,6 +27,9 @@ REFUSED = {
     "mesh": (None, "mesh: a mesh of 2,000,000,000,000 devices; at most 16,777,216 can be planned for"),
     "dupkey": (None, "the key 'summary' is given twice"),
     "plan_layout": (12, "parameters[2]: 'dims' is [[], ['gpu']], but the rest says [['gpu'], []]"),
+    "plan_sums": (None, "summary: 'communication_us' is 0.001, but step_us - compute_us is -25.118"),
+    "plan_gap": (None, "summary: 'gap' is 0.5, but (objective - bound_us) / objective is 0"),
+    "plan_objective": (None, "plan: summary: objective is 2.0 and step_us 1.0, and a plan minimises its step"),
     "plan_duprow": (None, "plan: two rows are about the tensor 'a.weight'"),
 }
 READ = {"plan_step", "plan_nomoves"}

@@ -7,6 +7,7 @@ split by sequence between them; the norms are replicated and the embedding is st
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from fractions import Fraction
 
 from shardplan.layout.collective import Collective
@@ -62,26 +63,43 @@ def example_plan(**changes: object) -> Plan:
 
 
 def example_summary(**changes: object) -> Summary:
-    """A summary of which every number differs."""
-    fields: dict[str, object] = {
-        "outcome": "optimal",
-        "objective_ns": 41_234_567,
-        "bound_ns": 41_234_567,
-        "gap": 0.0,
-        "step_ns": 41_234_567,
-        "compute_ns": 33_100_001,
-        "communication_ns": 8_134_566,
-        "hidden_ns": 2_000_500,
-        "memory": Memory(
+    """A summary of which every number differs; `changes` as in `changed_summary`."""
+    summary = Summary(
+        outcome="optimal",
+        objective_ns=41_234_567,
+        bound_ns=41_234_567,
+        gap=0.0,
+        step_ns=41_234_567,
+        compute_ns=33_100_001,
+        communication_ns=8_134_566,
+        hidden_ns=2_000_500,
+        memory=Memory(
             parameters=1_500_000_000,
             gradients=1_400_000_000,
             optimizer=5_600_000_000,
             activations=21_000_000_000,
             temporaries=700_000_000,
         ),
-        "memory_limit_bytes": 76_000_000_000,
-    }
-    return Summary(**{**fields, **changes})  # type: ignore[arg-type]
+        memory_limit_bytes=76_000_000_000,
+    )
+    return changed_summary(summary, **changes)
+
+
+def changed_summary(summary: Summary, **changes: object) -> Summary:
+    """`summary` with `changes`, and with what follows from them: communication and objective from the step, the bound
+    from the gap; or, with a bound, the gap from it."""
+    wanted = replace(summary, **changes)  # type: ignore[arg-type]
+    step_ns = wanted.step_ns
+    compute_ns = min(wanted.compute_ns, step_ns)
+    bound_ns = min(wanted.bound_ns if "bound_ns" in changes else round(step_ns * (1.0 - wanted.gap)), step_ns)
+    return replace(
+        wanted,
+        objective_ns=step_ns,
+        compute_ns=compute_ns,
+        communication_ns=step_ns - compute_ns,
+        bound_ns=bound_ns,
+        gap=(step_ns - bound_ns) / step_ns if step_ns else 0.0,
+    )
 
 
 def _parameter(name: str, shape: tuple[int, ...], layout: Layout, **fields: object) -> TensorDecision:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import shlex
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -245,7 +246,7 @@ class Asked:
         if size is not None:
             option = flag(size.name, size.new) if size.name else ""
             if not option and self._padded_model(size) is not None:
-                option = f"--pad '{size.place}={size.new}'"
+                option = f"--pad {shlex.quote(f'{size.place}={size.new}')}"
             yield Advice(size.what, size.old, size.new, step_ns, saves, option)
         else:
             before, after = self.cluster.mesh.size, cluster.mesh.size

@@ -10,7 +10,8 @@ import math
 from collections.abc import Iterator, Mapping
 
 from shardplan.cluster.keys import AXIS, CURVE, LEVEL, OMITTED, PROFILE, Key, Keys
-from shardplan.cluster.yaml import Field, Flag, Number, Section, Sequence, Table, Text
+from shardplan.cluster.resolve import clashing_axes
+from shardplan.cluster.yaml import NAME, TITLE, Field, Flag, Number, Section, Sequence, Table, Text
 from shardplan.errors import ShardplanError, error
 from shardplan.units import counted, whole_number
 
@@ -28,8 +29,8 @@ def _faults(resolved: object) -> Iterator[str]:
     if not isinstance(resolved, Mapping):
         yield "it is no object"
         return
-    if not isinstance(resolved.get("name"), str):
-        yield "'name' is no text"
+    if not _fits(Text(form=TITLE), resolved.get("name")):
+        yield f"'name' is no {TITLE.said}"
     for key in PROFILE.keys:
         if isinstance(key.kind, Keys) and (key.key in resolved or not key.later):
             yield from _section(key.kind, resolved.get(key.key), key.key)
@@ -44,11 +45,13 @@ def _nesting(resolved: Mapping[str, object]) -> Iterator[str]:
     levels, axes = resolved.get("levels"), _at(resolved, "mesh", "axes")
     if isinstance(levels, list) and isinstance(axes, list):
         known = [_at(level, "name") for level in levels]
-        if not all(isinstance(name, str) for name in known) or len({str(name) for name in known}) < len(known):
-            yield "levels: each needs a name of its own"
+        if not all(_fits(Text(form=NAME), name) for name in known) or len({str(name) for name in known}) < len(known):
+            yield f"levels: each needs a name of its own, of {NAME.said}"
         for axis in axes:
             if _at(axis, "level") not in known:
                 yield f"mesh.axes: there is no level {_at(axis, 'level')!r}"
+        if clash := clashing_axes([(str(_at(axis, "name")), str(_at(axis, "level"))) for axis in axes]):
+            yield f"mesh.axes: {clash}"
         for inner, outer in itertools.pairwise(_at(level, "devices") for level in levels):
             if isinstance(inner, int) and isinstance(outer, int) and outer and (not inner or outer % inner):
                 yield f"levels: units of {counted(inner, 'device')} do not fit into units of {outer}"
@@ -96,7 +99,7 @@ def _fits(kind: Field, value: object) -> bool:
         case Number():
             fits = value in kind.words if isinstance(value, str) else _in_range(kind, value)
         case Text():
-            fits = isinstance(value, str) and (not kind.choices or value in kind.choices)
+            fits = isinstance(value, str) and kind.form.fits(value) and (not kind.choices or value in kind.choices)
         case Flag():
             fits = isinstance(value, bool)
         case Table():

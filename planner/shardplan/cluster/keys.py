@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from shardplan.cluster.quantity import GBIT, GBPS, MEGABYTES, MICROSECONDS, SIZE, TFLOPS
-from shardplan.cluster.yaml import Field, Flag, Number, Section, Sequence, Table, Text
+from shardplan.cluster.yaml import NAME, TITLE, Field, Flag, Number, Section, Sequence, Table, Text
 
 SCHEMA_VERSION: Final = 1
 COLLECTIVES: Final = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute")
@@ -208,7 +208,8 @@ GEMM: Final = Keys((
 ))  # fmt: skip
 
 DEVICE: Final = Keys((
-    Key("kind", Text(), "name of the device; known kinds are checked against their data sheet", "", said="none"),
+    Key("kind", Text(form=TITLE), "name of the device; known kinds are checked against their data sheet", "",
+        said="none"),
     Key("memory_bytes", Number(SIZE, open=True), "memory of one device", resolve=_rounded),
     Key("usable_fraction", _SHARE, "share of the memory that may be used: a plan has `memory_bytes * usable_fraction - "
         "reserved_bytes`", 0.92),
@@ -306,7 +307,7 @@ PROVENANCE: Final = Keys((
 ))  # fmt: skip
 
 AXIS: Final = Keys((
-    Key("name", Text()), Key("size", _COUNT), Key("level", Text()),
+    Key("name", Text(form=NAME)), Key("size", _COUNT), Key("level", Text()),
 ))  # fmt: skip
 
 GROUP: Final = Keys((
@@ -322,7 +323,7 @@ CURVE: Final = Keys((
 
 PROFILE: Final = Keys((
     Key("schema", Number(integer=True, minimum=SCHEMA_VERSION, maximum=SCHEMA_VERSION), "version of this table", 1),
-    Key("name", Text(), "name of the profile", OMITTED, said="file name"),
+    Key("name", Text(form=TITLE), "name of the profile", OMITTED, said="file name"),
     Key("extends", Text(), "the profile that this one changes: `builtin:NAME` or a relative path", OMITTED),
     Key("provenance", PROVENANCE),
     Key("mesh", Keys((
@@ -331,7 +332,7 @@ PROFILE: Final = Keys((
             "level}` each"),
     ))),
     Key("device", DEVICE),
-    Key("levels", Table(LEVEL.section), "kinds of link by name, innermost first"),
+    Key("levels", Table(LEVEL.section, form=NAME), "kinds of link by name, innermost first"),
     Key("overlap", OVERLAP),
     Key("coalesce", COALESCE, later=True),
     Key("training", TRAINING, later=True),

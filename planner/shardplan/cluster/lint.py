@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from typing import Final
 
 from shardplan.cluster.keys import LEVEL, PROFILE, Keys, Plain
-from shardplan.cluster.resolve import ignored_beside
-from shardplan.cluster.yaml import Leaf, Record
+from shardplan.cluster.resolve import clashing_axes, ignored_beside
+from shardplan.cluster.yaml import TITLE, Leaf, Record
 from shardplan.errors import Diagnostic, did_you_mean, error, warning
+from shardplan.units import counted
 
 DATASHEET: Final[dict[str, tuple[float, float]]] = {
     "V100-SXM2-16GB": (16e9, 125),
@@ -45,6 +46,7 @@ _MEMORY_RATIO: Final = 1.05
 def lint_profile(tree: Record, resolved: Plain) -> tuple[tuple[Diagnostic, ...], tuple[Diagnostic, ...]]:
     """(warnings, errors) about a profile; `tree` gives the places, `resolved` the values."""
     found = [
+        *_name(tree, resolved),
         *_levels_of_axes(tree, resolved),
         *_level_keys(tree, resolved),
         *_retired_keys(tree, PROFILE),
@@ -65,6 +67,13 @@ def _where(tree: Record, *path: str) -> dict[str, object]:
     return _where(tree, *path[:-1]) if path else tree.mark.where
 
 
+def _name(tree: Record, resolved: Plain) -> Iterator[Diagnostic]:
+    """The name of the file stands in for one that is not written, which the reader has checked."""
+    if not TITLE.fits(resolved["name"]):
+        summary = f"name: the name of the file, '{resolved['name']}', is no {TITLE.said}"
+        yield error("bad-value", summary, hint="give the profile a 'name'", **_where(tree, "name"))
+
+
 def _levels_of_axes(tree: Record, resolved: Plain) -> Iterator[Diagnostic]:
     names = [level["name"] for level in resolved["levels"]]
     axes = resolved["mesh"]["axes"]
@@ -76,6 +85,9 @@ def _levels_of_axes(tree: Record, resolved: Plain) -> Iterator[Diagnostic]:
             yield error("unknown-level", summary, hint=hint, **at)
     if len({axis["name"] for axis in axes}) < len(axes):
         yield error("bad-value", "mesh.axes: two axes have the same name", **at)
+    elif clash := clashing_axes([(axis["name"], axis["level"]) for axis in axes]):
+        hint = "a number counts the axes of one level: give axes of different levels different names"
+        yield error("bad-value", f"mesh.axes: {clash}", hint=hint, **at)
     depths = [names.index(axis["level"]) for axis in axes if axis["level"] in names]
     if depths != sorted(depths, reverse=True):
         hint = f"levels from the outermost inwards: {', '.join(reversed(names))}"
@@ -170,9 +182,10 @@ def _device(tree: Record, device: Plain) -> Iterator[Diagnostic]:
 
 
 def _curves(tree: Record, resolved: Plain) -> Iterator[Diagnostic]:
-    at = _where(tree, "curves")
-    for curve in resolved["curves"]:
-        group = curve["group"]
+    written = tree.get("curves")
+    for number, curve in enumerate(resolved["curves"]):
+        found = written[number] if isinstance(written, tuple) else tree
+        at, group = found.mark.where if isinstance(found, Leaf | Record) else {}, curve["group"]
         label = f"curve of {curve['collective']} on {group['nodes']} x {group['per_node']} devices"
         payloads = [payload for payload, _ in curve["points"]]
         times = [time for _, time in curve["points"]]
@@ -182,6 +195,21 @@ def _curves(tree: Record, resolved: Plain) -> Iterator[Diagnostic]:
             yield error("bad-value", f"{label}: two points have the same size", **at)
         elif times != sorted(times):
             yield warning("curve-repaired", f"{label}: time falls where size rises; the slower time is used", **at)
+        if reason := _never_used(group["nodes"], group["per_node"], resolved["levels"]):
+            yield warning("ignored-key", f"{label} has no effect: {reason}", **at)
+
+
+def _never_used(nodes: int, per_node: int, levels: list[Plain]) -> str:
+    """Why no group has `per_node` devices in each of `nodes` units of the innermost level, or `""`."""
+    inner, outer = levels[0], levels[-1]
+    if nodes * per_node == 1:
+        return "one device sends nothing"
+    if inner["devices"] and per_node > inner["devices"]:
+        return f"a unit of level '{inner['name']}' has {counted(inner['devices'], 'device')}"
+    units = outer["devices"] // inner["devices"] if inner["devices"] else 1
+    if units and nodes > units:
+        return f"there {'is' if units == 1 else 'are'} {counted(units, 'unit')} of level '{inner['name']}'"
+    return ""
 
 
 def _provenance(tree: Record, resolved: Plain) -> Iterator[Diagnostic]:

@@ -10,13 +10,14 @@ from collections.abc import Sequence
 
 from shardplan.cluster.build import Profile, profile_from_resolved
 from shardplan.cluster.damage import check_resolved
+from shardplan.cluster.resolve import base_name
 from shardplan.cluster.types import Cluster
 from shardplan.errors import Diagnostic, ShardplanError, did_you_mean, error, warning
-from shardplan.layout.mesh import Axis, Mesh
+from shardplan.layout.mesh import AXIS_NAME, Axis, Mesh
 from shardplan.units import whole_number
 
 _SIZES = re.compile(r"^\d{1,300}([xX×]\d{1,300})*$")
-_NAMED = re.compile(r"^\s*([A-Za-z_][A-Za-z_0-9]*)\s*=\s*(\d{1,18})\s*$")
+_NAMED = re.compile(rf"^\s*({AXIS_NAME})\s*=\s*(\d{{1,18}})\s*$")
 _EXPECTED = "a mesh is sizes such as 4x4, outermost first, or names such as machine=4,gpu=4"
 
 _MOST_DEVICES = 1 << 24
@@ -106,7 +107,7 @@ def _base_names(profile: Profile) -> dict[int, str]:
     """Level -> the name that its mesh axes have (`gpu`), taken from the profile's axes."""
     names: dict[int, str] = {}
     for axis in profile.axes:
-        names.setdefault(axis.level, axis.name.rstrip("0123456789") or axis.name)
+        names.setdefault(axis.level, base_name(axis.name))
     return {depth: names.get(depth, level.name) for depth, level in enumerate(profile.levels)}
 
 

@@ -5,7 +5,9 @@ The resolved form is what a plan carries: JSON-ready, in fixed key order, levels
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from shardplan.cluster.keys import (
@@ -117,6 +119,20 @@ def ignored_beside(key: Key, level: Plain) -> str:
     if key.beside not in {"", "node_gbit" if cards else f"topology {level['topology']}"}:
         return f"without {key.beside}"
     return "beside node_gbit" if cards and key.no_cards else ""
+
+
+def base_name(axis: str) -> str:
+    """The name of an axis without its number, which counts the axes of one level: `gpu` of `gpu1`."""
+    return axis.rstrip("0123456789") or axis
+
+
+def clashing_axes(axes: Sequence[tuple[str, str]]) -> str:
+    """What is wrong where axes, each a (name, level), of different levels have names that differ only in a number;
+    `""` where none do."""
+    for (name, level), (other, other_level) in itertools.combinations(axes, 2):
+        if level != other_level and base_name(name) == base_name(other):
+            return f"'{name}' and '{other}' differ only in their number, and lie on different levels"
+    return ""
 
 
 def filled(keys: Keys, given: Plain, around: Around = _NOWHERE) -> Plain:

@@ -5,6 +5,7 @@ Scalars stay text until the schema of a field interprets them. All faults are co
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -12,6 +13,8 @@ import yaml
 
 from shardplan.cluster.quantity import PLAIN, Dimension, parse_quantity
 from shardplan.errors import Diagnostic, did_you_mean, error
+from shardplan.escapes import CONTROLS
+from shardplan.layout.mesh import AXIS_NAME
 from shardplan.units import counted, whole_number
 from shardplan.yaml_source import Mark, compose, is_null, mark_of
 
@@ -67,10 +70,27 @@ class Number:
 
 
 @dataclass(frozen=True, slots=True)
+class Form:
+    """What a name may look like: a pattern for all of it, and the same in words."""
+
+    pattern: re.Pattern[str]
+    said: str
+
+    def fits(self, text: str) -> bool:
+        return self.pattern.fullmatch(text) is not None
+
+
+ANY = Form(re.compile(".*", re.DOTALL), "text")
+NAME = Form(re.compile(AXIS_NAME), "letters, digits, '_' and '-', beginning with a letter or '_'")
+TITLE = Form(re.compile(f"[^{CONTROLS}]*"), "text on one line without control characters")
+
+
+@dataclass(frozen=True, slots=True)
 class Text:
-    """Text; one of `choices` if there are any."""
+    """Text of this form; one of `choices` if there are any."""
 
     choices: tuple[str, ...] = ()
+    form: Form = ANY
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,13 +107,14 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A mapping from keys of one kind to values of one kind. `keys`: allowed names (empty: any); `ranks`: keys are
-    integers of at least 1; `scalar`: a single value of this kind may stand for the whole table."""
+    """A mapping from keys of one kind to values of one kind. `keys`: allowed names (empty: any of `form`); `ranks`:
+    keys are integers of at least 1; `scalar`: a single value of this kind may stand for the whole table."""
 
     values: Field
     keys: tuple[str, ...] = ()
     ranks: bool = False
     scalar: Field | None = None
+    form: Form = ANY
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +181,9 @@ class Reader:
                 return kind.values
             self.fault(node, "bad-value", f"{path}: expected a whole number of at least 1 as key, found '{key}'")
             return None
+        if isinstance(kind, Table) and not kind.form.fits(key):
+            self.fault(node, "bad-value", f"{path}: expected {kind.form.said} as key, found '{key}'")
+            return None
         allowed = tuple(kind.fields) if isinstance(kind, Section) else kind.keys
         if key in allowed or not (allowed or key == "?"):
             return kind.fields[key] if isinstance(kind, Section) else kind.values
@@ -211,6 +235,8 @@ def _parse(text: str, kind: Number | Text | Flag) -> float | int | str | bool:
     if isinstance(kind, Text):
         if kind.choices and text not in kind.choices:
             raise ValueError(f"expected one of {', '.join(kind.choices)}, found '{text}'")
+        if not kind.form.fits(text):
+            raise ValueError(f"expected {kind.form.said}, found '{text}'")
         return text
     if text in kind.words:
         return text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -186,5 +187,5 @@ def _differing(mesh: Mesh, leaf: Leaf) -> list[Diagnostic]:
     pattern = re.sub(r"\.\d+\.", ".*.", decision.checkpoint)
     wanted = pin_text(checkpoint_layout(decision.layout, decision.perm), mesh, len(decision.shape))
     summary = f"'{leaf.path}' stacks layers that the plan lays out differently"
-    hint = f"solve again with all alike, such as --pin '{pattern}={wanted}', or keep the layers apart"
+    hint = f"solve again with all alike, such as --pin {shlex.quote(f'{pattern}={wanted}')}, or keep the layers apart"
     return [error("layers-differ", summary, detail="\n".join(lines), hint=hint)]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -166,11 +167,10 @@ def _differing(plan: Plan, name: str, found: Mapping[tuple[Layout, ...], Sequenc
         for layouts, decisions in found.items()
     ]
     most = max(found, key=lambda layouts: (bool(layouts), len(found[layouts])))
-    rank = len(found[most][0].shape)
+    pin = f"{name}={pin_text(most[0], plan.mesh, len(found[most][0].shape))}"
     return error(
         "layers-differ",
         f"'{name}' stands for values that the plan lays out differently",
         detail="\n".join(lines),
-        hint=f"solve again with all alike, such as --pin '{name}={pin_text(most[0], plan.mesh, rank)}', "
-        "or do not scan the layers that differ",
+        hint=f"solve again with all alike, such as --pin {shlex.quote(pin)}, or do not scan the layers that differ",
     )

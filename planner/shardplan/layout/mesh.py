@@ -6,6 +6,10 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Final
+
+AXIS_NAME: Final = r"[^\W\d][\w-]*"
+"""Pattern of the names that an axis can have: what layouts (`S(0)@gpu`) and `--mesh gpu=4` separate by is in none."""
 
 
 @dataclass(frozen=True, slots=True)

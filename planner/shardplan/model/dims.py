@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import operator
+import shlex
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
@@ -226,13 +227,12 @@ def _unbound(uses: Mapping[str, list[str]]) -> Diagnostic:
 
 def flag(name: str, size: int | str) -> str:
     """The command line flag that binds `name`, quoted for a shell where needed."""
-    return f"--dim {name}={size}" if name.isidentifier() else f"--dim '{name}={size}'"
+    return f"--dim {shlex.quote(f'{name}={size}')}"
 
 
 def trip_flag(name: str, iterations: int | str) -> str:
     """The command line flag that gives the trip count of a loop, quoted for a shell where needed."""
-    plain = all(part.isidentifier() for part in name.split("/"))
-    return f"--trip {name}={iterations}" if plain else f"--trip '{name}={iterations}'"
+    return f"--trip {shlex.quote(f'{name}={iterations}')}"
 
 
 def _impossible(draft: Draft, binding: Binding) -> list[Diagnostic]:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, fields
 import onnx
 
 from shardplan.errors import Diagnostic, ShardplanError, error
+from shardplan.escapes import CONTROLS
 from shardplan.units import counted, whole_number
 
 _NEWEST_OPSET = 10_000
@@ -25,8 +26,7 @@ _PLAIN_SCAN_SINCE = 9
 _GRAPHS = (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS)
 _MOST_SHOWN = 20
 _NAMES_SHOWN = 5
-_HIDDEN = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
-"""Control characters, line breaks and marks that turn the direction of writing: a log or a page would obey them."""
+_HIDDEN = re.compile(f"[{CONTROLS}]")
 _NOT_EINSUM = re.compile("[^A-Za-z,.> -]")
 Function = tuple[str, str, str]
 """Domain, name and overload of a local function."""

@@ -19,6 +19,8 @@ from shardplan.plan.views.breakdown import breakdown
 from shardplan.units import TIME, Measure, size
 
 _ABSENT = ""
+_MOST_KEYS = 5
+"""Keys in which profiles of two names are said to differ."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,11 +288,13 @@ def _fold_layers(texts: Iterable[str]) -> list[str]:
 
 
 def _cluster_causes(old: Plan, new: Plan) -> Iterator[str]:
+    was, now = ({**_mapping(plan.cluster.get("profile")), "name": ""} for plan in (old, new))
+    changed = [f"cluster profile changed: {text}" for text in profile_differences(was, now)]
     if old.cluster.get("name") != new.cluster.get("name"):
         yield f"cluster {old.cluster.get('name')} → {new.cluster.get('name')}"
-        return
-    was, now = (_mapping(plan.cluster.get("profile")) for plan in (old, new))
-    yield from (f"cluster profile changed: {text}" for text in profile_differences(was, now))
+        if len(changed) > _MOST_KEYS:
+            changed[_MOST_KEYS - 1 :] = [f"cluster profile changed: {len(changed) - _MOST_KEYS + 1} more keys"]
+    yield from changed
 
 
 def profile_differences(was: Mapping[str, object], now: Mapping[str, object]) -> Iterator[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from shardplan.cluster.mesh import merged
@@ -15,7 +15,7 @@ from shardplan.graph.flow import microbatch_obstacles, training_obstacles
 from shardplan.graph.kv_cache import cache_obstacles
 from shardplan.graph.memory import MemoryRows
 from shardplan.graph.neighbourhood import Neighbourhood, Offer
-from shardplan.graph.options import PlanOptions
+from shardplan.graph.options import UNLIMITED_BYTES, PlanOptions
 from shardplan.graph.pricing import Pricing
 from shardplan.graph.remat import Recompute
 from shardplan.interruption import NEVER, Deadline
@@ -27,7 +27,10 @@ from shardplan.planning.constraint_masks import Without
 from shardplan.planning.decided import Decided
 from shardplan.rules import model_rules
 from shardplan.rules.types import Rule
+from shardplan.units import size
 
+ABOVE_DEVICE = "limit-above-device"
+"""Code of the warning about a memory limit that no device of the profile has."""
 _SHOWN = 8
 MOST_WHOLE = 3
 """Number of axes up to which all layouts are considered at once: the choices multiply with every axis."""
@@ -80,7 +83,8 @@ def instance_of(
     if decided is None:
         refuse_too_many_axes(cluster)
     rules = tuple(model_rules(model))
-    for diagnostic in without_rule(model, rules, strict=options.strict):
+    given = options.memory_limit_bytes
+    for diagnostic in (*without_rule(model, rules, strict=options.strict), *above_device(given, cluster)):
         if diagnostic.severity == "error":
             raise ShardplanError(diagnostic)
         model = replace(model, warnings=(*model.warnings, diagnostic))
@@ -89,7 +93,6 @@ def instance_of(
     options = replace(options, constraints=fixed)
     for diagnostic in (*many_axes(cluster.mesh), *partly):
         on_warning(diagnostic)
-    given = options.memory_limit_bytes
     limit_bytes = given if given is not None else cluster.device.usable_bytes
     constraints = resolve(options.constraints, model, cluster.mesh)
     pricing = Pricing.named(options.cost_model, cluster, _element_bytes(model))
@@ -99,6 +102,15 @@ def instance_of(
         made = Pricing.made(cluster.mesh, collectives, pricing.compute, moves.levels_of, moves.bucket_bytes)
         pricing = replace(made, optimizer=optimizer)
     return Instance(model, rules, cluster, options, limit_bytes, constraints, pricing, every_choice, decided, offer)
+
+
+def above_device(limit_bytes: int | None, cluster: Cluster) -> Iterator[Diagnostic]:
+    """A warning, which the plan keeps, about a memory limit that no device of the profile has."""
+    has_bytes = cluster.device.memory_bytes
+    if limit_bytes is not None and has_bytes < limit_bytes < UNLIMITED_BYTES:
+        summary = f"the memory limit, {size(limit_bytes)}, is more than the {size(has_bytes)} that a device has"
+        hint = "the plan may fit none of them; of other devices, write a profile with their device.memory_bytes"
+        yield warning(ABOVE_DEVICE, summary, hint=hint)
 
 
 class CostGraphs:

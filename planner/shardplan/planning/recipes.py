@@ -13,10 +13,15 @@ from numpy.typing import NDArray
 
 from shardplan.graph.build import CostGraph, Node
 from shardplan.graph.options import PlanOptions
+from shardplan.graph.strategies import StrategySpace
 from shardplan.graph.tensors import TensorSpace
 from shardplan.layout.placement import R, S
+from shardplan.model.types import Operator
 from shardplan.planning.reduction import Allowed, Mask, Restrict
+from shardplan.rules.batch import batch_dims_of
 
+_EQUAL = 1e-6
+"""Below the least difference between logarithms of pieces."""
 _NORMALISATIONS = ("LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization")
 
 
@@ -57,6 +62,51 @@ def recipes_for(options: PlanOptions) -> Mapping[str, Restrict]:
     return {first: restriction, "ZeRO-1": zero_1, **dict(others)}
 
 
+def as_written_by_hand(options: PlanOptions) -> Mapping[str, Restrict]:
+    """The recipes that apply, with the work of every operator split by the batch where that can be, as programs of data
+    parallelism do it. Of `recipes_for`, every device may gather the inputs and compute the whole batch."""
+    return {name: _split_by_batch(name, restriction) for name, restriction in recipes_for(options).items()}
+
+
+def _split_by_batch(name: str, recipe: Restrict) -> Restrict:
+    """`recipe`, with operators that work on the batch, on its data-parallel axes, as far as the recipe leaves that
+    open."""
+
+    def allowed(built: CostGraph) -> Allowed:
+        masks = dict(recipe(built))
+        axes = range(len(built.cluster.mesh) - (1 if name in TENSOR_PARALLEL else 0))
+        batch = batch_dims_of(built.model, built.rules)
+        inputs = _inputs_by_batch(built, axes).items()
+        ways = max((int(_pieces(built.kept[node[1]])[mask].max()) for node, mask in inputs), default=1)
+        for operator, space in zip(built.model.operators, built.operators, strict=True):
+            node: Node = ("operator", operator.name)
+            open_still = masks.get(node, np.ones(len(space), dtype=np.bool_))
+            pieces = np.where(open_still, _batch_pieces(operator, space.strategies, batch, len(axes), ways), -1.0)
+            masks[node] = pieces >= pieces.max() - _EQUAL
+        return masks
+
+    return allowed
+
+
+def _batch_pieces(
+    operator: Operator, space: StrategySpace, batch: Mapping[str, int], axes: int, ways: int
+) -> NDArray[np.float64]:
+    """For each strategy, how finely it splits the batch of operands and results over the first `axes` axes of the mesh:
+    the sum of the logarithms of their pieces. The batch itself has at most `ways`: what has more pieces of its rows is
+    split by sequence too."""
+    found = np.zeros(len(space))
+    for side, names, spaces in (
+        ("operands", operator.inputs, space.operands), ("results", operator.outputs, space.results),
+    ):  # fmt: skip
+        for position, (name, tensor) in enumerate(zip(names, spaces, strict=True)):
+            code = tensor.code(S(batch[name])) if tensor is not None and name in batch else None
+            if code is not None:
+                is_split = space.layout_codes(side, position)[:, :axes] == code
+                pieces = np.where(is_split, space.axis_sizes[:axes], 1).prod(axis=1)
+                found += np.where(ways % pieces == 0, np.log2(pieces), 0.0)
+    return found
+
+
 def without_axis(axis: int) -> Restrict:
     """The restriction to plans that leave a mesh axis unused, which are the plans of the mesh without it."""
 
@@ -79,6 +129,8 @@ RECIPES: Mapping[str, Restrict] = {
     "Megatron": megatron,
     "Megatron + sequence": megatron_sequence,
 }
+TENSOR_PARALLEL = ("Megatron", "Megatron + sequence")
+"""Recipes whose last axis is not data-parallel."""
 
 
 def _megatron(built: CostGraph, *, sequence: bool) -> Allowed:

@@ -14,6 +14,7 @@ from shardplan.plan.types import Memory, Plan, Summary
 from shardplan.plan.views.breakdown import breakdown
 from shardplan.render.console import Folded, emit
 from shardplan.render.pins import pin_lines
+from shardplan.text_files import in_shell
 from shardplan.units import TIME, Measure, count, counted, percent, rate, size, sizes_in_one_unit
 
 if TYPE_CHECKING:
@@ -100,8 +101,13 @@ def _cluster_line(cluster: Cluster, limit_bytes: int | None, defaults: Collectio
         axes.append(f"{axis.name}={axis.size} ({link.name}, {rate(link.link_bytes_per_s)}{shared and f', {shared}'})")
     of_profile = " of the profile" if "mesh" in defaults else ""
     usable = size(cluster.device.usable_bytes)
-    limit = usable if limit_bytes is None else f"{size(limit_bytes)} of {usable}"
-    return f"{name}, mesh{of_profile} {' x '.join(axes)}, {limit} usable per device"
+    if limit_bytes is None:
+        limit = f"{usable} usable per device"
+    elif limit_bytes <= cluster.device.usable_bytes:
+        limit = f"{size(limit_bytes)} of {usable} usable per device"
+    else:
+        limit = f"a limit of {size(limit_bytes)} per device, of which {usable} is usable"
+    return f"{name}, mesh{of_profile} {' x '.join(axes)}, {limit}"
 
 
 def contention(cluster: Cluster, level: int) -> str:
@@ -152,7 +158,7 @@ def describe_outcome(
             ("memory", memory_line(summary.memory, summary.memory_limit_bytes)),
             ("wrote" if written else "same as", path),
             *([("", replaced)] if replaced else []),
-            ("next", f"shardplan show {path}"),
+            ("next", f"shardplan show {in_shell(path)}"),
         ),
     )
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
+from shardplan.plan.format.digest import edited, minor_of
+from shardplan.plan.format.fields import MAJOR
 from shardplan.plan.types import Plan
 from shardplan.plan.views.timeline import streams_of
 from shardplan.render.console import PIPE_WIDTH, emit, table
@@ -16,14 +19,16 @@ from shardplan.units import NS_PER_S, duration
 
 SAME_STEP = 1e-3
 """Relative difference up to which the schedule takes as long as the plan says: times in a file are rounded."""
+_SCHEDULED = 4
+"""Minor format version since which the step of a plan is its schedule."""
 _NUMBERS, _LEAST, _MOST = 22, 12, 100
 """Columns of the numbers with the gaps around them, and of the chart."""
 _SHADES = ((0.75, "█"), (0.25, "▒"), (0.0, "░"))
 """What a cell shows from this share of its time on."""
 
 
-def show_timeline(console: Console, made: Timeline, plan: Plan, trace: str | None) -> None:
-    """What each stream does, when it does it, and how long the step takes."""
+def show_timeline(console: Console, made: Timeline, plan: Plan, why: str, trace: str | None) -> None:
+    """What each stream does, when it does it, and how long the step takes. `why`: the `other_step_reason`."""
     width = 80 if console.width == PIPE_WIDTH else console.width
     names = [name.removeprefix("communication: ") for name in streams_of(plan)]
     longest = max(map(len, names), default=0)
@@ -40,7 +45,7 @@ def show_timeline(console: Console, made: Timeline, plan: Plan, trace: str | Non
     if abs(step_ns - plan.summary.step_ns) <= SAME_STEP * step_ns:
         emit(console, time_line(plan))
     else:
-        emit(console, f"step {duration(step_ns)}{_other_step(plan)}")
+        emit(console, f"step {duration(step_ns)}{_other_step(plan, why)}")
     if trace:
         emit(console, f"wrote {trace} ({len(made.tasks):,} tasks); open it in ui.perfetto.dev")
 
@@ -79,12 +84,21 @@ def _shade(share: float) -> str:
     return next((shade for least, shade in _SHADES if share > least), " ")
 
 
-def _other_step(plan: Plan) -> str:
-    """Why the schedule takes another time than the plan says."""
+def other_step_reason(document: Mapping[str, Any]) -> str:
+    """Why the schedule of a plan without stages may take another time than its document says."""
+    if minor_of(document) < _SCHEDULED:
+        return f"it is older than format {MAJOR}.{_SCHEDULED}, whose steps are scheduled"
+    if any(edited(document)):
+        return "it was edited after it was written"
+    return "another version of shardplan wrote it, or its digest was made anew after an edit"
+
+
+def _other_step(plan: Plan, why: str) -> str:
+    """What the plan says of a step that the schedule does not take."""
     says = duration(plan.summary.step_ns)
     if plan.pipeline is not None:
         return f" if every microbatch waits for its sends; the plan says {says}, by a formula in which sends overlap"
-    return f"; the file says {says}: it is older than format 1.4, whose steps are scheduled"
+    return f"; the file says {says}: {why}"
 
 
 def busy_seconds(made: Timeline, streams: Sequence[str]) -> dict[str, float]:

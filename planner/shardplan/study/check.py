@@ -6,7 +6,7 @@ and from its decisions. All of this is checked; a wrong field is named.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -24,6 +24,7 @@ from shardplan.plan.interrupted import unless_interrupted
 from shardplan.plan.legality import faults as illegal
 from shardplan.plan.types import Plan
 from shardplan.plan.views.timeline import unscheduled
+from shardplan.planning.instance import ABOVE_DEVICE
 from shardplan.planning.standing import OnProgress
 from shardplan.study.derive import NotDerivableError, derived
 from shardplan.study.freshness import AS_RECORDED, Given, input_changes, model_now
@@ -130,8 +131,8 @@ def _of_content(
         except NotDerivableError as problem:
             return Verdict("invalid", (*edited, *_shortened(problem.faults)))
     named = _shortened([str(one) for one in wrong])
-    if edited:
-        return Verdict("invalid", (*edited, *named), differences=wrong)
+    if impossible := (*edited, *_limits_beyond(plan, plan.warnings)):
+        return Verdict("invalid", (*impossible, *named), differences=wrong)
     used, limit = plan.summary.memory.total, plan.summary.memory_limit_bytes
     if used > limit:
         return Verdict("infeasible", (f"it needs {size(used)} of the {size(limit)} that a device may use",))
@@ -142,6 +143,21 @@ def _of_content(
         first = f"{what} not follow from its decisions: it was made by another version, or changed by hand"
         return Verdict("stale", (first, *named), differences=wrong)
     return Verdict("fresh", notes=() if model is not None else (_WITHOUT_MODEL,))
+
+
+def _limits_beyond(plan: Plan, warnings: Sequence[str]) -> Iterator[str]:
+    """A sentence that a plan, or one of its stages, may use more memory than a device has, though the `warnings` of the
+    whole plan do not say that it was asked for."""
+    for stage in plan.pipeline.stages if plan.pipeline else ():
+        yield from (f"{stage.name}: {text}" for text in _limits_beyond(stage.plan, warnings))
+    if plan.pipeline is None and not any(f"warning[{ABOVE_DEVICE}]" in text for text in warnings):
+        profile = plan.cluster.get("profile")
+        device = profile.get("device") if isinstance(profile, Mapping) else None
+        has_bytes = device.get("memory_bytes") if isinstance(device, Mapping) else None
+        limit_bytes = plan.summary.memory_limit_bytes
+        if isinstance(has_bytes, int) and limit_bytes > has_bytes:
+            found = f"summary.memory_limit_bytes is {size(limit_bytes)}, and a device has {size(has_bytes)}"
+            yield f"{found}: no warning of the plan says that this was asked for"
 
 
 def _shortened(texts: list[str] | tuple[str, ...]) -> list[str]:

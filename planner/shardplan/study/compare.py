@@ -11,7 +11,7 @@ from shardplan.model.types import Model
 from shardplan.plan.interrupted import unless_interrupted
 from shardplan.plan.types import Plan
 from shardplan.planning import Planner
-from shardplan.planning.recipes import recipes_for
+from shardplan.planning.recipes import as_written_by_hand
 from shardplan.planning.reduction import Restrict
 from shardplan.planning.standing import OnProgress, Turn
 from shardplan.units import PS_PER_NS
@@ -45,7 +45,7 @@ def compare_recipes(
 
     Raises `ShardplanError` as `plan_model` for a model that cannot be planned as asked, but not for lack of memory.
     """
-    contest = (*recipes_for(options).items(), (BEST, None))
+    contest = (*as_written_by_hand(options).items(), (BEST, None))
     turn = Turn(on_progress, len(contest))
     planner = Planner(model, cluster, options, turn.tell, reasons=False)
     roomy = Planner(model, cluster, replace(options, memory_limit_bytes=UNLIMITED_BYTES), turn.tell, reasons=False)

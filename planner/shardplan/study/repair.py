@@ -16,6 +16,7 @@ from shardplan.plan.recorded_request import cluster_of
 from shardplan.plan.types import Plan
 from shardplan.request import FIELDS, option_of
 from shardplan.study.sources import found_path, source, sources
+from shardplan.text_files import file_argument
 
 _ASKED = (
     "mode", "optimizer", "shard_optimizer", "equal_layers", "target", "remat", "microbatches", "schedule", "cost_model",
@@ -57,7 +58,7 @@ def repair_of(plan: Plan, file: str, model: str | None = None, cluster: str | No
         words += [*_asked(plan), *_sizes(plan), *_memory(plan, file), *_fixed(plan, file), *_stages(plan, file)]
     except _NotSaidError as missing:
         return Repair(missing=str(missing))
-    return Repair(shlex.join([*words, "--output", file]), caution=caution)
+    return Repair(shlex.join([*words, "--output", file_argument(file)]), caution=caution)
 
 
 class _NotSaidError(Exception):
@@ -82,7 +83,7 @@ def _found(recorded: str, file: str, what: str) -> str:
     path = found_path(recorded, file)
     if path is None:
         raise _NotSaidError(what)
-    return f"./{path}" if path.startswith("-") else path
+    return file_argument(path)
 
 
 def _asked(plan: Plan) -> Iterator[str]:

@@ -24,9 +24,11 @@ _HINT = "shardplan solve says how much is missing, and what would help"
 def compare(session: Session, /, **given: Any) -> int:
     """Plan MODEL by the recipes that people write by hand (data parallel, ZeRO-3, Megatron), and without any.
 
-    Each is solved by the same engine at the same prices; what a recipe leaves open is optimised. Exits with 3 when
+    Each is solved by the same engine at the same prices, with every operator split by the batch on the axes of data
+    parallelism; what a recipe leaves open is optimised. Exits with 3 when
     not even the best plan fits in memory. Ctrl-C ends it with the plans that are known (exit code 130).
     """
+    from shardplan.planning.instance import above_device
     from shardplan.render.compare import comparison_document, show_comparison
     from shardplan.render.solve import describe_request
     from shardplan.report.studies import comparison_report
@@ -39,7 +41,7 @@ def compare(session: Session, /, **given: Any) -> int:
     attempt.finish()
     assert instance is not None
     model, cluster, options = instance.model, instance.cluster, instance.options
-    session.say_all((*model.warnings, *cluster.warnings))
+    session.say_all((*model.warnings, *cluster.warnings, *above_device(options.memory_limit_bytes, cluster)))
     session.paint(lambda console: describe_request(console, model, cluster, options, session.defaults))
     found = compare_recipes(model, cluster, options, session.begin("comparing"))
     limit = instance.limit_bytes

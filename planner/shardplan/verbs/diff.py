@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shardplan.errors import Attempts, Diagnostic, ShardplanError, error, warning
+from shardplan.errors import Attempts, Diagnostic, ShardplanError, error
 from shardplan.verbs.asking import budget_option
+from shardplan.verbs.reading import edited_warnings
 from shardplan.verbs.report import check_report, html_option, write_report
 from shardplan.verbs.session import EXIT_DONE, EXIT_NO, Session, verb
 
@@ -100,10 +101,9 @@ def _report(before: Plan, after: Plan, files: tuple[str, str], found: PlanDiff) 
 def _as_written(file: str, _: Sequence[str]) -> tuple[Plan, tuple[Diagnostic, ...]]:
     """The plan in a file, with a warning where it was edited."""
     from shardplan.plan.file import read_whole
-    from shardplan.plan.format.digest import edited
 
     found, plan = read_whole(file)
-    return plan, tuple(warning("edited-plan", text, file=file) for text in edited(found))
+    return plan, edited_warnings(file, found)
 
 
 def _derived(file: str, models: Sequence[str]) -> tuple[Plan, tuple[Diagnostic, ...]]:

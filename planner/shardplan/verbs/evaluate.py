@@ -10,6 +10,7 @@ import click
 
 from shardplan.errors import Attempts, ShardplanError, error
 from shardplan.request import option_of
+from shardplan.text_files import in_shell
 from shardplan.units import counted, size
 from shardplan.verbs.asking import (
     ASKED,
@@ -109,7 +110,7 @@ def _of_plan(session: Session, file: str, given: Mapping[str, Any]) -> Evaluatio
     if plan.pipeline is not None:
         summary = f"the plan is a pipeline of {len(plan.pipeline.stages)} stages, which cannot be priced anew"
         raise ShardplanError(
-            error("pipeline-plan", summary, hint=f"shardplan explain {file} says what it takes", file=file)
+            error("pipeline-plan", summary, hint=f"shardplan explain {in_shell(file)} says what it takes", file=file)
         )
     options = options_of(plan, file)
     model = attempt(lambda: load_model(given["model"], dims_of(plan)))

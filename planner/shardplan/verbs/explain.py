@@ -7,6 +7,7 @@ from dataclasses import replace
 import click
 
 from shardplan.verbs.asking import budget_option
+from shardplan.verbs.reading import shown_plan
 from shardplan.verbs.session import Session, verb
 
 
@@ -35,14 +36,13 @@ def explain(
     'layers.*.up.weight', or a line of what `show` and `explain` print, such as 'layers.*.up (MatMul)'. Each
     alternative is solved again with everything else free, so its price is exact.
     """
-    from shardplan.plan.file import read_plan
     from shardplan.render.explain import explain_document, show_explanation, show_shares
     from shardplan.study.freshness import model_of
     from shardplan.study.shares import shares_of
 
     if instead is not None and name is None:
         raise click.UsageError("--instead says how NAME is to be: which one?")
-    loaded = read_plan(plan)
+    loaded = shown_plan(session, plan)
     if name is None:
         if model is not None:
             from shardplan.study.explain import check_model

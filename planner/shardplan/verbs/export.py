@@ -10,7 +10,7 @@ import click
 
 from shardplan.errors import Attempts, ShardplanError, error
 from shardplan.export.targets import TARGETS, Target, find_target
-from shardplan.text_files import is_file
+from shardplan.text_files import in_shell, is_file
 from shardplan.verbs.asking import SIZES, budget_option, request_options
 from shardplan.verbs.inputs import load_model, parse_sizes
 from shardplan.verbs.session import EXIT_DONE, EXIT_NO, Session, completing, verb
@@ -101,7 +101,10 @@ def _recorded(whole: Plan, plan: str, target: Target) -> str:
     """The model that the plan records, for a format that needs one."""
     from shardplan.study.freshness import recorded_model
 
-    return recorded_model(whole, plan, lambda model: f"shardplan export {plan} {model} --to {target.name}")
+    def naming(model: str) -> str:
+        return f"shardplan export {in_shell(plan)} {in_shell(model)} --to {target.name}"
+
+    return recorded_model(whole, plan, naming)
 
 
 def _check_arguments(target: Target, plan: str, model: str | None, output: str | None, stage: int | None) -> None:

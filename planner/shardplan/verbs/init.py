@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shardplan.text_files import is_there
+from shardplan.text_files import in_shell, is_there
 from shardplan.verbs.asking import profile_names
 from shardplan.verbs.session import Session, attended_verb, completing
 
@@ -56,8 +56,8 @@ def init(session: Session, /, **given: Any) -> int:
     files = project_files(asked, profile)
     written = _write(files, force=given["force"])
     mesh = f"{asked.machines}x{asked.devices}"
-    model = asked.model or "model.onnx"
-    document = {"files": list(files), "next": f"shardplan solve {model}"}
+    command = f"shardplan solve {in_shell(asked.model or 'model.onnx')}"
+    document = {"files": list(files), "next": command}
 
     def draw(console: Any) -> None:
         from shardplan.render.console import emit
@@ -71,7 +71,7 @@ def init(session: Session, /, **given: Any) -> int:
         ]
         if asked.model and not is_there(asked.model):
             rows.append(("model", f"there is no {asked.model} yet"))
-        emit(console, facts(*rows, ("next", f"shardplan solve {model}   plans it for the mesh {mesh}")))
+        emit(console, facts(*rows, ("next", f"{command}   plans it for the mesh {mesh}")))
 
     return session.finish(document, draw)
 

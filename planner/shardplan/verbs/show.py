@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from shardplan.verbs.asking import budget_option
+from shardplan.verbs.reading import shown_plan
 from shardplan.verbs.report import check_report, html_option, plan_document, write_report
 from shardplan.verbs.session import EXIT_DONE, Session, verb
 
@@ -42,7 +43,6 @@ from shardplan.verbs.session import EXIT_DONE, Session, verb
 @verb
 def show(session: Session, /, plan: str, form: str, show_all: bool, **about_report: Any) -> int:
     """Print the plan file PLAN: summary, parameters with the recipes they follow, the costliest moves."""
-    from shardplan.plan.file import read_plan
     from shardplan.render.show import show_document, show_plan
 
     html, why, model = (about_report[name] for name in ("html", "why", "model"))
@@ -51,7 +51,7 @@ def show(session: Session, /, plan: str, form: str, show_all: bool, **about_repo
     if why and not (html or form == "html"):
         raise click.UsageError("--why N goes with --html or --format html")
     check_report(html, plan, model)
-    loaded = read_plan(plan)
+    loaded = shown_plan(session, plan)
     if why and loaded.pipeline is not None:
         raise click.UsageError("--why is not for a pipeline: shardplan explain has it for one name")
     if html or form == "html":

@@ -7,6 +7,7 @@ import json
 import click
 
 from shardplan.units import US_PER_S
+from shardplan.verbs.reading import edited_warnings
 from shardplan.verbs.session import Session, verb
 
 STANDARD_OUTPUT = "-"
@@ -27,14 +28,15 @@ def timeline(session: Session, /, plan: str, output: str | None) -> int:
     The schedule is rebuilt from the file alone and takes as long as the plan's step. A stream's time is how
     long it is busy: compute is slower beside communication.
     """
-    from shardplan.plan.file import read_plan, write_other
+    from shardplan.plan.file import read_whole, write_other
     from shardplan.plan.views.timeline import chrome_trace, streams_of
     from shardplan.plan.views.timeline import timeline as lay_out
-    from shardplan.render.timeline import busy_seconds, show_timeline
+    from shardplan.render.timeline import busy_seconds, other_step_reason, show_timeline
 
     if session.as_json and output == STANDARD_OUTPUT:
         raise click.UsageError("--json and --output - both want standard output")
-    loaded = read_plan(plan)
+    found, loaded = read_whole(plan)
+    session.say_all(edited_warnings(plan, found))
     laid_out = lay_out(loaded)
     trace = json.dumps(chrome_trace(loaded), separators=(",", ":")) + "\n"
     if output == STANDARD_OUTPUT:
@@ -50,4 +52,5 @@ def timeline(session: Session, /, plan: str, output: str | None) -> int:
         "tasks": len(laid_out.tasks),
         "busy_us": {name: round(seconds * US_PER_S, 3) for name, seconds in busy.items()},
     }
-    return session.finish(document, lambda console: show_timeline(console, laid_out, loaded, output))
+    why = other_step_reason(found)
+    return session.finish(document, lambda console: show_timeline(console, laid_out, loaded, why, output))

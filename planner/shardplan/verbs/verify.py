@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from shardplan.errors import Attempts, ShardplanError, error
-from shardplan.text_files import is_file
+from shardplan.text_files import in_shell, is_file
 from shardplan.verbs.asking import SIZES, budget_option, request_options, seed_option
 from shardplan.verbs.inputs import load_model, parse_sizes
 from shardplan.verbs.session import EXIT_DONE, EXIT_NO, Session, option, verb
@@ -107,6 +107,10 @@ def _telling(session: Session) -> Ran:
     return lambda done, total: tell(Step(f"{done:,} of {total:,} instructions", done, total - done))
 
 
+def _command(model: str, plan: str) -> str:
+    return f"shardplan verify {in_shell(model)} {in_shell(plan)}"
+
+
 def _read(
     given: Sequence[str], plan: str, dims: tuple[str, ...], trips: tuple[str, ...], pads: tuple[str, ...]
 ) -> tuple[str, Model, Plan]:
@@ -120,7 +124,7 @@ def _read(
     planned = attempt(lambda: read_plan(plan))
     name = given[0] if given else None
     if name is None and planned is not None:
-        name = attempt(lambda: recorded_model(planned, plan, lambda model: f"shardplan verify {model} {plan}"))
+        name = attempt(lambda: recorded_model(planned, plan, lambda model: _command(model, plan)))
     loaded = None
     if name is not None and sizes is not None:
         bound = planned.model.get("dims", {}) if planned is not None else {}

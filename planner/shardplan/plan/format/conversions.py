@@ -19,6 +19,9 @@ from shardplan.plan.types import CollectiveStep, OperatorDecision, Plan, Summary
 
 T = TypeVar("T")
 MOST_DEVICES: Final = 2**24
+_ROUNDED_NS: Final = 2
+_ROUNDED_GAP: Final = 1e-6
+"""How far numbers of the summary that follow from each other may be apart: each is rounded by itself."""
 Blocks = tuple[tuple[tuple[str, ...], tuple[tuple[int, ...], ...]], ...]
 
 
@@ -75,6 +78,22 @@ def permutes(perm: tuple[int, ...], found: Mapping[str, Any], _: Context) -> str
     """A check: a `perm` is a permutation of the dims."""
     rank = len(found["shape"])
     return f"expected a permutation of the {rank} dims" if perm and sorted(perm) != list(range(rank)) else ""
+
+
+def rest_of_step(communication_ns: int, found: Mapping[str, Any], _: Context) -> str:
+    """A check: exposed communication is what compute leaves of the step."""
+    rest_ns = found["step_ns"] - found["compute_ns"]
+    return "" if abs(communication_ns - rest_ns) <= _ROUNDED_NS else f"but step_us - compute_us is {rest_ns / 1000}"
+
+
+def gap_of_bound(gap: float, found: Mapping[str, Any], _: Context) -> str:
+    """A check: the gap is that between the objective and its bound."""
+    objective_ns, bound_ns = found["objective_ns"], found["bound_ns"]
+    if objective_ns <= 0:
+        return ""
+    expected = (objective_ns - bound_ns) / objective_ns
+    same = abs(gap - expected) <= _ROUNDED_GAP + _ROUNDED_NS / objective_ns
+    return "" if same else f"but (objective - bound_us) / objective is {expected:.6g}"
 
 
 def as_many_as(names: str) -> Callable[[tuple[object, ...], Mapping[str, Any], Context], str]:
@@ -146,19 +165,28 @@ def tensors_of(*roles: str) -> Callable[[Plan], list[TensorDecision]]:
 def whole_plan(found: Mapping[str, Any]) -> Plan:
     """The plan made of its sections. Raises `RecordError` if they do not fit together."""
     details, mesh = dict(found["details"]), found["mesh"]
-    warnings = details.pop("warnings")
+    warnings, summary = details.pop("warnings"), Summary(**found["summary"], **details)
+    _check_objective(summary)
     tensors = (*found["parameters"], *found["inputs"], *found["outputs"], *found["tensors"])
     _check_unique(tensors, "tensor")
     _check_unique(found["operators"], "operator")
     return Plan(
         mesh=mesh["mesh"],
         axis_links=mesh["links"],
-        summary=Summary(**found["summary"], **details),
+        summary=summary,
         tensors=tensors,
         warnings=warnings,
         blocks=blocks_of(found["blocks"], len(found["operators"])),
         **{name: found[name] for name in ("model", "cluster", "sources", "operators", "moves", "pipeline")},
     )
+
+
+def _check_objective(summary: Summary) -> None:
+    """Raises `RecordError` if the objective is not the step, as it is since format 1.4."""
+    scheduled = not summary.scheduled_ns and summary.overlap_weight == 1.0
+    if scheduled and abs(summary.objective_ns - summary.step_ns) > _ROUNDED_NS:
+        said = f"objective is {summary.objective_ns / 1000} and step_us {summary.step_ns / 1000}"
+        raise RecordError(f"summary: {said}, and a plan minimises its step")
 
 
 def _check_unique(decisions: Sequence[TensorDecision | OperatorDecision], what: str) -> None:

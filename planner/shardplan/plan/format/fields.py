@@ -18,6 +18,7 @@ from shardplan.plan.format.conversions import (
     block_copies,
     collective_step,
     devices_per_host,
+    gap_of_bound,
     hosts,
     in_rank,
     itself,
@@ -25,6 +26,7 @@ from shardplan.plan.format.conversions import (
     made,
     permutes,
     placed_axes,
+    rest_of_step,
     tensors_of,
     whole_plan,
 )
@@ -154,10 +156,10 @@ SUMMARY = Record("summary", (
     Field("step_us", Microseconds(), "Predicted time of one step: compute_us + communication_us.", "step_ns",
           diff="step"),
     Field("bound_us", Microseconds(minimum=None), "Proven lower bound on `objective`.", "bound_ns"),
-    Field("gap", Number(), "(objective - bound_us) / objective."),
+    Field("gap", Number(), "(objective - bound_us) / objective.", check=gap_of_bound),
     Field("compute_us", Microseconds(), "", "compute_ns", diff="compute"),
     Field("communication_us", Microseconds(), "Exposed communication: the part of the step that compute does not "
-          "hide.", "communication_ns", diff="communication"),
+          "hide.", "communication_ns", check=rest_of_step, diff="communication"),
     Field("memory_bytes", Integer(), "Memory of one device at the moment when most is in use.",
           get=attrgetter("memory.total"), derived=True, diff="memory"),
     Field("memory_limit_bytes", Integer()),

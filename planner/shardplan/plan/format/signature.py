@@ -6,14 +6,13 @@
 
 from __future__ import annotations
 
-import shlex
 import shutil
 import subprocess
 from pathlib import Path
 from typing import Final
 
 from shardplan.errors import ShardplanError, error
-from shardplan.text_files import is_file
+from shardplan.text_files import in_shell, is_file
 
 NAMESPACE: Final = "shardplan"
 """What a signature is for: one made for something else is none of a plan."""
@@ -26,7 +25,7 @@ class UnsignedError(ShardplanError):
 
 def signing_command(file: str) -> str:
     """The command that signs a plan with one's own key."""
-    return f"ssh-keygen -Y sign -n {NAMESPACE} -f KEY {shlex.quote(file)}"
+    return f"ssh-keygen -Y sign -n {NAMESPACE} -f KEY {in_shell(file)}"
 
 
 def signature_fault(text: str, file: str, signers: str | Path) -> str:
