@@ -84,7 +84,7 @@ def trace(model: Model, rules: Sequence[Rule], *, training: bool) -> Flow:
                 makers[name] = (index, position)
                 planned.setdefault(name)
     needs_grad = _with_gradients(model) if training else frozenset()
-    weightlike = _weightlike(model)
+    weightlike = weightlike_of(model)
     return Flow(
         makers=makers,
         readers=readers,
@@ -232,7 +232,8 @@ def _with_gradients(model: Model) -> frozenset[str]:
     return frozenset(downstream & upstream)
 
 
-def _weightlike(model: Model) -> frozenset[str]:
+def weightlike_of(model: Model) -> frozenset[str]:
+    """The values of `model` that are weights and constants, or computed from these only."""
     known = {name for name, tensor in model.tensors.items() if tensor.role in ("parameter", "constant")}
     for operator in model.operators:
         carries = operator.domain == CONTROL and operator.op_type == Border.ENTER
