@@ -167,9 +167,12 @@ def training_obstacles(model: Model) -> list[Diagnostic]:
 
 
 def microbatch_obstacles(model: Model, microbatches: int) -> list[Diagnostic]:
-    """Inputs whose batch, dim 0, cannot be cut into so many equal microbatches."""
-    own = [name for name in model.inputs if name not in model.fed]
-    batches = {name: model.tensor(name).shape[0] for name in own if model.tensor(name).shape}
+    """Inputs whose batch, dim 0, cannot be cut into so many equal microbatches. Where the first input, or what another
+    part of the model feeds, has several rows, others may have one for all of them, such as masks."""
+    shapes = {name: model.tensor(name).shape for name in (*model.fed, *model.inputs)}
+    rows = {name: shape[model.fed.get(name, 0)] for name, shape in shapes.items() if shape}
+    fewest = min(2, next(iter(rows.values()), 1))
+    batches = {name: count for name, count in rows.items() if name not in model.fed and count >= fewest}
     whole = next((name for name, batch in batches.items() if batch % microbatches), None)
     if whole is None:
         return []

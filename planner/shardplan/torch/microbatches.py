@@ -78,6 +78,8 @@ def _beside(name: str, tensor: Tensor, rows: Layout, groups: ProcessGroups, plan
 
 
 def _rows(tensor: DTensor, number: int, count: int) -> DTensor:
-    """Of every process's rows the `number`-th of `count` equal parts."""
+    """Of every process's rows the `number`-th of `count` equal parts; all of a tensor that has one row for all."""
+    if count == 1 or tensor.shape[0] == 1:
+        return tensor
     local = tensor.to_local().chunk(count, 0)[number]
     return like(tensor, local, (tensor.shape[0] // count, *tensor.shape[1:]))

@@ -110,7 +110,9 @@ class Pipeline:
         Raises `ShardplanError` (`wrong-inputs`)."""
         tensors = [value for value in self._form.leaves(args, kwargs) if isinstance(value, Tensor)]
         given = dict(zip(argument_names(self._program), tensors, strict=True))
-        mine = {name: given[name].to(self._meshes.device) for stage in self.stages for name in stage.nodes.arguments}
+        micro, device = microbatches_of(self.plan), self._meshes.device
+        names = [name for stage in self.stages for name in stage.nodes.arguments]
+        mine = {name: _with_rows(given[name], micro).to(device) for name in names}
         if self.stages[0].nodes.received is not None:
             return (), mine
         first = self.stages[0].nodes.arguments
@@ -159,6 +161,11 @@ class Pipeline:
             return DTensor.from_local(value.to(self._meshes.device), mesh, [Replicate()] * mesh.ndim, run_check=False)
 
         return self._loss(self.computed(outputs), pytree.tree_map(placed, target))
+
+
+def _with_rows(tensor: Tensor, micro: int) -> Tensor:
+    """A tensor that torch can cut into so many microbatches: one row for all of them becomes one for each."""
+    return tensor.expand(micro, *tensor.shape[1:]) if tensor.shape[:1] == (1,) else tensor
 
 
 def _mean(losses: list[Tensor]) -> Tensor:
