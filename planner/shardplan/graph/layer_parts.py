@@ -158,7 +158,7 @@ class _Parts:
                 seen.add(operator.name)
                 if operator.op_type not in _PRODUCTS:
                     front.append(operator)
-                elif not self.weightlike.intersection(operator.inputs):
+                elif not self.weightlike & {*operator.inputs}:
                     return operator
         return None
 

@@ -309,7 +309,7 @@ class _Fixed:
                 shards = built.kept[operator.inputs[1]].kind.shards
                 codes = space.strategies.layout_codes("operands", 1)[:, axes]
                 wanted = [code for code, shard in enumerate(shards) if shard.dim == dim]
-                mask = _if_any(mask, np.isin(codes, wanted).all(axis=1))
+                mask = _if_any(mask, np.asarray(np.isin(codes, wanted).all(axis=1)))
             more["operator", operator.name] = mask
         return more
 
