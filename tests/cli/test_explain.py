@@ -39,13 +39,14 @@ def solved(shardplan, mlp) -> Path:
 
 @pytest.fixture
 def layers(shardplan, folder) -> Path:
-    """`layers.json`, a plan of two layers of which each has a module path, on four devices."""
+    """`layers.json`, a plan of two layers behind a norm, of which each has a module path, on four devices."""
     body = "".join(
         f"[up_{n}] h{n} = MatMul (x{n}, w{n}) [act_{n}] a{n} = Relu (h{n}) [down_{n}] x{n + 1} = MatMul (a{n}, v{n}) "
         for n in (0, 1)
     )
     weights = ", ".join(f"float[64,256] w{n}, float[256,64] v{n}" for n in (0, 1))
-    model = proto_of(f"m (float[64,64] x0) => (float[64,64] x2) <{weights}> {{ {body} }}")
+    body = f"[norm_first] x0 = RMSNormalization (x, g) {body}"
+    model = proto_of(f"m (float[64,64] x) => (float[64,64] x2) <float[64] g, {weights}> {{ {body} }}")
     for node in model.graph.node:
         part, _, number = node.name.partition("_")
         node.metadata_props.add(key="pkg.torch.onnx.name_scopes", value=str(["", f"layers.{number}.{part}", node.name]))
@@ -53,7 +54,7 @@ def layers(shardplan, folder) -> Path:
         f"{short}{n}": f"layers.{n}.{part}.weight" for n in (0, 1) for short, part in (("w", "up"), ("v", "down"))
     }
     for initializer in model.graph.initializer:
-        initializer.name = renamed[initializer.name]
+        initializer.name = renamed.get(initializer.name, initializer.name)
     for node in model.graph.node:
         node.input[:] = [renamed.get(name, name) for name in node.input]
     onnx.save(model, "layers.onnx")

@@ -2,10 +2,15 @@
 
 import pytest
 from memory_closed_forms import kv_cache_bytes
+from small_models import proto_of
 
 from shardplan.cluster.mesh import make_cluster
 from shardplan.cluster.profile import load_profile
+from shardplan.constraints.parse import parse_pin
 from shardplan.errors import ShardplanError
+from shardplan.layout.layout import Layout
+from shardplan.layout.placement import S
+from shardplan.model.read import read_model_bytes
 from shardplan.models import described, transformer
 from shardplan.planning import PlanOptions, plan_model
 
@@ -70,3 +75,26 @@ def test_a_missing_peak_is_said_and_kept_in_the_plan():
     plan = plan_model(transformer(**SIZES), cluster, PlanOptions(effort="quick"), on_warning=heard.append)
     assert [diagnostic.code for diagnostic in heard] == ["missing-peak"]
     assert any("has no bf16 peak; fp16 is used" in text for text in plan.warnings)
+
+
+STEP = """
+step (float[8,1,16] x, float[8,7,16] past) => (float[8,1,16] y, float[8,8,16] present)
+<float[16,16] wq, float[16,16] wk> {
+  q = MatMul (x, wq)
+  k = MatMul (x, wk)
+  present = Concat <axis = 1> (past, k)
+  turned = Transpose <perm = [0,2,1]> (present)
+  scores = MatMul (q, turned)
+  share = Softmax (scores)
+  y = MatMul (share, present)
+}"""
+
+
+def test_a_cache_that_comes_in_is_kept_as_it_is_read():
+    """Of two plans with one step, whole or cut, it is the one with less memory."""
+    model = read_model_bytes(proto_of(STEP).SerializeToString(), "step")
+    options = PlanOptions(effort="quick", mode="inference", constraints=(parse_pin("present=[[machine,gpu]]"),))
+    plan = plan_model(model, make_cluster(load_profile("generic"), "2x4"), options)
+    layouts = {tensor.name: tensor.layout for tensor in plan.tensors}
+    assert layouts["past"] == layouts["present"] == Layout.of(S(0), S(0))
+    assert not [move for move in plan.moves if move.tensor == "past"]

@@ -3,15 +3,18 @@
 from dataclasses import replace
 
 import pytest
+from small_models import proto_of
 
 from shardplan.cluster.mesh import make_cluster
 from shardplan.cluster.profile import load_profile
 from shardplan.constraints.parse import parse_pin
 from shardplan.errors import ShardplanError
+from shardplan.graph.flow import microbatch_obstacles
 from shardplan.graph.options import PlanOptions
 from shardplan.layout.layout import Layout
 from shardplan.layout.legal import is_legal
 from shardplan.layout.placement import S
+from shardplan.model.read import read_model_bytes
 from shardplan.model.types import Model, Operator, Parameter, Tensor
 from shardplan.models.named import described
 from shardplan.pipeline.cut_points import chain_at, part_of
@@ -101,3 +104,38 @@ def test_what_a_stage_is_fed_and_does_not_read_is_one_of_its_inputs():
     part = part_of(chain, 1, 2, "part")
     assert part.inputs == ("t",)
     assert part.tensor("t").role == "input"
+
+
+MASKED = """
+net (float[8,6,4] x, float[1,6,4] mask) => (float[8,6,4] y) <float[4,4] w> {
+  masked = Mul (x, mask)
+  y = MatMul (masked, w)
+}"""
+
+
+def test_an_input_of_one_row_for_all_is_not_cut():
+    model = read_model_bytes(proto_of(MASKED).SerializeToString(), "net")
+    assert batch_dims_of(model, model_rules(model)) == {"x": 0, "masked": 0, "y": 0}
+    plan = plan_model(model, CLUSTER, PlanOptions(effort="quick", microbatches=4))
+    assert plan.summary.step_ns > 0
+    with pytest.raises(ShardplanError) as caught:
+        plan_model(model, CLUSTER, PlanOptions(effort="quick", microbatches=3))
+    assert str(caught.value) == (
+        "error[microbatches]: dim 0 of input 'x' is 8 and cannot be cut into 3 microbatches\n"
+        "hint: --microbatches takes a divisor of the batch: 1, 2, 4, 8"
+    )
+
+
+def test_a_stage_that_reads_such_an_input_is_not_cut_by_it():
+    """The mask is the only input of its own."""
+    text = MASKED.replace("masked = Mul (x, mask)", "h = MatMul (x, w) masked = Mul (h, mask)")
+    model = read_model_bytes(proto_of(text).SerializeToString(), "net")
+    part = part_of(chain_at(model, [1]), 1, 2, "part")
+    assert part.inputs == ("mask", "h")
+    assert microbatch_obstacles(part, 4) == []
+
+
+def test_a_batch_of_one_row_cannot_be_cut():
+    model = read_model_bytes(proto_of(MASKED.replace("[8,6,4]", "[1,6,4]")).SerializeToString(), "net")
+    (found,) = microbatch_obstacles(model, 2)
+    assert found.summary == "dim 0 of input 'x' is 1 and cannot be cut into 2 microbatches"

@@ -108,7 +108,7 @@ def test_unpresolved_optimum_is_the_same():
     built = build_cost_graph(model, model_rules(model), cluster, PlanOptions())
     for problem_of in (base_problem, step_problem):
         problem = problem_of(built, cluster.device.usable_bytes)
-        assert solve(problem, presolve=False).cost == solve(problem).cost
+        assert solve(problem, presolve=False).cost == pytest.approx(solve(problem).cost, rel=1e-9)  # ties
 
 
 def test_quantised_weights_cannot_be_trained(gpt2):

@@ -8,8 +8,8 @@ from published_configs import CONFIGS, COUNTS, written
 import shardplan
 from shardplan.cli import main
 from shardplan.errors import ShardplanError
+from shardplan.graph.hidden_state import hidden_of
 from shardplan.models.hugging_face import configured
-from shardplan.planning.parallelism import hidden_of
 from shardplan.rules import model_rules
 
 DEEPSEEK = {

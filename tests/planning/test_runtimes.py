@@ -1,11 +1,13 @@
 """`solve --for FORMAT`: for every format, what is planned for it is exported to it without a refusal."""
 
 import math
+import re
 import warnings
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from forced_plans import cluster_of
 from small_models import proto_of
 from tensor_parallel import MIXTRAL, QWEN, one_layer
 
@@ -17,12 +19,13 @@ from shardplan.export.types import Source
 from shardplan.graph.options import PlanOptions
 from shardplan.layout.mesh import Mesh
 from shardplan.model.read import read_model, read_model_bytes
-from shardplan.planning import answers
+from shardplan.planning import Planner, answers
 from shardplan.planning.answers import Answers
 from shardplan.planning.chain import answer
 from shardplan.planning.finer import CoarsePlans
 from shardplan.planning.for_runtime import RuntimePlans, best_for_runtime
 from shardplan.planning.instance import instance_of
+from shardplan.planning.recipes import RECIPES
 from shardplan.planning.runtimes import RUNTIMES
 from shardplan.planning.runtimes.trainer import check_kind, dividing
 from shardplan.planning.search import NoBetterError, Search
@@ -69,6 +72,57 @@ vision (float[8,3,8,8] image, int64[8] label) => (float loss)
   loss = SoftmaxCrossEntropyLoss (logits, label)
 }"""
 """A vision transformer with a fused q, k, v, weights stored [in, out], a class token and a loss."""
+
+
+DECODER = """
+decoder (int64[BATCH,6] ids, float[1,1,6,6] mask) => (float[BATCH,6,64] logits)
+<float[64,32] embed, float[32] g, float[32,32] wq, float[32,32] wk, float[32,32] wv, float[32,32] wo, float[32] h,
+ float[32,128] up, float[128,32] down, float[32] f, float[32,64] head> {
+  two = Constant <value = float {2.0}> ()
+  last = Constant <value = int64[1] {-1}> ()
+  tiny = Constant <value = float {0.00001}> ()
+  heads = Constant <value = int64[4] {BATCH,6,4,8}> ()
+  flat = Constant <value = int64[3] {BATCH,6,32}> ()
+  x = Gather (embed, ids)
+  RMS(x, g, n)
+  q = MatMul (n, wq) q4 = Reshape (q, heads) qh = Transpose <perm = [0,2,1,3]> (q4)
+  k = MatMul (n, wk) k4 = Reshape (k, heads) kh = Transpose <perm = [0,2,1,3]> (k4)
+  v = MatMul (n, wv) v4 = Reshape (v, heads) vh = Transpose <perm = [0,2,1,3]> (v4)
+  ATTENTION
+  a4 = Transpose <perm = [0,2,1,3]> (ah) a = Reshape (a4, flat)
+  o = MatMul (a, wo)
+  r = Add (x, o)
+  RMS(r, h, m)
+  u = MatMul (m, up) s = Sigmoid (u) d = MatMul (s, down)
+  t = Add (r, d)
+  RMS(t, f, z)
+  logits = MatMul (z, head)
+}"""
+"""A layer of a decoder with a causal mask; norms and attention are operators, or several for each."""
+_RMS = r"""
+  \3_square = Pow (\1, two) \3_mean = ReduceMean (\3_square, last) \3_above = Add (\3_mean, tiny)
+  \3_root = Sqrt (\3_above) \3_factor = Reciprocal (\3_root) \3_normed = Mul (\1, \3_factor)
+  \3 = Mul (\3_normed, \2)
+"""
+SLOW = """
+extends: builtin:generic
+name: slow
+device: {hbm_gbps: 5, peak_tflops: {fp32: 0.002, tf32: 0.002, bf16: 0.002}}
+levels: {up: {base_us: 0.01}, net: {base_us: 0.01}}
+"""
+"""A cluster on which compute costs more than what is sent."""
+_ATTENTION = """
+  kt = Transpose <perm = [0,1,3,2]> (kh) raw = MatMul (qh, kt) masked = Add (raw, mask) share = Softmax (masked)
+  ah = MatMul (share, vh)
+"""
+
+
+def decoder(batch=8, *, decomposed):
+    text = DECODER.replace("BATCH", str(batch))
+    fused = r"\3 = RMSNormalization (\1, \2)", "ah = Attention (qh, kh, vh, mask)"
+    norm, attention = (_RMS, _ATTENTION) if decomposed else fused
+    text = re.sub(r"RMS\((\w+), (\w+), (\w+)\)", norm, text).replace("ATTENTION", attention)
+    return read_model_bytes(proto_of(text, 20 if decomposed else 23).SerializeToString(), "decoder")
 
 
 def small(text):
@@ -306,3 +360,61 @@ def test_a_search_that_the_clock_ends_before_it_has_a_bound_gives_its_plan(model
     monkeypatch.setattr(answers, "answer", unproven)
     plan = make_plan(models["llama"], "2x2", cluster="generic", target="megatron", mode="training")
     assert plan.summary.gap == 1.0
+
+
+@pytest.fixture
+def slow(tmp_path):
+    path = tmp_path / "slow.yaml"
+    path.write_text(SLOW, encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("decomposed", [False, True])
+class TestDecomposedNormsAndAttention:
+    """Exports of opset 20 have the same limits as those with one operator for each."""
+
+    def test_heads_that_do_not_divide(self, decomposed):
+        with pytest.raises(InfeasibleError) as raised:
+            make_plan(decoder(1, decomposed=decomposed), "1x8", target="megatron", mode="inference")
+        assert "4 attention heads do not divide over 8 ranks" in raised.value.diagnostics[0].detail.splitlines()
+
+    @pytest.mark.parametrize("mode", ["training", "inference"])
+    def test_columns_rows_and_whole_norms(self, slow, decomposed, mode):
+        """Also where norms that are cut by width would be faster."""
+        model = decoder(1, decomposed=decomposed)
+        plan = make_plan(model, "1x4", cluster=slow, target="megatron", mode=mode, effort="quick")
+        found = {tensor.name: str(tensor.layout.placements[1]) for tensor in plan.tensors if tensor.role == "parameter"}
+        cut = {name: [key for key, placement in found.items() if placement == name] for name in ("S(1)", "S(0)", "R")}
+        assert {"wq", "wk", "wv", "up", "head"} <= {*cut["S(1)"]}
+        assert {"wo", "down"} <= {*cut["S(0)"]}
+        assert cut["R"] == ["g", "h", "f"]
+        assert refusals(plan, "megatron", model) == []
+
+    def test_the_hidden_state_of_the_recipe_is_whole(self, decomposed):
+        planner = Planner(decoder(decomposed=decomposed), cluster_of("1x4"), PlanOptions())
+        allowed = RECIPES["Megatron"](planner.built_at()[0])
+        assert {("kept", name) for name in "xrt"} <= {*allowed}
+
+    @pytest.mark.parametrize("target", ["megatron", "maxtext"])
+    def test_a_plan_that_is_no_tensor_parallelism_is_refused(self, slow, decomposed, target):
+        model = decoder(1, decomposed=decomposed)
+        plan = make_plan(model, "1x8", cluster=slow, mode="inference", effort="quick")
+        (refused,) = refusals(plan, target, model)
+        assert "4 attention heads do not divide over 8 ranks" in refused
+
+
+def test_a_model_without_norms_has_no_hidden_state():
+    model = small("m (float[8,16] x) => (float[8,16] y) <float[16,32] up, float[32,16] down> {"
+                  " h = MatMul (x, up) y = MatMul (h, down) }")  # fmt: skip
+    with pytest.raises(ShardplanError) as problem:
+        make_plan(model, "1x4", target="megatron")
+    said = (
+        "error[cannot-say]: megatron trains language models, and no normalisation was recognised in 'small'\n"
+        "  it is not known which values are the hidden state between attention and MLP\n"
+        "hint: export norms and attention as operators (opset 23), or plan --for jax or shardy"
+    )
+    assert str(problem.value) == said
+    plan = make_plan(model, "1x4")
+    with pytest.raises(ShardplanError) as problem:
+        refusals(plan, "megatron", model)
+    assert str(problem.value) == said

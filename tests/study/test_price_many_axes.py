@@ -8,9 +8,10 @@ import shardplan
 from shardplan.cluster.mesh import make_cluster
 from shardplan.cluster.profile import load_profile
 from shardplan.errors import ShardplanError
+from shardplan.graph.hidden_state import hidden_of
 from shardplan.graph.options import PlanOptions
 from shardplan.models import described
-from shardplan.planning.parallelism import DATA, TENSOR, Parallelism, hidden_of, restriction
+from shardplan.planning.parallelism import DATA, TENSOR, Parallelism, restriction
 from shardplan.study import fixed_runs
 
 DENSE = "transformer:layers=2,hidden=512,heads=8,kv_heads=8,vocab=1024,seq=256"

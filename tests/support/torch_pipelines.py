@@ -254,6 +254,30 @@ def told(call: Any) -> str:
     return "nothing"
 
 
+class Masked(Mlp):
+    """One whose last result is masked alike in all rows."""
+
+    def forward(self, x: Any, mask: Any) -> Any:
+        """The last layer's result times a mask of one row."""
+        return super().forward(x) * mask
+
+
+def train_masked(plan: Plan) -> tuple[float, float]:
+    """Errors of the loss and of gradients of `Masked`."""
+    model, reference, micro = Masked(), Masked(), int(plan.model["microbatches"])
+    drawn = torch.Generator().manual_seed(1)
+    x, target = torch.randn(64, 6, generator=drawn), torch.randn(64, 14, generator=drawn)
+    mask = torch.arange(14)[None] % 2 * 1.0
+    with_loss = shardplan.torch.with_loss(model, functional.mse_loss)
+    pipe = shardplan.torch.pipeline(with_loss, (x[: 64 // micro], mask, target[: 64 // micro]), plan, mesh_of(plan))
+    got = pipe.step(x, mask, target)
+    expected = functional.mse_loss(reference(x, mask), target)
+    expected.backward()
+    others = dict(reference.named_parameters())
+    gradients = [far(p.grad, others[name.removeprefix("model.")].grad) for name, p in pipe.named_parameters()]
+    return 0.0 if got is None else abs(got.item() - expected.item()), max(gradients)
+
+
 class Skipping(Mlp):
     """One that needs its first value again in the end."""
 

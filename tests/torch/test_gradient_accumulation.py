@@ -1,12 +1,14 @@
 """Plans of several microbatches: gradients add up to those of the whole batch; what is sent is what the plan says."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 pytest.importorskip("torch")
 
 import onnx
+import torch
 from forced_plans import forced_plan
 from small_models import proto_of
 from tiny_models import Sizes, tiny_gpt, tiny_llama, tiny_moe
@@ -17,6 +19,7 @@ from shardplan.layout.layout import Layout
 from shardplan.layout.placement import R, S
 from shardplan.model.read import read_model
 from shardplan.torch.microbatch_plan import batch_dims, fewest_rows, one_microbatch, with_rows
+from shardplan.torch.microbatches import Microbatches
 
 TWO = PlanOptions(microbatches=2)
 TINIES = {"gpt": tiny_gpt(Sizes(batch=8)), "moe": tiny_moe()}
@@ -116,3 +119,11 @@ TEXTS = {
 @pytest.mark.parametrize("what", TEXTS)
 def test_refusal(four, plan_of, what):
     assert four.run("torch_cases", "refused", TINIES["gpt"], plan_of("gpt", "data parallel"), what) == [TEXTS[what]] * 4
+
+
+def test_an_input_of_one_row_is_that_of_every_microbatch(plan_of):
+    """Such as a mask."""
+    accumulator = SimpleNamespace(reset=lambda: None, begin_microbatch=lambda *_: None)
+    applied = SimpleNamespace(execution=SimpleNamespace(accumulator=accumulator), plan=plan_of("gpt", "data parallel"))
+    mask = torch.ones(1, 1, 16, 16)
+    assert [part["mask"].shape for part in Microbatches(applied, {"mask": mask})] == [mask.shape] * 2

@@ -19,7 +19,7 @@ from small_models import FOUR_GEMMS, proto_of
 from tiny_models import Sizes, megatron, tiny_gpt, tiny_llama, tiny_moe
 from torch import nn
 from torch.nn import functional
-from torch_pipelines import Mlp, Moody
+from torch_pipelines import Masked, Mlp, Moody
 
 import shardplan.torch
 from shardplan.cluster.mesh import make_cluster
@@ -189,6 +189,16 @@ def test_a_pipeline_is_saved_whole_and_goes_on_from_a_checkpoint(four, case, tmp
     for errors, so in four.run("torch_pipelines", "kept", tiny_of(name), plan_of(name, **options), str(tmp_path)):
         assert max(errors) < 1e-5
         assert all(so)
+
+
+def test_an_input_of_one_row_is_that_of_every_microbatch(four):
+    pytest.importorskip("onnxscript")
+    inputs = torch.zeros(64, 6), torch.zeros(1, 14), torch.zeros(64, 14)
+    options = {"cluster": "generic", "stages": 2, "microbatches": 2, "pins": ["w4=[gpu, null]"]}
+    plan = shardplan.torch.plan(Masked(), inputs, "2x2", loss=functional.mse_loss, **options)
+    for loss_error, gradient_error in four.run("torch_pipelines", "train_masked", plan):
+        assert loss_error < 1e-6
+        assert gradient_error < 1e-6
 
 
 def test_stages_may_lay_their_devices_out_differently(four):

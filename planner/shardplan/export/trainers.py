@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from shardplan.errors import ShardplanError, warning
+from shardplan.errors import warning
 from shardplan.export.specs import cannot_say, solve_for
 from shardplan.export.types import Exported, Source
 from shardplan.plan.recorded_request import cluster_of, options_of
@@ -21,7 +21,7 @@ from shardplan.planning.parallelism import Parallelism, rows_of
 from shardplan.planning.reduction import Allowed
 from shardplan.planning.runtimes.arrangement import Arrangement
 from shardplan.planning.runtimes.table import RUNTIMES, Roles
-from shardplan.planning.runtimes.trainer import check_kind, parallelism_of
+from shardplan.planning.runtimes.trainer import check_kind, parallelism_of, uneven
 
 
 def export_megatron(plan: Plan, source: Source) -> Exported:
@@ -105,18 +105,19 @@ def _degrees(plan: Plan, source: Source, name: str) -> tuple[Exported, Roles | N
     planner = Planner(source.model, cluster_of(plan, "the plan"), options, reasons=False)
     built, _ = planner.built_at()
     masks = Decided.of_plan(plan).masks(built)
-    nearest: list[str] | None = None
+    refused: dict[tuple[bool, int], list[str]] = {}
     for roles in RUNTIMES[name].arrangements(plan.mesh):
-        try:
-            wrong = list(_violations(masks, Arrangement(RUNTIMES[name], roles)(built)))
-        except ShardplanError:
-            continue
+        sizes = uneven(roles, plan.mesh, source.model, options.microbatches)
+        wrong = [each.summary for each in sizes] or [*_violations(masks, Arrangement(RUNTIMES[name], roles)(built))]
         if not wrong:
             return Exported(), roles
-        if nearest is None or len(wrong) < len(nearest):
-            nearest = [f"with {_roles_text(plan, roles)}: {line}" for line in wrong]
+        lines = refused.setdefault((bool(sizes), len(wrong)), [])
+        if sizes or not lines:  # of roles by which no size divides, no one is nearer than another
+            lines += [f"with {_roles_text(plan, roles)}: {line}" for line in wrong]
     form = {"megatron": "Megatron-LM's arguments", "maxtext": "a MaxText configuration"}[name]
-    return Exported(refused=tuple(cannot_say(form, "what this plan does", nearest or [], solve_for(name)))), None
+    return Exported(
+        refused=tuple(cannot_say(form, "what this plan does", refused[min(refused)], solve_for(name)))
+    ), None
 
 
 def _violations(masks: Allowed, allowed: Allowed) -> Iterator[str]:

@@ -84,7 +84,7 @@ def trace(model: Model, rules: Sequence[Rule], *, training: bool) -> Flow:
                 makers[name] = (index, position)
                 planned.setdefault(name)
     needs_grad = _with_gradients(model) if training else frozenset()
-    weightlike = _weightlike(model)
+    weightlike = weightlike_of(model)
     return Flow(
         makers=makers,
         readers=readers,
@@ -167,9 +167,12 @@ def training_obstacles(model: Model) -> list[Diagnostic]:
 
 
 def microbatch_obstacles(model: Model, microbatches: int) -> list[Diagnostic]:
-    """Inputs whose batch, dim 0, cannot be cut into so many equal microbatches."""
-    own = [name for name in model.inputs if name not in model.fed]
-    batches = {name: model.tensor(name).shape[0] for name in own if model.tensor(name).shape}
+    """Inputs whose batch, dim 0, cannot be cut into so many equal microbatches. Where the first input, or what another
+    part of the model feeds, has several rows, others may have one for all of them, such as masks."""
+    shapes = {name: model.tensor(name).shape for name in (*model.fed, *model.inputs)}
+    rows = {name: shape[model.fed.get(name, 0)] for name, shape in shapes.items() if shape}
+    fewest = min(2, next(iter(rows.values()), 1))
+    batches = {name: count for name, count in rows.items() if name not in model.fed and count >= fewest}
     whole = next((name for name, batch in batches.items() if batch % microbatches), None)
     if whole is None:
         return []
@@ -232,7 +235,8 @@ def _with_gradients(model: Model) -> frozenset[str]:
     return frozenset(downstream & upstream)
 
 
-def _weightlike(model: Model) -> frozenset[str]:
+def weightlike_of(model: Model) -> frozenset[str]:
+    """The values of `model` that are weights and constants, or computed from these only."""
     known = {name for name, tensor in model.tensors.items() if tensor.role in ("parameter", "constant")}
     for operator in model.operators:
         carries = operator.domain == CONTROL and operator.op_type == Border.ENTER

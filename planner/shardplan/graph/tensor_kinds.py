@@ -61,9 +61,10 @@ def tensor_kinds(
             ordered=parameter or name in reordered,
             microbatches=micro,
             coalesces=name in trainable,
+            is_input=tensor.role == "input",
         )
         if len(flow.readers.get(name, ())) > 1 or name in flow.kept_until:
-            served[name] = replace(kept[name], stored=False, ordered=False, coalesces=False)
+            served[name] = replace(kept[name], stored=False, ordered=False, coalesces=False, is_input=False)
         if options.shard_optimizer and name in trainable:
             updated[name] = kept[name]
             kept[name] = replace(kept[name], accumulates=True)

@@ -38,7 +38,8 @@ class TensorKind:
     and outputs), so partial values are not allowed. `ordered`: several axes on one dim may take any order (parameters).
     `accumulates`: it may be stored whole while its gradient is accumulated as a partial one (weights whose optimizer
     state is sharded apart from them). `size_bytes`, `gradient_bytes`: payload of the whole value and gradient in one
-    microbatch. `coalesces`: a weight, whose gradient is bucketed with others if nothing waits for it.
+    microbatch. `coalesces`: a weight, whose gradient is bucketed with others if nothing waits for it. `is_input`: an
+    input of the graph.
     """
 
     shape: tuple[int, ...]
@@ -52,6 +53,7 @@ class TensorKind:
     microbatches: int
     accumulates: bool = False
     coalesces: bool = False
+    is_input: bool = False
 
 
 class TensorSpace:
@@ -175,10 +177,11 @@ class TensorSpace:
         return self._shares_s[direction]
 
     def _tie_picoseconds(self, pieces: Index) -> NDArray[np.float64]:
-        """A few picoseconds per choice that break ties: for a weight by the bytes on a device, for an activation by the
-        number of splits."""
-        if self.kind.ordered:
-            return np.asarray(np.ceil(_TIE_PICOSECONDS / pieces))
+        """A few picoseconds per choice that break ties: for a weight or an input, which are there all the time, by the
+        bytes on a device, for other activations by the number of splits."""
+        if self.kind.ordered or self.kind.is_input:
+            held = np.ceil(_TIE_PICOSECONDS / pieces)
+            return np.asarray(held - held.min() if self.kind.is_input else held)
         return np.asarray((self.codes < len(self.kind.shards)).sum(axis=1), dtype=np.float64)
 
     def _kept_codes(self, mesh: Mesh) -> Index:

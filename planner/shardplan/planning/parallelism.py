@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -20,6 +21,8 @@ from shardplan.cost.moves import Index
 from shardplan.errors import Diagnostic, ShardplanError, error
 from shardplan.graph.build import CostGraph, Node
 from shardplan.graph.experts import experts_of
+from shardplan.graph.hidden_state import HiddenState, hidden_state
+from shardplan.graph.layer_parts import heads_of
 from shardplan.graph.tensors import TensorSpace
 from shardplan.layout.placement import S
 from shardplan.model.types import Model
@@ -28,8 +31,6 @@ from shardplan.rules.batch import batch_dims_of
 
 TENSOR, CONTEXT, EXPERT, DATA, PIPELINE = "tensor", "context", "expert", "data", "pipeline"
 _INSIDE_OUT = (TENSOR, CONTEXT, EXPERT, DATA)
-_ON_RESIDUAL = frozenset({"Add", "Dropout", "LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization"})
-"""Operators on the hidden state outside of attention and MLP."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +204,7 @@ def _uneven(parallelism: Parallelism, model: Model, microbatches: int) -> Iterat
         more = f", and {len(whole) - 1} other weights" if len(whole) > 1 else ""
         summary = f"tensor: {ways} ways divide no dim of '{name}' {list(shape)}{more}"
         yield bad(summary, f"take a divisor of {math.gcd(*shape)}")
-    for heads in sorted(heads for heads in _heads_of(model) if heads % ways and not whole):
+    for heads in sorted(heads for heads in heads_of(model) if heads % ways and not whole):
         yield bad(f"{heads} attention heads do not divide over {ways} ranks", "--tp is a divisor of their number")
     lengths = {model.tensor(name).shape[1] for name in model.inputs if len(model.tensor(name).shape) > 1}
     cut = parallelism.context * (parallelism.tensor if parallelism.sequence else 1)
@@ -218,36 +219,10 @@ def _uneven(parallelism: Parallelism, model: Model, microbatches: int) -> Iterat
         yield bad("there are no experts to spread: no weight has one matrix for each", "leave out --ep")
 
 
-def _heads_of(model: Model) -> set[int]:
-    """Numbers of query heads, if attention is one operator."""
-    found = set()
-    for operator in model.operators:
-        if operator.op_type == "Attention":
-            shape, named = model.tensor(operator.inputs[0]).shape, operator.attributes.get("q_num_heads")
-            heads = shape[1] if len(shape) == 4 else named
-            found |= {heads} if isinstance(heads, int) else set()
-    return found
-
-
 def rows_of(model: Model) -> int:
     """The batch size of a step: dim 0 of the first input that has one."""
     shapes = [model.tensor(name).shape for name in model.inputs]
     return next((shape[0] for shape in shapes if shape), 1)
-
-
-def hidden_of(model: Model) -> int:
-    """The hidden size: the width that normalisations read most often, of sums where they read any: others may be of
-    single heads."""
-    sums = {model.tensor(one.outputs[0]).shape for one in model.operators if one.op_type == "Add"}
-    shapes = _normalised(model)
-    widths = [shape[-1] for shape in [each for each in shapes if each in sums] or shapes]
-    return max(sorted(set(widths)), key=widths.count) if widths else 0
-
-
-def _normalised(model: Model) -> list[tuple[int, ...]]:
-    """Shapes that normalisations read."""
-    read = (operator.inputs[0] for operator in model.operators if operator.op_type.endswith("Normalization"))
-    return [shape for name in read if (shape := model.tensor(name).shape)]
 
 
 def restriction(parallelism: Parallelism, kinds: tuple[str, ...], hidden: int) -> Restrict:
@@ -289,11 +264,13 @@ class _Fixed:
         inputs = [name for name in built.model.inputs if name in built.kept and name not in weights]
         found: dict[Node, Mask] = {("kept", name): self._activation(built.kept[name]) for name in inputs}
         for name in sorted(weights):
-            found["kept", name] = self._weight(built.kept[name], is_expert=name in experts)
+            is_whole = name in self._hidden_state.weights
+            found["kept", name] = self._weight(built.kept[name], is_expert=name in experts, is_whole=is_whole)
             if name in built.updated:
-                found["updated", name] = self._state(built.updated[name], is_expert=name in experts)
-        found |= self._reads(weights, experts) | self._residual()
-        found = self._by_batch(weights, found)
+                found["updated", name] = self._state(built.updated[name], is_expert=name in experts, is_whole=is_whole)
+        found |= self._reads(weights, experts)
+        found |= {("kept", name): self._activation(built.kept[name]) for name in sorted(self._hidden_state.names)}
+        found = self._by_batch(weights, self._as_trained(found, weights))
         return {node: mask for node, mask in found.items() if mask.any() and not mask.all()}
 
     def _by_batch(self, weights: set[str], found: Mapping[Node, Mask]) -> dict[Node, Mask]:
@@ -316,6 +293,26 @@ class _Fixed:
             more["operator", operator.name] = mask
         return more
 
+    def _as_trained(self, found: Mapping[Node, Mask], weights: set[str]) -> dict[Node, Mask]:
+        """Over tensor axes, operators make the hidden state as it is kept, its products with weights cut their columns,
+        and those that make it again cut their rows."""
+        built, more, residual = self.built, dict(found), self._hidden_state
+        axes = [axis for axis, kind in enumerate(self.kinds) if kind == TENSOR]
+        for operator, space in zip(built.model.operators, built.operators, strict=True):
+            mask = more["operator", operator.name]
+            for position, name in enumerate(operator.outputs):
+                if name in residual.names:
+                    codes = space.strategies.layout_codes("results", position)
+                    mask = self._over_tensor_axes(mask, codes, built.kept[name])
+            dim = residual.cut_of(operator)
+            if dim is not None and operator.inputs[1] in weights:
+                shards = built.kept[operator.inputs[1]].kind.shards
+                codes = space.strategies.layout_codes("operands", 1)[:, axes]
+                wanted = [code for code, shard in enumerate(shards) if shard.dim == dim]
+                mask = _if_any(mask, np.asarray(np.isin(codes, wanted).all(axis=1)))
+            more["operator", operator.name] = mask
+        return more
+
     def _reads(self, weights: set[str], experts: frozenset[str]) -> dict[Node, Mask]:
         """The strategies that read weights in the layouts that the configuration prescribes."""
         found: dict[Node, Mask] = {}
@@ -328,19 +325,18 @@ class _Fixed:
             found["operator", operator.name] = mask
         return found
 
-    def _residual(self) -> dict[Node, Mask]:
-        """Layouts of the hidden state outside attention and MLP. Attention scores of a sequence as long as the hidden
-        size is wide have more dims."""
-        model, kept = self.built.model, self.built.kept
-        ranks = [len(shape) for shape in _normalised(model) if shape[-1] == self.hidden]
-        beside = [operator for operator in model.operators if operator.op_type in _ON_RESIDUAL]
-        read, weights = {name for one in beside for name in one.inputs}, {each.tensor for each in model.parameters}
-        # what a bias makes of queries, keys or values as wide as the hidden state is inside of attention
-        beside = [one for one in beside if one.op_type != "Add" or not weights & {*one.inputs} or read & {*one.outputs}]
-        shapes = {name: kept[name].kind.shape for one in beside for name in one.outputs if name in kept}
-        most = max(ranks, default=_NO_END)
-        names = [name for name, shape in shapes.items() if shape[-1:] == (self.hidden,) and len(shape) <= most]
-        return {("kept", name): self._activation(self.built.kept[name]) for name in names}
+    @cached_property
+    def _hidden_state(self) -> HiddenState:
+        return hidden_state(self.built.model, self.hidden, self.built.kept)
+
+    def _over_tensor_axes(self, mask: Mask, codes: Index, space: TensorSpace) -> Mask:
+        """Whole over tensor axes, or sharded by sequence if `sequence` is set."""
+        code = space.code(S(1)) if self.parallelism.sequence and len(space.kind.shape) > 2 else None
+        for axis, kind in enumerate(self.kinds):
+            if kind == TENSOR:
+                at = codes[:, axis]
+                mask = _if_any(mask, at >= len(space.kind.shards) if code is None else at == code)
+        return mask
 
     def _activation(self, space: TensorSpace) -> Mask:
         """The batch sharded over data (and expert) axes, the sequence over context axes, and over tensor axes if
@@ -355,25 +351,25 @@ class _Fixed:
                 mask = _if_any(mask, codes == code)
         return mask
 
-    def _weight(self, space: TensorSpace, *, is_expert: bool) -> Mask:
+    def _weight(self, space: TensorSpace, *, is_expert: bool, is_whole: bool) -> Mask:
         """Matrices sharded over tensor axes, experts over expert axes; the rest whole, or under ZeRO-3 in as many
-        pieces as possible."""
+        pieces as possible. `is_whole`: it scales or shifts the hidden state, and is whole over tensor axes."""
         sharded = space.codes < len(space.kind.shards)
         mask = np.ones(len(space), dtype=np.bool_)
         for axis, kind in enumerate(self.kinds):
             if is_expert and self._spreads_experts(kind):
                 mask = _if_any(mask, space.codes[:, axis] == space.code(S(0)))
             elif kind == TENSOR:
-                if len(space.kind.shape) > 1:
-                    mask = _if_any(mask, sharded[:, axis])
+                if len(space.kind.shape) > 1 or is_whole:
+                    mask = _if_any(mask, sharded[:, axis] != is_whole)
             elif self.parallelism.zero < 3:
                 mask = _if_any(mask, ~sharded[:, axis])
         return mask & _most(space, mask) if self.parallelism.shards_parameters else mask
 
-    def _state(self, space: TensorSpace, *, is_expert: bool) -> Mask:
+    def _state(self, space: TensorSpace, *, is_expert: bool, is_whole: bool) -> Mask:
         """Optimizer state sharded as its weight, or further over data and context axes."""
         if self.parallelism.zero == 0:
-            return self._weight(space, is_expert=is_expert)
+            return self._weight(space, is_expert=is_expert, is_whole=is_whole)
         mask = np.ones(len(space), dtype=np.bool_)
         sharded = space.codes < len(space.kind.shards)
         for axis, kind in enumerate(self.kinds):

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardplan.graph.build import CostGraph, Node
+from shardplan.graph.layer_parts import norms_of
 from shardplan.graph.options import PlanOptions
 from shardplan.graph.strategies import StrategySpace
 from shardplan.graph.tensors import TensorSpace
@@ -22,7 +23,6 @@ from shardplan.rules.batch import batch_dims_of
 
 _EQUAL = 1e-6
 """Below the least difference between logarithms of pieces."""
-_NORMALISATIONS = ("LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization")
 
 
 def data_parallel(built: CostGraph) -> Allowed:
@@ -159,11 +159,7 @@ def _parameters(built: CostGraph) -> Iterator[str]:
 
 def _between_blocks(built: CostGraph) -> list[str]:
     """Activations that normalisations read: the residual stream of a transformer."""
-    return [
-        operator.inputs[0]
-        for operator in built.model.operators
-        if operator.op_type in _NORMALISATIONS and operator.inputs[0] in built.flow.makers
-    ]
+    return [norm.source for norm in norms_of(built.model) if norm.source in built.flow.makers]
 
 
 def _inputs_by_batch(built: CostGraph, axes: range) -> dict[Node, Mask]:

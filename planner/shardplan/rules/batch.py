@@ -25,10 +25,11 @@ def batch_dims(
 ) -> dict[str, int]:
     """Value -> the dim whose major factor is the batch, for those that have one.
 
-    `given`: those of the values that are fed in; `fixed`: weights, which have none. All others follow from the
-    equations: dims that share their major factor with a batch are one.
+    `given`: those of the values that are fed in, which have none where that is of size 1 (a mask for all rows);
+    `fixed`: weights, which have none. All others follow from the equations: dims that share their major factor with a
+    batch are one.
     """
-    found = {name: dim for name, dim in given.items() if shapes[name]}
+    found = {name: dim for name, dim in given.items() if shapes[name] and shapes[name][dim] > 1}
     patterns = [_patterns(operator, shapes) for operator in operators]
     while True:
         before = len(found)

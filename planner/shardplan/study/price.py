@@ -20,6 +20,7 @@ from shardplan.cluster.perturb import all_constants, perturbed
 from shardplan.cluster.profile import load_profile
 from shardplan.cluster.types import Cluster
 from shardplan.errors import InfeasibleError, ShardplanError
+from shardplan.graph.hidden_state import hidden_of
 from shardplan.graph.options import UNLIMITED_BYTES, PlanOptions
 from shardplan.graph.precision import PrecisionName, check_peak
 from shardplan.graph.recomputed_layers import recomputed_share
@@ -34,7 +35,6 @@ from shardplan.planning.parallelism import (
     axes_of,
     bad,
     check_model,
-    hidden_of,
     mesh_text,
     microbatches_of,
     restriction,

@@ -95,8 +95,9 @@ def _beside(name: str, given: Any, rows: Layout, groups: ProcessGroups, plan: Pl
 
 
 def _rows(tensor: Any, number: int, count: int) -> Any:
-    """Of every process's rows the `number`-th of `count` equal parts; what is no tensor as it is."""
-    if not isinstance(tensor, DTensor):
+    """Of every process's rows the `number`-th of `count` equal parts; what is no tensor, or has one row for all, as it
+    is."""
+    if not isinstance(tensor, DTensor) or count == 1 or tensor.shape[0] == 1:
         return tensor
     local = tensor.to_local().chunk(count, 0)[number]
     return like(tensor, local, (tensor.shape[0] // count, *tensor.shape[1:]))

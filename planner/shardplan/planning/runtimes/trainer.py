@@ -10,6 +10,7 @@ import numpy as np
 
 from shardplan.errors import Diagnostic, InfeasibleError, ShardplanError, error
 from shardplan.graph.build import CostGraph
+from shardplan.graph.hidden_state import hidden_of
 from shardplan.graph.options import PlanOptions
 from shardplan.layout.mesh import Mesh
 from shardplan.model.types import Model
@@ -20,7 +21,6 @@ from shardplan.planning.parallelism import (
     TENSOR,
     Parallelism,
     check_model,
-    hidden_of,
     restriction,
 )
 from shardplan.planning.reduction import Allowed
@@ -50,7 +50,8 @@ def parallelism_of(roles: Roles, mesh: Mesh, *, sharded_optimizer: bool) -> Para
 
 
 def check_kind(model: Model, target: str) -> None:
-    """Checks that a model is not mostly convolutions: degrees of parallelism are terms of trainers of language models.
+    """Checks that a model is not mostly convolutions, and that its hidden state shows in normalisations: degrees of
+    parallelism are terms of trainers of language models.
 
     Raises `ShardplanError` (`cannot-say`).
     """
@@ -60,12 +61,17 @@ def check_kind(model: Model, target: str) -> None:
         hint = f"leave out --for {target}; --for jax and shardy say what is done to convolutions"
         summary = f"{target} trains language models, and '{model.name}' is mostly convolutions"
         raise ShardplanError(error("cannot-say", summary, hint=hint))
+    if not hidden_of(model):
+        summary = f"{target} trains language models, and no normalisation was recognised in '{model.name}'"
+        detail = "it is not known which values are the hidden state between attention and MLP"
+        hint = "export norms and attention as operators (opset 23), or plan --for jax or shardy"
+        raise ShardplanError(error("cannot-say", summary, detail=detail, hint=hint))
 
 
 def dividing(every: Sequence[Roles], mesh: Mesh, model: Model, options: PlanOptions) -> list[Roles]:
     """Those of `every` by whose degrees the model's sizes divide. Raises `InfeasibleError` if there are none, with the
     sizes that keep the nearest ones from it."""
-    faults = {roles: _uneven(roles, mesh, model, options.microbatches) for roles in every}
+    faults = {roles: uneven(roles, mesh, model, options.microbatches) for roles in every}
     if least := min(map(len, faults.values())):
         target = options.target
         summary = f"no plan that {target} can express: sizes of '{model.name}' do not divide over {mesh}"
@@ -75,8 +81,8 @@ def dividing(every: Sequence[Roles], mesh: Mesh, model: Model, options: PlanOpti
     return [roles for roles, found in faults.items() if not found]
 
 
-def _uneven(roles: Roles, mesh: Mesh, model: Model, microbatches: int) -> Sequence[Diagnostic]:
-    """What of the model does not divide by the degrees that these roles give."""
+def uneven(roles: Roles, mesh: Mesh, model: Model, microbatches: int) -> Sequence[Diagnostic]:
+    """What of `model` does not divide by the degrees that these roles of the axes of `mesh` give."""
     try:
         check_model(parallelism_of(roles, mesh, sharded_optimizer=False), model, microbatches)
     except ShardplanError as uneven:
@@ -88,7 +94,7 @@ def trainer_limits(roles: Roles, built: CostGraph) -> Allowed:
     """The restriction to what a trainer does with these roles; `None` if the model's sizes do not divide."""
     mesh = built.cluster.mesh
     parallelism = parallelism_of(roles, mesh, sharded_optimizer=bool(built.updated))
-    if _uneven(roles, mesh, built.model, built.options.microbatches):
+    if uneven(roles, mesh, built.model, built.options.microbatches):
         first = next(iter(built.kept))
         return {("kept", first): np.zeros(len(built.kept[first]), dtype=np.bool_)}
     return restriction(parallelism, tuple(_KINDS[role] for role in roles), hidden_of(built.model))(built)

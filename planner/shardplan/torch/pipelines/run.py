@@ -187,7 +187,9 @@ class Pipeline:
         tensors = [value for value in self._form.leaves(args, kwargs) if isinstance(value, Tensor)]
         given = dict(zip(self._written.arguments, tensors, strict=True))
         self._refuse_other_shapes(given)
-        mine = {name: given[name].to(self._meshes.device) for stage in self.stages for name in stage.nodes.arguments}
+        micro, device = microbatches_of(self.plan), self._meshes.device
+        names = [name for stage in self.stages for name in stage.nodes.arguments]
+        mine = {name: _with_rows(given[name], micro).to(device) for name in names}
         if self.stages[0].nodes.received is not None:
             return (), mine
         first = self.stages[0].nodes.arguments
@@ -195,9 +197,11 @@ class Pipeline:
 
     def _refuse_other_shapes(self, given: Mapping[str, Tensor]) -> None:
         micro = microbatches_of(self.plan)
+        planned = self.plan.pipeline.stages if self.plan.pipeline is not None else ()
+        of_all = {each.name for stage in planned for each in stage.plan.tensors if each.shape[:1] == (1,)}
         for name, tensor in given.items():
             told, one = self._written.arguments[name]
-            wanted = (one[0] * micro, *one[1:]) if one else one
+            wanted = (one[0] * micro, *one[1:]) if one and told not in of_all else one
             if tuple(tensor.shape) != wanted:
                 parts = f", {micro} microbatches of {list(one)}" if micro > 1 else ""
                 summary = f"'{told}' has shape {list(tensor.shape)}, the pipeline is for {list(wanted)}{parts}"
@@ -256,6 +260,11 @@ class Pipeline:
             return DTensor.from_local(value.to(self._meshes.device), mesh, [Replicate()] * mesh.ndim, run_check=False)
 
         return self._loss(self.computed(outputs), pytree.tree_map(placed, target))
+
+
+def _with_rows(tensor: Tensor, micro: int) -> Tensor:
+    """A tensor that torch can cut into so many microbatches: one row for all of them becomes one for each."""
+    return tensor.expand(micro, *tensor.shape[1:]) if tensor.shape[:1] == (1,) else tensor
 
 
 def _mean(losses: list[Tensor]) -> Tensor:
