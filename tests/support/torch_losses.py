@@ -106,15 +106,19 @@ def cases() -> dict[str, Case]:
     }
 
 
-def outside(plan: Plan) -> list[str]:
+def outside(plan: Plan, whole: bool) -> list[str]:
     """The losses whose values or gradients are not those of one process, over reductions, keywords and placements of
-    the first result; the others are whole, and targets also plain tensors."""
+    the first result; the others are whole, and targets also plain tensors. Not `whole`: means without keywords, and one
+    placement."""
     mesh, wrong = mesh_of(plan), []
     model = shardplan.torch.parallelize(Net(), plan, mesh)
     model(torch.randn(4, 8))
-    splits = ([Shard(1), Shard(0)], [Replicate(), Shard(0)])
+    splits = ([Shard(1), Shard(0)], [Replicate(), Shard(0)])[: 2 if whole else 1]
     for name, case in cases().items():
-        for reduction, option, split in itertools.product(("mean", "sum", "none"), (None, *case.options), splits):
+        options, reductions = (None, *case.options), ("mean", "sum", "none")
+        for reduction, option, split in itertools.product(
+            reductions if whole else reductions[:1], options if whole else (None,), splits
+        ):
             how = {"reduction": reduction, **({option: case.options[option]} if option else {})}
             try:
                 theirs = list(_loss_and_gradients(name, case, how, None))

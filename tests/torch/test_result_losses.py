@@ -21,10 +21,11 @@ def test_every_loss_is_tried():
     assert known == {name.split()[0] for name in cases()}
 
 
-def test_losses_and_gradients_are_those_of_one_process(four, tmp_path):
+@pytest.mark.parametrize("whole", [False, True])
+def test_losses_and_gradients_are_those_of_one_process(four, tmp_path, whole):
     onnx.save(proto_of(NET), tmp_path / "net.onnx")
     plan = forced_plan(read_model(tmp_path / "net.onnx"), "2x2", recipe="ZeRO-3")
-    assert four.run("torch_losses", "outside", plan) == [[]] * 4
+    assert four.run("torch_losses", "outside", plan, whole) == [[]] * 4
 
 
 @pytest.mark.parametrize("options", [{"recipe": "ZeRO-3"}, {"seed": 1}], ids=str)

@@ -148,9 +148,12 @@ def as_run(
     power = _TOGETHER if sharded or not _meets(scheduled) else training.tp_exponent or _TOGETHER
     waited_ns = round((device_ns**power + host_ns**power) ** (1 / power)) - device_ns
     step_ns = alone_ns - hidden_ns + own_ns + late_ns + waited_ns
+    bound_ns = min(summary.bound_ns, step_ns)
     changed = replace(
         summary,
         step_ns=step_ns,
+        bound_ns=bound_ns,
+        gap=1.0 - bound_ns / step_ns if step_ns else 0.0,
         objective_ns=step_ns,
         compute_ns=summary.compute_ns + own_ns,
         communication_ns=alone_ns - summary.compute_ns - hidden_ns + late_ns,
