@@ -41,9 +41,7 @@ def at_tighter_limits(search: Search, found: Found) -> Questions[Found]:
     if search.roomy or found.gap <= TIGHTER_GAP:
         return found
     for share in TIGHTER_SHARES:
-        question = replace(about(found, None), equal_layers=True, limit_bytes=int(share * search.limit_bytes))
-        question = replace(question, averages=AVERAGES["quick"])
+        tighter = int(share * search.limit_bytes)
+        question = replace(about(found, None), equal_layers=True, limit_bytes=tighter, averages=AVERAGES["quick"])
         found, _ = yield from better_of(search, found, question, proves=False, work=LESS_MEMORY_WORK)
-        if search.is_over:
-            break
     return found

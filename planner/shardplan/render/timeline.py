@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from shardplan.plan.format.digest import edited, minor_of
+from shardplan.plan.format.digest import SCHEDULED, edited, minor_of
 from shardplan.plan.format.fields import MAJOR
 from shardplan.plan.types import Plan
 from shardplan.plan.views.timeline import streams_of
@@ -19,8 +19,6 @@ from shardplan.units import NS_PER_S, duration
 
 SAME_STEP = 1e-3
 """Relative difference up to which the schedule takes as long as the plan says: times in a file are rounded."""
-_SCHEDULED = 4
-"""Minor format version since which the step of a plan is its schedule."""
 _NUMBERS, _LEAST, _MOST = 22, 12, 100
 """Columns of the numbers with the gaps around them, and of the chart."""
 _SHADES = ((0.75, "█"), (0.25, "▒"), (0.0, "░"))
@@ -86,8 +84,8 @@ def _shade(share: float) -> str:
 
 def other_step_reason(document: Mapping[str, Any]) -> str:
     """Why the schedule of a plan without stages may take another time than its document says."""
-    if minor_of(document) < _SCHEDULED:
-        return f"it is older than format {MAJOR}.{_SCHEDULED}, whose steps are scheduled"
+    if minor_of(document) < SCHEDULED:
+        return f"it is older than format {MAJOR}.{SCHEDULED}, whose steps are scheduled"
     if any(edited(document)):
         return "it was edited after it was written"
     return "another version of shardplan wrote it, or its digest was made anew after an edit"

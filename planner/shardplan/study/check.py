@@ -15,8 +15,8 @@ from shardplan.errors import InfeasibleError, ShardplanError, error
 from shardplan.model.types import Model
 from shardplan.plan.diff import diff_plans
 from shardplan.plan.file import read_signed, read_whole
+from shardplan.plan.format.digest import SCHEDULED, minor_of
 from shardplan.plan.format.digest import edited as edited_since
-from shardplan.plan.format.digest import minor_of
 from shardplan.plan.format.document_diff import Difference, differences
 from shardplan.plan.format.encode import document, plain
 from shardplan.plan.format.signature import UnsignedError, signing_command
@@ -38,8 +38,6 @@ Status = Literal["fresh", "stale", "invalid", "infeasible", "not optimal", "unre
 _SAME = 1e-6
 """Relative: objectives this close are equal."""
 _SHOWN = 8
-_SCHEDULED = 4
-"""Minor format version since which a plan is a schedule."""
 _WITHOUT_MODEL = "not compared with its model: give it with --model"
 _NOT_DERIVED = ("format_version", "digest", "sources")
 
@@ -136,7 +134,7 @@ def _of_content(
     used, limit = plan.summary.memory.total, plan.summary.memory_limit_bytes
     if used > limit:
         return Verdict("infeasible", (f"it needs {size(used)} of the {size(limit)} that a device may use",))
-    if model is None and minor_of(found) >= _SCHEDULED and (late := tuple(unscheduled(plan))):
+    if model is None and minor_of(found) >= SCHEDULED and (late := tuple(unscheduled(plan))):
         return Verdict("invalid", late)
     if wrong:
         what = "1 field does" if len(wrong) == 1 else f"{len(wrong)} fields do"

@@ -93,3 +93,13 @@ def blocks_in(state: Any, mesh: Mesh) -> Any:
     if isinstance(state, Mapping):
         return {key: blocks_in(value, mesh) for key, value in state.items()}
     return _blocks_of_one(state, mesh) if isinstance(state, DTensor) else state
+
+
+def origins_of(state: Any, part: int = 0) -> Any:
+    """`state` with the tensors that its blocks are of; of a fused weight in parts, those of one part, each with its own
+    of what is one number."""
+    if isinstance(state, Mapping):
+        return {key: origins_of(value, part) for key, value in state.items()}
+    if isinstance(state, Blocks):
+        return state.origin[part] if isinstance(state.origin, tuple) else state.origin
+    return state.clone() if part and isinstance(state, Tensor) else state

@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 
 from shardplan.errors import Diagnostic, ShardplanError, error
 from shardplan.layout.mesh import Mesh
-from shardplan.torch.checkpoint_blocks import Blocks, blocks_in, blocks_of
+from shardplan.torch.checkpoint_blocks import blocks_in, blocks_of, origins_of
 from shardplan.torch.parameters.fused import Parts, part_name, part_names
 from shardplan.torch.state_dicts import stored_by_name
 
@@ -155,16 +155,7 @@ def state_that_was_read(weight: Weight, read: Mapping[str, State]) -> Iterator[t
     for number, (inner, stored) in enumerate(zip(weight.stored_names, weight.stored, strict=True)):
         name = next((name for name in (inner, *weight.names) if name in read), None)
         if name is not None:
-            yield stored, _origins(read[name], number)
-
-
-def _origins(state: Any, number: int) -> Any:
-    """State of a part, the tensors of which were read as blocks; each part has its own of what is one number."""
-    if isinstance(state, Mapping):
-        return {key: _origins(value, number) for key, value in state.items()}
-    if isinstance(state, Blocks):
-        return state.origin[number] if isinstance(state.origin, tuple) else state.origin
-    return state.clone() if number and isinstance(state, Tensor) else state
+            yield stored, origins_of(read[name], number)
 
 
 def _in_other_parts(weight: Weight) -> Diagnostic:

@@ -11,6 +11,8 @@ from shardplan.plan.format.fields import DIGEST, PLAN
 
 DIGESTED: Final = next(field.since for field in PLAN.fields if field.key == "digest")
 """Minor format version since which plans have a digest."""
+SCHEDULED: Final = 4
+"""Minor format version since which the step of a plan is its schedule."""
 _SHOWN = 19
 
 

@@ -25,14 +25,12 @@ def eliminate(graph: Graph) -> None:
         if not queue.classes:
             return
         spent: set[int] = set()
-        hubs: set[int] = set()
         for node in queue.cheapest():
             around = graph.neighbours[node]
-            if node in spent or node in hubs or not spent.isdisjoint(around):
+            if node in spent or not spent.isdisjoint(around):
                 continue
             spent.add(node)
-            for other in around:
-                (hubs if len(graph.neighbours[other]) > HUB_NEIGHBOURS else spent).add(other)
+            spent.update(other for other in around if len(graph.neighbours[other]) <= HUB_NEIGHBOURS)
             queue.forget(node)
             graph.minimise(node)
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
 
-from shardplan.torch.checkpoint_blocks import Blocks, blocks_in, blocks_of
+from shardplan.torch.checkpoint_blocks import blocks_in, blocks_of, origins_of
 from shardplan.torch.pipelines.run import Pipeline
 from shardplan.torch.pipelines.states import PipelineOptimizer, held_by_stage, written_here
 
@@ -47,14 +46,7 @@ def load_stages(path: str | Path, pipeline: Pipeline, optimizer: torch.optim.Opt
             state["optimizer"] = {"state": blocks_in(given.of_stage(stage.number), mesh), "param_groups": groups}
         dcp.load(state, checkpoint_id=path)
         if given is not None:
-            filled[stage.number] = _origins(state["optimizer"]["state"])
+            filled[stage.number] = origins_of(state["optimizer"]["state"])
             groups = state["optimizer"]["param_groups"]
     if given is not None:
         given.fill(filled, groups)
-
-
-def _origins(state: Any) -> Any:
-    """`state` with the tensors that were read as blocks."""
-    if isinstance(state, Mapping):
-        return {key: _origins(value) for key, value in state.items()}
-    return state.origin if isinstance(state, Blocks) else state
