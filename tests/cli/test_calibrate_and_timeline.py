@@ -53,7 +53,8 @@ def test_a_profile_and_a_trace_replace_their_like_and_nothing_else(shardplan, fo
     for _ in range(2):
         assert shardplan("calibrate", "nccl", "all_reduce_perf.log", "-o", "mine.yaml").code == 0
         assert shardplan("timeline", "two.plan.json", "-o", "trace.json").code == 0
-    for path in ("trace.json", "all_reduce_perf.log"):
+    Path("blank.txt").write_text("\n" * 300 + "hello\n")
+    for path in ("trace.json", "all_reduce_perf.log", "blank.txt"):
         run = shardplan("calibrate", "nccl", "all_reduce_perf.log", "-o", path)
         assert run.code == 2
         assert run.err.splitlines() == [

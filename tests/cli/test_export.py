@@ -212,3 +212,47 @@ def test_an_operator_without_a_form_is_a_refusal(shardplan, folder):
     said = r"error\[cannot-export\]: loop '\S+' cannot be exported: control flow is not written\n"
     assert re.fullmatch(said, run.err)
     assert not Path("ranks").exists()
+
+
+@pytest.mark.parametrize("target", [target.name for target in TARGETS if target.writes == "text"])
+def test_a_file_is_replaced_by_an_export_of_the_same_format_alone(target, shardplan, mlp):
+    """What else is there is left as it is, an export to another format too."""
+    Path("precious.txt").write_text("hello\n")
+    model = "transformer:llama3-8b,layers=1,hidden=256,heads=4,kv_heads=4,ffn=512,vocab=512,batch=8,seq=64"
+    said = ("--for", target) if target != "shard-info" else ()
+    run = shardplan("solve", model, *said, "--mesh", "1x2", "--effort", "quick", "-q", "-o", "said.plan.json")
+    assert run.code == 0, run.err
+    text = shardplan("export", "said.plan.json", "--to", target).out
+    for _ in range(2):
+        assert shardplan("export", "said.plan.json", "--to", target, "-o", "made").code == 0
+        assert Path("made").read_text() == text
+        Path("made").write_text(f"{text}# of another plan\n")
+    other = "megatron" if target != "megatron" else "maxtext"
+    for output, name in (("precious.txt", target), ("made", other)):
+        kept = Path(output).read_text()
+        run = shardplan("export", "said.plan.json", "--to", name, "-o", output)
+        assert (run.code, run.out) == (2, "")
+        assert run.err == (
+            f"{output}: error[output-not-an-export]: this file exists and is no export to {name}; it is left as it is\n"
+            "hint: write elsewhere with --output, or remove the file\n"
+        )
+        assert Path(output).read_text() == kept
+
+
+def test_no_export_replaces_a_model(shardplan, mlp):
+    """Neither the one that the plan records, by any way, nor another that has no annotations."""
+    assert shardplan("solve", "mlp.onnx", "--dim", "batch=64", "--mesh", "2x2", "-q", "-o", "mlp.plan.json").code == 0
+    before = Path("mlp.onnx").read_bytes()
+    Path("other.onnx").write_bytes(before)
+    Path("notes.onnx").write_text("hello\n")
+    taken = "mlp.onnx: error[output-is-input]: the output is a file that is read\nhint: write elsewhere\n"
+    for arguments in (("--to", "shard-info"), ("other.onnx", "--to", "onnx")):
+        run = shardplan("export", "mlp.plan.json", *arguments, "-o", "mlp.onnx")
+        assert (run.code, run.out, run.err) == (2, "", taken)
+    for output in ("other.onnx", "notes.onnx"):
+        run = shardplan("export", "mlp.plan.json", "--to", "onnx", "-o", output)
+        assert (run.code, run.out) == (2, "")
+        assert f"{output}: error[output-not-an-export]: this file exists and is no export to onnx; it is" in run.err
+    assert Path("mlp.onnx").read_bytes() == Path("other.onnx").read_bytes() == before
+    for _ in range(2):
+        assert shardplan("export", "mlp.plan.json", "--to", "onnx", "-o", "annotated.onnx").code == 0

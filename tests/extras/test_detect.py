@@ -245,9 +245,14 @@ def test_the_verb(tmp_path, capsys, monkeypatch):
         (tmp_path / name).write_text(text)
     files = ["--from", str(tmp_path / "topo"), "--from", str(tmp_path / "query")]
     output = tmp_path / "mine.yaml"
-    assert main(["profiles", "detect", *files, "--machines", "4", "-o", str(output)]) == 0
+    for _ in range(2):
+        assert main(["profiles", "detect", *files, "--machines", "4", "-o", str(output)]) == 0
     assert [axis.size for axis in load_profile(str(output)).axes] == [4, 8]
     assert re.search(r"wrote .*mine.yaml, which extends h100-dgx", capsys.readouterr().out)
+    output.write_text("hello\n")
+    assert main(["profiles", "detect", *files, "-o", str(output)]) == 2
+    assert "error[output-not-a-profile]: this file exists and is not a profile" in capsys.readouterr().err
+    assert output.read_text() == "hello\n"
     assert main(["profiles", "detect", "--from", str(tmp_path / "none")]) == 2
     monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
     monkeypatch.setattr("shardplan.extras.detect.here.texts_here", list)

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 from shardplan.errors import Diagnostic, ShardplanError, error, reason_of
-from shardplan.text_files import is_there
+from shardplan.text_files import is_file, is_there
 from shardplan.whole_files import settle, write_whole
+
+_HEAD = 1 << 16
+"""Characters of a file by which it is known: names of tensors are among the first ones."""
 
 
 def write_file(data: bytes, output: str | Path) -> bool:
@@ -66,6 +70,27 @@ def folder_in_place(output: str | Path, mark: str) -> Iterator[Path]:
         shutil.rmtree(beside, ignore_errors=True)
         if target.exists():
             shutil.rmtree(old, ignore_errors=True)
+
+
+def refuse_others(output: str | Path, begins: str, name: str) -> None:
+    """Refuse to write a text of the format `name` over a file that does not begin as its texts do, by the pattern
+    `begins`. Raises `ShardplanError` (`output-not-an-export`; `unwritable-output` for what cannot be read)."""
+    if not is_file(output):
+        return
+    try:
+        with Path(output).open(encoding="utf-8", errors="replace") as file:
+            head = file.read(_HEAD)
+    except OSError as problem:
+        raise ShardplanError(_unwritable(output, reason_of(problem))) from None
+    if head.strip() and not re.match(begins, head):
+        raise ShardplanError(not_an_export(output, name))
+
+
+def not_an_export(output: str | Path, name: str) -> Diagnostic:
+    """That the file is none of the format `name`."""
+    summary = f"this file exists and is no export to {name}; it is left as it is"
+    hint = "write elsewhere with --output, or remove the file"
+    return error("output-not-an-export", summary, file=str(output), hint=hint)
 
 
 def refuse_inputs(output: str | Path, *inputs: str | Path) -> None:

@@ -10,9 +10,9 @@ follows from the line:
 | `file`   | yes         | `(plan: Plan, source: Source, output: Path) -> Exported` |
 | `folder` | yes         | `(plan: Plan, source: Source, output: Path) -> Exported` |
 
-Text ends with a newline and is printed, or written to `--output` so that it is whole or not there. Files and folders
-are written by the function, with the helpers of `shardplan.export.files`. Every function is pure otherwise: equal
-input, equal bytes out.
+Text ends with a newline and is printed, or written to `--output` so that it is whole or not there; a file that is there
+is replaced if it `begins` as texts of the format do. Files and folders are written by the function, with the helpers of
+`shardplan.export.files`. Every function is pure otherwise: equal input, equal bytes out.
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ class Target:
     function: str
     needs_model: bool
     writes: Literal["text", "file", "folder"]
+    begins: str = ""
+    """Of text: the pattern of how all of its files begin."""
     takes_padding: bool = False
     """Whether it can express a plan that holds dims as larger ones; other formats are of the model as it is."""
 
@@ -68,6 +70,7 @@ TARGETS: tuple[Target, ...] = (
         "shardplan.export.shard_info:export_shard_info",
         needs_model=False,
         writes="text",
+        begins=r'\{\}|\{\n  "[^\n]*": \[\[',
     ),
     Target(
         "jax",
@@ -75,6 +78,7 @@ TARGETS: tuple[Target, ...] = (
         "shardplan.export.jax_specs:export_jax",
         needs_model=False,
         writes="text",
+        begins=r'"""Shardings of [^\n]*(?<! for torchtitan), made by shardplan',
     ),
     Target(
         "shardy",
@@ -82,6 +86,7 @@ TARGETS: tuple[Target, ...] = (
         "shardplan.export.shardy:export_shardy",
         needs_model=False,
         writes="text",
+        begins=r"module @[^\n]* \{\n  sdy\.mesh @mesh = ",
     ),
     Target(
         "tp-plan",
@@ -89,6 +94,7 @@ TARGETS: tuple[Target, ...] = (
         "shardplan.export.tp_plan:export_tp_plan",
         needs_model=False,
         writes="text",
+        begins=r'\{\n  "tp_size": \d+,\n  "tp_plan": ',
     ),
     Target(
         "tp-plan-portable",
@@ -96,6 +102,7 @@ TARGETS: tuple[Target, ...] = (
         "shardplan.export.tp_plan:export_portable",
         needs_model=False,
         writes="text",
+        begins=r'\{\n  "tp_size": \d+,\n  "tp_plan": ',
     ),
     Target(
         "deepspeed",
@@ -103,6 +110,7 @@ TARGETS: tuple[Target, ...] = (
         "shardplan.export.deepspeed:export_deepspeed",
         needs_model=False,
         writes="text",
+        begins=r'\{\n  "tensor_parallel": \{\n    "autotp_size": ',
     ),
     Target(
         "fsdp2",
@@ -110,6 +118,7 @@ TARGETS: tuple[Target, ...] = (
         "shardplan.export.fsdp2:export_fsdp2",
         needs_model=False,
         writes="text",
+        begins=r"\"{3}[^\n]*: torch's fully_shard and parallelize_module\.\n",
     ),
     Target(
         "megatron",
@@ -117,6 +126,7 @@ TARGETS: tuple[Target, ...] = (
         "shardplan.export.trainers:export_megatron",
         needs_model=True,
         writes="text",
+        begins=r"--tensor-model-parallel-size \d+\n",
     ),
     Target(
         "maxtext",
@@ -124,6 +134,7 @@ TARGETS: tuple[Target, ...] = (
         "shardplan.export.trainers:export_maxtext",
         needs_model=True,
         writes="text",
+        begins=r"dcn_data_parallelism: \d+\ndcn_fsdp_parallelism: ",
     ),
     Target(
         "torchtitan",
@@ -131,6 +142,7 @@ TARGETS: tuple[Target, ...] = (
         "shardplan.export.titan:export_titan",
         needs_model=False,
         writes="text",
+        begins=r'"""Shardings of [^\n]* for torchtitan, made by shardplan',
     ),
 )
 

@@ -23,13 +23,15 @@ __all__ = ["check_output", "dumps", "loads", "read_plan", "write_other", "write_
 
 MOST_BYTES = 2**28
 """Of a plan file: a hundred times those of a plan for 70 billion parameters."""
+_HEAD_SIZE = 1 << 13
+"""Characters of a file by which its kind is known: a profile begins with comments."""
 _HEAD = re.compile(r'\A\s*\{\s*"format_version"\s*:\s*"(?P<version>(?P<major>\d+)[\d.]*)"\s*,\s*"(?P<next>\w+)"')
 
 
 _OTHERS = {
     "graph": re.compile(r"\A\s*<\?xml"),
     "trace": re.compile(r'\A\s*\{\s*"(?:displayTimeUnit|traceEvents)"'),
-    "profile": re.compile(r"\A(?:\s*(?:#[^\n]*)?\n)*schema\s*:"),
+    "profile": re.compile(r"\A(?:[^\S\n]*(?:#[^\n]*)?\n)*(?:schema\s*:|(?:name\s*:[^\n]*\n)?extends\s*:)"),
     "report": re.compile(
         r"\A<!doctype html>\s*<html lang=\"en\">\s*<head>\s*<meta name=\"generator\" content=\"shardplan"
     ),
@@ -170,7 +172,7 @@ def _head(target: Path) -> str:
     if not os.access(target, os.W_OK):
         raise PermissionError(errno.EACCES, "permission denied")
     with target.open(encoding="utf-8", errors="replace") as file:
-        return file.read(400)
+        return file.read(_HEAD_SIZE)
 
 
 def _check_folder(target: Path) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -71,6 +71,7 @@ def export(
     from shardplan.plan.file import read_plan
     from shardplan.plan.padding import unpadded
     from shardplan.runtime.stages import stage_plan
+    from shardplan.study.sources import found_path, source
 
     if session.as_json and output == STANDARD_OUTPUT:
         raise click.UsageError("--json and --output - both want standard output")
@@ -80,15 +81,16 @@ def export(
     if target is not None:
         if target.needs_model and model is None and whole is not None:
             model = attempt(lambda: _recorded(whole, plan, target))
-        attempt(lambda: _check_arguments(target, plan, model, output, stage))
+        inputs = (plan, model, found_path(source(whole, "model"), plan) if whole is not None else None)
+        attempt(lambda: _check_arguments(target, inputs, output, stage))
     planned = attempt(lambda: stage_plan(whole, stage)) if whole is not None else None
-    source = attempt(lambda: _source(model, parse_sizes(dims, trips, pads), planned)) if model is not None else None
+    given = attempt(lambda: _source(model, parse_sizes(dims, trips, pads), planned)) if model is not None else None
     attempt.finish()
     assert target is not None
     assert planned is not None
     if not target.takes_padding:
         unpadded(planned)
-    exported = _run(target, planned, source, output)
+    exported = _run(target, planned, given, output)
     session.say_all((*exported.refused, *left_to_programs(planned, target.name)))
     if any(diagnostic.severity == "error" for diagnostic in exported.refused):
         if session.as_json:
@@ -107,8 +109,10 @@ def _recorded(whole: Plan, plan: str, target: Target) -> str:
     return recorded_model(whole, plan, naming)
 
 
-def _check_arguments(target: Target, plan: str, model: str | None, output: str | None, stage: int | None) -> None:
-    from shardplan.export.files import refuse_inputs
+def _check_arguments(target: Target, inputs: Sequence[str | None], output: str | None, stage: int | None) -> None:
+    """Raises `ShardplanError` for what can be said before any work is done. `inputs`: files that are read, or that the
+    plan is checked against later."""
+    from shardplan.export.files import refuse_inputs, refuse_others
 
     problems = []
     if target.needs_model and stage is not None:
@@ -120,7 +124,9 @@ def _check_arguments(target: Target, plan: str, model: str | None, output: str |
     if problems:
         raise ShardplanError(*problems)
     if output not in (None, STANDARD_OUTPUT):
-        refuse_inputs(str(output), *(given for given in (plan, model) if given is not None))
+        refuse_inputs(str(output), *(given for given in inputs if given is not None))
+        if target.writes == "text":
+            refuse_others(str(output), target.begins, target.name)
 
 
 def _source(model: str, dims: Mapping[str, int], planned: Plan | None) -> Source:

@@ -69,10 +69,10 @@ def detect(session: Session, /, files: tuple[str, ...], machines: int | None, ou
     nvidia-smi topo -m; nvidia-smi --query-gpu=name,memory.total --format=csv; ibstat; scontrol show node. What none of
     them says is a warning, and stays as the shipped profile of the device has it; shardplan calibrate measures it.
     """
-    from shardplan.export.files import write_file
     from shardplan.extras.detect.captures import machine_of
     from shardplan.extras.detect.here import texts_here
     from shardplan.extras.detect.profile import detected
+    from shardplan.plan.file import write_other
     from shardplan.render.console import emit
 
     texts = [(file, text_of(file)) for file in files] or texts_here()
@@ -91,7 +91,7 @@ def detect(session: Session, /, files: tuple[str, ...], machines: int | None, ou
         session.write_text(found.text)
         return EXIT_DONE
     if output != "-":
-        write_file(found.text.encode(), output)
+        write_other(found.text, output, "profile")
     document = {"output": output, "extends": found.base, "text": found.text}
     return session.finish(document, lambda console: emit(console, f"wrote {output}, which extends {found.base}"))
 

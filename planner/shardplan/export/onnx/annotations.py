@@ -8,15 +8,17 @@ is stated as it is kept after they were added up.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import onnx
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from onnx import inliner
 
 from shardplan.errors import Diagnostic, ShardplanError, error, warning
-from shardplan.export.files import write_file
+from shardplan.export.files import not_an_export, write_file
 from shardplan.export.onnx.validate import FIRST_IR_VERSION, validate_annotations
 from shardplan.export.types import Exported, Source
 from shardplan.layout.layout import Layout
@@ -24,6 +26,7 @@ from shardplan.layout.mesh import Mesh
 from shardplan.layout.placement import R
 from shardplan.plan.types import OperatorDecision, Plan, TensorDecision
 from shardplan.program.lower import check_fresh
+from shardplan.text_files import is_file
 
 _SHOWN = 5
 
@@ -32,7 +35,7 @@ def export_annotations(plan: Plan, source: Source, output: Path) -> Exported:
     """Write the annotated model to the file `output`. What annotations cannot express is told as warnings.
 
     Raises `ShardplanError`: `stale-plan` for a plan of another model, `no-file` for a described model,
-    `unwritable-output`.
+    `output-not-an-export`, `unwritable-output`.
     """
     if source.path is None:
         hint = "export the model to ONNX first"
@@ -40,6 +43,7 @@ def export_annotations(plan: Plan, source: Source, output: Path) -> Exported:
             error("no-file", f"'{source.model.name}' is described; there is no file to annotate", hint=hint)
         )
     check_fresh(source.model, plan)
+    _refuse_others(output)
     proto = onnx.load(source.path, load_external_data=False)
     if proto.functions:
         proto = inliner.inline_local_functions(proto)
@@ -49,6 +53,16 @@ def export_annotations(plan: Plan, source: Source, output: Path) -> Exported:
     refused += _lost_data(proto, source.path, output)
     write_file(proto.SerializeToString(deterministic=True), output)
     return Exported(refused=tuple(refused), files=(output.name,))
+
+
+def _refuse_others(output: Path) -> None:
+    """Refuse to write over a file that is not an annotated model. Raises `ShardplanError` (`output-not-an-export`)."""
+    before = output.read_bytes() if is_file(output) else b""
+    proto = onnx.ModelProto()
+    with contextlib.suppress(DecodeError, UnicodeDecodeError, ValueError):
+        proto.ParseFromString(before)
+    if before and not proto.configuration:
+        raise ShardplanError(not_an_export(output, "onnx"))
 
 
 def configuration_name(mesh: Mesh) -> str:
