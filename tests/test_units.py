@@ -28,6 +28,10 @@ def test_digits(value, text):
     assert digits(value) == text
 
 
+def test_more_digits_of_thousands():
+    assert [digits(20387.5, 6), digits(20387, 6), digits(1240.25, 5)] == ["20,387.5", "20,387", "1,240.2"]
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [

@@ -32,7 +32,9 @@ def digits(value: float, significant: int = 3) -> str:
         return f"<{10.0**-significant:g}"
     decimals = significant - 1 - math.floor(math.log10(value)) if 0 < value < 10**significant - 0.5 else 0
     text = f"{value:,.{min(max(decimals, 0), significant)}f}"
-    return text.rstrip("0").rstrip(".") if "." in text and float(text) == round(value) == value else text
+    return (
+        text.rstrip("0").rstrip(".") if "." in text and float(text.replace(",", "")) == round(value) == value else text
+    )
 
 
 def size(number_of_bytes: float, significant: int = 3) -> str:

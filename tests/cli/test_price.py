@@ -3,11 +3,14 @@
 import json
 import re
 from importlib.resources import files
+from pathlib import Path
 
 import pytest
 from jsonschema import Draft202012Validator
 
 import shardplan
+from shardplan.cluster.keys import COALESCE, DEVICE, GEMM, LEVEL, OVERLAP, PEAK, RATE, TRAINING
+from shardplan.cluster.yaml import Number
 from shardplan.errors import ShardplanError
 
 SCHEMA = json.loads((files("shardplan.render") / "documents.schema.json").read_text(encoding="utf-8"))
@@ -181,3 +184,27 @@ def test_from_python():
     assert spent.compute_ns + spent.exposed_ns + spent.host_ns == priced.plan.summary.step_ns
     with pytest.raises(ShardplanError, match="there is no zero 2"):
         shardplan.price(TINY, zero=2)
+
+
+@pytest.mark.parametrize("which", ["minimum", "maximum"])
+def test_a_profile_with_the_least_or_the_most_of_all_numbers(which, shardplan, mlp):
+    """No sum, power or quotient of them is beyond all numbers."""
+    given = {
+        section: {
+            key.key: getattr(key.kind, which)
+            for key in keys.keys
+            if isinstance(key.kind, Number) and not key.retired and key.key not in {"memory_bytes", "reserved_bytes"}
+        }
+        for section, keys in (("device", DEVICE), ("overlap", OVERLAP), ("coalesce", COALESCE), ("training", TRAINING))
+    }
+    gemm = {key.key: getattr(key.kind, which) for key in GEMM.keys}
+    given["device"] |= {"gemm": gemm, "usable_fraction": 0.5, "peak_tflops": {"fp32": getattr(PEAK, which)}}
+    names = ("base_us", "step_us", "ramp_mb")
+    times = {key.key: getattr(key.kind, which) for key in LEVEL.keys if key.key in names}
+    given["levels"] = {"up": {**times, "link_gbps": getattr(RATE, which)}, "net": times}
+    Path("extreme.yaml").write_text(json.dumps({"extends": "builtin:h100-dgx", **given}))
+    run = shardplan("price", TINY, "--tp", "2", "--dp", "2", "--cluster", "extreme.yaml", "--robust", "2")
+    assert run.code == 0, run.err
+    asked = ("mlp.onnx", "--dim", "batch=64", "--mesh", "2x2", "--cluster", "extreme.yaml", "--no-advice")
+    assert shardplan("solve", *asked, "-o", "extreme.plan.json").code == 0
+    assert shardplan("show", "extreme.plan.json").code == 0

@@ -2,13 +2,16 @@
 # ruff: noqa: E501 - messages are written as users see them
 
 import json
+import math
 import textwrap
 
 import pytest
 
 from shardplan.cluster.build import profile_from_resolved
+from shardplan.cluster.keys import PROFILE
 from shardplan.cluster.mesh import make_cluster
 from shardplan.cluster.profile import load_profile
+from shardplan.cluster.yaml import Number, Section, Sequence, Table
 from shardplan.errors import ShardplanError
 
 SMALL = """
@@ -73,7 +76,10 @@ def test_a_profile_in_a_plan_of_before_there_were_buckets_has_none(write):
 @pytest.mark.parametrize(
     ("written", "message"),
     [
-        ("{bucket_mb: -1}", "23: error[bad-value]: coalesce.bucket_mb: expected at least 0, found '-1'"),
+        (
+            "{bucket_mb: -1}",
+            "23: error[bad-value]: coalesce.bucket_mb: expected at least 0 and at most 1e6 MB, found '-1'",
+        ),
         (
             "{bucket_mb: 25 GB/s}",
             (
@@ -192,7 +198,7 @@ def test_every_fault_is_told_with_its_place_and_all_at_once(write):
         provenance: estimated
         """)
     assert complaint(path) == textwrap.dedent("""\
-        mine.yaml:2:37: error[bad-value]: mesh.axes[0].size: expected at least 1, found '0'
+        mine.yaml:2:37: error[bad-value]: mesh.axes[0].size: expected at least 1 and at most 1e6, found '0'
         mine.yaml:2:71: error[bad-value]: mesh.axes[1].size: expected a whole number, found '2.5'
         mine.yaml:4:17: error[bad-value]: device.memory_bytes: expected the unit of a size such as 80 GB, found 'Gigs' in '40 Gigs'
         mine.yaml:5:13: error[bad-value]: device.hbm_gbps: expected the unit of a bandwidth such as 450 GB/s, found 'GB' in '1555 GB'
@@ -203,7 +209,7 @@ def test_every_fault_is_told_with_its_place_and_all_at_once(write):
         mine.yaml:8:13: error[bad-value]: device.launch_us: has no value
         mine.yaml:9:3: error[duplicate-key]: key 'device.launch_us' is given twice
           first on line 8
-        mine.yaml:11:39: error[bad-value]: levels.up.eta.default: expected more than 0 and at most 1.2, found '1.5'
+        mine.yaml:11:39: error[bad-value]: levels.up.eta.default: expected at least 0.01 and at most 1.2, found '1.5'
         mine.yaml:11:55: error[bad-value]: levels.up.topology: expected one of switch, full_mesh, torus, pcie, custom, found 'ring'
         mine.yaml:11:87: error[bad-value]: levels.up.busbw_gbps.all_gather: expected a whole number of at least 1 as key, found 'two'
         mine.yaml:12:8: error[bad-value]: levels.net: expected a mapping, found a list
@@ -460,3 +466,71 @@ def test_a_curve_of_a_group_that_there_is_not_gets_a_warning(write, group, level
 )
 def test_what_cannot_be_is_an_error(write, old, new, message):
     assert complaint(write(SMALL.replace(old, new))) == message
+
+
+def numbers(kind, path=""):
+    """(path, number) of everything that a profile may say in numbers."""
+    if isinstance(kind, Number):
+        yield path, kind
+    elif isinstance(kind, Section):
+        for name, field in kind.fields.items():
+            yield from numbers(field, f"{path}.{name}")
+    elif isinstance(kind, Table | Sequence):
+        for field in (kind.values, *(kind.items if isinstance(kind, Sequence) else (kind.scalar,))):
+            yield from numbers(field, path) if field is not None else ()
+
+
+def test_every_number_has_limits_and_what_has_a_unit_of_a_rate_is_not_zero():
+    found = dict(numbers(PROFILE.section))
+    assert {".levels.link_gbps", ".device.attention", ".levels.eta", ".curves.points"} <= found.keys()
+    assert [path for path, number in found.items() if not (0 <= number.minimum <= number.maximum <= 1e15)] == []
+    rates = [number for path, number in found.items() if path.endswith(("_gbps", "_gbit", "_tflops"))]
+    assert len(rates) == 6
+    assert all(number.minimum >= 1e-4 for number in rates)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (
+            "node_gbit: 400",
+            "node_gbit: 1e50",
+            "7:20: error[bad-value]: levels.net.node_gbit: expected at least 0.001 and at most 1e8 Gb/s, found '1e50'",
+        ),
+        (
+            "hbm_gbps: 1555",
+            "hbm_gbps: 1e-300",
+            "4:40: error[bad-value]: device.hbm_gbps: expected at least 0.0001 and at most 1e6 GB/s, found '1e-300'",
+        ),
+        (
+            "hbm_gbps: 1555",
+            "launch_us: 1e300, hbm_gbps: 1555",
+            "4:41: error[bad-value]: device.launch_us: expected at least 0 and at most 1e7 us, found '1e300'",
+        ),
+        (
+            "link_gbps: 300",
+            "link_gbps: 300, eta: {all_reduce: {}}",
+            "6:42: error[bad-value]: levels.up.eta.all_reduce: expected at least one entry, found none\nhint: leave it out",
+        ),
+        (
+            "link_gbps: 300",
+            "link_gbps: 300, eta: {default: {}}",
+            "6:39: error[bad-value]: levels.up.eta.default: expected at least one entry, found none\nhint: leave it out",
+        ),
+        (
+            "node_gbit: 400, nics: 4",
+            "node_gbit: 1, nics: 1e6",
+            (
+                "7:8: error[bad-value]: levels.net: 1.25e-07 GB/s per device, which follows from its other keys, is not "
+                "at least 0.0001 and at most 1e6 GB/s"
+            ),
+        ),
+    ],
+)
+def test_what_no_machine_has_is_an_error(write, old, new, message):
+    assert complaint(write(SMALL.replace(old, new))) == f"mine.yaml:{message}"
+
+
+def test_minus_zero_is_zero(write):
+    device = load_profile(write(SMALL.replace("hbm_gbps", "launch_us: -0.0, hbm_gbps"))).device
+    assert math.copysign(1.0, device.launch_s) == 1.0

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 
 from shardplan.cluster.keys import AXIS, CURVE, LEVEL, OMITTED, PROFILE, Key, Keys
 from shardplan.cluster.resolve import clashing_axes
-from shardplan.cluster.yaml import NAME, TITLE, Field, Flag, Number, Section, Sequence, Table, Text
+from shardplan.cluster.yaml import NAME, TITLE, Field, Flag, Number, Section, Sequence, Table, Text, within
 from shardplan.errors import ShardplanError, error
 from shardplan.units import counted, whole_number
 
@@ -130,7 +130,7 @@ def _in_range(kind: Number, value: object) -> bool:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return False
     whole = not kind.integer or isinstance(value, int)
-    return whole and kind.minimum <= value <= kind.maximum and not (kind.open and value == kind.minimum)
+    return whole and within(kind, value)
 
 
 def _shown(value: object) -> str:

@@ -6,9 +6,9 @@ import itertools
 from collections.abc import Iterator
 from typing import Final
 
-from shardplan.cluster.keys import LEVEL, PROFILE, Keys, Plain
+from shardplan.cluster.keys import LEVEL, PROFILE, RATE, Keys, Plain
 from shardplan.cluster.resolve import clashing_axes, ignored_beside
-from shardplan.cluster.yaml import TITLE, Leaf, Record
+from shardplan.cluster.yaml import TITLE, Leaf, Record, allowed, within
 from shardplan.errors import Diagnostic, did_you_mean, error, warning
 from shardplan.units import counted
 
@@ -133,7 +133,14 @@ def _reach_gbps(level: Plain, inner_devices: int) -> float:
 def _bandwidths(tree: Record, resolved: Plain) -> Iterator[Diagnostic]:
     levels = resolved["levels"]
     for level in levels:
-        if level["link_gbps"] > _FASTEST_LINK_GBPS:
+        if not within(RATE, level["link_gbps"]):  # of a rate that is derived, as written ones are in range
+            yield error(
+                "bad-value",
+                f"levels.{level['name']}: {level['link_gbps']:g} GB/s per device, which follows from its other keys, "
+                f"is not {allowed(RATE)}",
+                **_where(tree, "levels", level["name"]),
+            )
+        elif level["link_gbps"] > _FASTEST_LINK_GBPS:
             yield warning(
                 "suspect-bandwidth",
                 f"levels.{level['name']}: {level['link_gbps']:g} GB/s per device is more than any link has",

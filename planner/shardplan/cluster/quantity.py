@@ -71,4 +71,4 @@ def parse_quantity(text: str, dimension: Dimension) -> float:
     value = float(number)
     if not math.isfinite(value):
         raise ValueError(f"expected {dimension.name} such as {dimension.example}, found '{text}'")
-    return value
+    return value + 0.0  # -0 is 0

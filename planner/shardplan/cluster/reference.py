@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from shardplan.cluster.keys import LEVEL, OMITTED, PROFILE, REQUIRED, Key, Keys
-from shardplan.cluster.yaml import Field, Flag, Number, Table, Text
+from shardplan.cluster.yaml import Field, Flag, Number, Table, Text, shown
 
 _TABLES: Final = re.compile(r"<!-- fields of (\S+) -->\n.*?<!-- end of fields -->\n", re.DOTALL)
 
@@ -59,9 +59,9 @@ def _value(kind: Field | Keys) -> str:
 
 def _range(kind: Number) -> str:
     if kind.minimum == kind.maximum:
-        return f"{kind.minimum:g}"
-    least = f"above {kind.minimum:g}" if kind.open else f"at least {kind.minimum:g}"
-    return least if kind.maximum == float("inf") else f"{least}, at most {kind.maximum:g}"
+        return shown(kind.minimum)
+    least = f"at least {shown(kind.minimum)}"
+    return least if kind.maximum == float("inf") else f"{least}, at most {shown(kind.maximum)}"
 
 
 def _default(key: Key) -> str:

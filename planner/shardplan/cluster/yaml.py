@@ -59,12 +59,11 @@ Tree = Leaf | Record | tuple["Tree", ...]
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """A quantity of `dimension`, `minimum` <= value <= `maximum` (above `minimum` if `open`), or one of `words`."""
+    """A quantity of `dimension`, `minimum` <= value <= `maximum`, or one of `words`."""
 
     dimension: Dimension = PLAIN
     minimum: float = 0.0
     maximum: float = float("inf")
-    open: bool = False
     integer: bool = False
     words: tuple[str, ...] = ()
 
@@ -146,6 +145,9 @@ class Reader:
         if isinstance(kind, Table) and kind.scalar is not None and isinstance(node, yaml.ScalarNode):
             return self.read(node, kind.scalar, path)
         if isinstance(kind, Section | Table) and isinstance(node, yaml.MappingNode):
+            if isinstance(kind, Table) and kind.ranks and not node.value:
+                self.fault(node, "bad-value", f"{path}: expected at least one entry, found none", hint="leave it out")
+                return None
             return self._mapping(node, path, kind)
         if isinstance(kind, Sequence) and isinstance(node, yaml.SequenceNode):
             return self._sequence(node, kind, path)
@@ -247,16 +249,27 @@ def _parse(text: str, kind: Number | Text | Flag) -> float | int | str | bool:
         raise ValueError(f"{fault}{words}") from None
     if kind.integer and value != int(value):
         raise ValueError(f"expected a whole number, found '{text}'")
-    if value < kind.minimum or value > kind.maximum or (kind.open and value == kind.minimum):
-        raise ValueError(f"expected {_range(kind)}, found '{text}'")
+    if not within(kind, value):
+        raise ValueError(f"expected {allowed(kind)}, found '{text}'")
     return int(value) if kind.integer else value
 
 
-def _range(kind: Number) -> str:
+def within(kind: Number, value: float) -> bool:
+    """Whether a value is in the range of a number."""
+    return kind.minimum <= value <= kind.maximum
+
+
+def allowed(kind: Number) -> str:
+    """The range of a number in words: `at least 0 and at most 1e6 MB`."""
     if kind.minimum == kind.maximum:
-        return f"{kind.minimum:g}"
-    least = f"{'more than' if kind.open else 'at least'} {kind.minimum:g}"
-    return least if kind.maximum == float("inf") else f"{least} and at most {kind.maximum:g}"
+        return shown(kind.minimum)
+    most = "" if kind.maximum == float("inf") else f" and at most {shown(kind.maximum)}"
+    return f"at least {shown(kind.minimum)}{most} {kind.dimension.bare}".rstrip()
+
+
+def shown(limit: float) -> str:
+    """A limit in few characters: `0.0001`, `1e6`."""
+    return f"{limit:g}".replace("e+0", "e").replace("e+", "e")
 
 
 def read_yaml(text: str, file: str, schema: Section) -> tuple[Record, list[Diagnostic]]:

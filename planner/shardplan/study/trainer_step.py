@@ -27,6 +27,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import replace
 from typing import Any
 
+from shardplan.cluster.keys import LEAST_SHARE
 from shardplan.cluster.mesh import cluster_from_resolved
 from shardplan.cluster.types import Cluster, Training
 from shardplan.errors import ShardplanError, error
@@ -66,18 +67,23 @@ def as_trained(cluster: Cluster, *, sharded: bool = False) -> Cluster:
     device, gemm = dict(resolved["device"]), dict(resolved["device"]["gemm"])
     kept = training.fsdp_sustained if sharded and training.fsdp_sustained is not None else training.sustained
     kept *= gemm.get("sustained", 1.0)
-    gemm |= {"sustained": min(1.0, kept), "e": min(1.0, cluster.device.gemm.e * max(1.0, kept))}
+    gemm |= {"sustained": _share(kept), "e": min(1.0, cluster.device.gemm.e * max(1.0, kept))}
     attention = training.fsdp_attention if sharded and training.fsdp_attention is not None else training.attention
     given = {"attention": attention, "narrow": training.narrow, "grouped": training.grouped}
     gemm |= {name: value for name, value in given.items() if value is not None}
     memory = training.fsdp_memory if sharded and training.fsdp_memory is not None else training.memory
-    device |= {"gemm": gemm, "mem_efficiency": min(1.0, device["mem_efficiency"] * memory)}
+    device |= {"gemm": gemm, "mem_efficiency": _share(device["mem_efficiency"] * memory)}
     overlap = dict(resolved["overlap"]) | ({"kappa": training.fsdp_kappa} if sharded and training.fsdp_kappa else {})
     told = cluster_from_resolved({**resolved, "device": device, "overlap": overlap})
     held, cut = training.loss_memory, 0.0
     if sharded and training.fsdp_loss_memory is not None:
         held, cut = training.fsdp_loss_memory, _LOSS_PARALLEL
     return replace(told, training=replace(training, loss_memory=held, loss_parallel=cut))
+
+
+def _share(product: float) -> float:
+    """A product of shares as one that a profile may have."""
+    return min(1.0, max(LEAST_SHARE, product))
 
 
 def with_fused_loss(cluster: Cluster) -> Cluster:
@@ -146,7 +152,9 @@ def as_run(
         host_s += _microbatches(plan) * training.loss_kernels * training.host_s
     host_ns = round(host_s * NS_PER_S)
     power = _TOGETHER if sharded or not _meets(scheduled) else training.tp_exponent or _TOGETHER
-    waited_ns = round((device_ns**power + host_ns**power) ** (1 / power)) - device_ns
+    longer_ns = max(device_ns, host_ns, 1)  # powers of what is at most 1 do not overflow
+    sum_of_powers = (device_ns / longer_ns) ** power + (host_ns / longer_ns) ** power
+    waited_ns = round(longer_ns * sum_of_powers ** (1 / power)) - device_ns
     step_ns = alone_ns - hidden_ns + own_ns + late_ns + waited_ns
     bound_ns = min(summary.bound_ns, step_ns)
     changed = replace(
