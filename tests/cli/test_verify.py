@@ -5,6 +5,7 @@ from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 from jsonschema import Draft202012Validator
@@ -159,3 +160,49 @@ def test_weights_that_lie_elsewhere_or_end_too_soon(shardplan, folder, location,
         run = shardplan(*command)
         assert (run.code, run.out) == (2, "")
         assert run.err.startswith(said)
+
+
+def products(**weights: list[float]) -> None:
+    """`m.onnx`: products of `x` with one weight after the other."""
+    names = ["x", *(f"h{number}" for number in range(1, len(weights))), "y"]
+    lines = [
+        f"{made} = MatMul ({read}, {weight})" for read, made, weight in zip(names[:-1], names[1:], weights, strict=True)
+    ]
+    model = proto_of(f"m (float[8,8] x) => (float[8,8] y) {{ {' '.join(lines)} }}")
+    for name, values in weights.items():
+        array = np.resize(np.array(values, np.float32), (8, 8))
+        model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    onnx.save(model, "m.onnx")
+
+
+@pytest.mark.parametrize("hiding", [[np.nan, 1.0], [np.inf, 1.0], [0.0]])
+def test_weights_that_hide_what_is_computed_are_drawn(hiding, shardplan, folder):
+    """With them, every value is the same on all devices and in the whole model, right or wrong; else partial sums
+    differ by rounding."""
+    products(a=hiding, b=[0.1, -0.2, 0.3], c=hiding)
+    pins = ("--pin", "MatMul={gpu: k}")
+    assert shardplan("solve", "m.onnx", "--mesh", "gpu=2", "--mode", "inference", *pins, "-o", "m.json").code == 0
+    run = shardplan("verify", "m.onnx", "m.json")
+    assert run.code == 0
+    assert run.err == (
+        "note[weights-drawn]: random values take the place of 2 weights that are zero throughout or not finite and "
+        "would hide what is computed ('a', 'c')\n"
+    )
+    document = json.loads(shardplan("verify", "m.onnx", "m.json", "--json").out)
+    assert document["result"]["largest_difference"] > 0
+    products(a=hiding, b=[0.1, -0.2, 0.3], c=[0.1])
+    assert "the place of 'a', which is zero throughout or" in shardplan("verify", "m.onnx", "m.json").err
+
+
+def test_a_result_without_a_number_proves_nothing(shardplan, folder):
+    model = proto_of("m (float[8,8] x) => (float[8,8] y) { a = MatMul (x, w)  b = Abs (a)  c = Neg (b)  y = Log (c) }")
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((8, 8), np.float32), "w"))
+    onnx.save(model, "m.onnx")
+    assert shardplan("solve", "m.onnx", "--mesh", "2x1", "--mode", "inference", "-o", "m.json").code == 0
+    run = shardplan("verify", "m.onnx", "m.json")
+    assert (run.code, run.out) == (2, "")
+    assert run.err == (
+        "error[nothing-to-compare]: no element of the result 'y' is a finite number, so that comparing it proves "
+        "nothing\n"
+        "hint: --seed draws other inputs, and the weights that the model lacks\n"
+    )

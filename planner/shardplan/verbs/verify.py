@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from shardplan.errors import Attempts, ShardplanError, error
+from shardplan.errors import Attempts, Diagnostic, ShardplanError, error
 from shardplan.text_files import in_shell, is_file
 from shardplan.verbs.asking import SIZES, budget_option, request_options, seed_option
 from shardplan.verbs.inputs import load_model, parse_sizes
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from shardplan.model.types import Model
     from shardplan.plan.types import Plan
     from shardplan.program.machine.run import Ran, Report
+
+_SHOWN = 3
 
 
 @click.command(short_help="Run a plan on simulated devices, compare every value.")
@@ -48,7 +50,8 @@ def verify(
 ) -> int:
     """Run PLAN for MODEL on simulated devices, in double precision, and compare every value with the model run whole.
 
-    MODEL is by default the model that the plan records. Weights are its own where its file has them, else random.
+    MODEL is by default the model that the plan records. Weights are its own where its file has them, else random, as
+    are those that are zero throughout or not finite.
     Symbolic dims are bound as the plan says. Exits with 0 when the plan is about this model, all values are equal and
     all collectives move what the plan says, with 1 when not.
     """
@@ -93,10 +96,23 @@ def _run(
 
         loaded, planned = scale_down(loaded, planned)
     else:
-        from shardplan.program.machine.values import stored_values
+        from shardplan.program.machine.values import stored_values, telling_weights
 
-        values = stored_values(model, loaded) if is_file(model) else {}
+        stored = stored_values(model, loaded) if is_file(model) else {}
+        values, hiding = telling_weights(loaded, stored)
+        if hiding:
+            session.say(_drawn(hiding))
     return verify_plan(loaded, planned, values, rtol=rtol, seed=seed, ran=_telling(session)), loaded
+
+
+def _drawn(hiding: Sequence[str]) -> Diagnostic:
+    """That random values take the place of weights, of which the first ones are named."""
+    if len(hiding) == 1:
+        of = f"'{hiding[0]}', which is zero throughout or not finite and would hide what is computed"
+    else:
+        shown = ", ".join(f"'{name}'" for name in hiding[:_SHOWN]) + (", \u2026" if len(hiding) > _SHOWN else "")
+        of = f"{len(hiding):,} weights that are zero throughout or not finite and would hide what is computed ({shown})"
+    return Diagnostic("note", "weights-drawn", f"random values take the place of {of}")
 
 
 def _telling(session: Session) -> Ran:

@@ -18,6 +18,11 @@ def scale_of(array: Array) -> float:
     return float(np.median(sizes)) if sizes.size else 0.0
 
 
+def has_numbers(array: Array) -> bool:
+    """Whether any element of it is a finite number; an empty array lacks none."""
+    return not array.size or array.dtype.kind not in "fc" or bool(np.isfinite(array).any())
+
+
 def difference(found: Array, expected: Array, scale: float) -> float:
     """Largest difference, relative to element plus scale of the tensor; infinite if only one is a number."""
     if expected.dtype.kind == "V":  # numbers of few bits, which numpy does not have

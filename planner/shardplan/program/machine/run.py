@@ -25,7 +25,7 @@ from shardplan.model.types import DTYPE_BITS, Model, Operator
 from shardplan.plan.types import Plan
 from shardplan.program import collectives
 from shardplan.program.lower import lower_program
-from shardplan.program.machine.compare import difference, scale_of
+from shardplan.program.machine.compare import difference, has_numbers, scale_of
 from shardplan.program.machine.interpreter import run_operator
 from shardplan.program.machine.loops import LoopState, is_border
 from shardplan.program.reference.evaluate import reference, widen
@@ -260,6 +260,12 @@ class Machine:
 
     def _check(self, instruction: Transfer | Compute, value: Value, locals_: list[Array]) -> None:
         expected = self.whole[value.tensor]
+        if value.tensor in self.program.model.outputs and not has_numbers(expected):
+            summary = (
+                f"no element of the result '{value.tensor}' is a finite number, so that comparing it proves nothing"
+            )
+            hint = "--seed draws other inputs, and the weights that the model lacks"
+            raise ShardplanError(error("nothing-to-compare", summary, hint=hint))
         scale = scale_of(expected)
         try:
             found = collectives.unshard(locals_, value.layout, self.mesh, rtol=self.rtol, atol=self.rtol * scale)

@@ -73,6 +73,24 @@ def stored_values(path: str | Path, model: Model) -> dict[str, Array]:
     return dict(iterate_stored(path, model))
 
 
+def telling_weights(model: Model, values: Mapping[str, Array]) -> tuple[dict[str, Array], tuple[str, ...]]:
+    """`values` without weights that hide what is computed from them, and the names of these: what is not a number or 0
+    remains so whatever it is multiplied by. Buffers may be zeros or infinite, as masks are."""
+    trained = {parameter.tensor: parameter.trainable for parameter in model.parameters}
+    hiding = tuple(
+        name
+        for name, array in values.items()
+        if name in trained and model.tensors[name].is_float and _hides(array, is_buffer=not trained[name])
+    )
+    return {name: array for name, array in values.items() if name not in hiding}, hiding
+
+
+def _hides(array: Array, *, is_buffer: bool) -> bool:
+    if is_buffer:
+        return bool(np.isnan(array).any())
+    return not (np.isfinite(array).all() and array.any())
+
+
 def iterate_stored(path: str | Path, model: Model) -> Iterator[tuple[str, Array]]:
     """`stored_values` one after the other, by name, so that external data is in memory once at most; none of a
     `config.json`."""
