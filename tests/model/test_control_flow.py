@@ -159,6 +159,19 @@ def test_an_old_scan_and_a_loop_that_never_turns_are_kept_whole(read):
     assert [entry.code for entry in model.warnings] == ["control-flow"]
 
 
+def test_what_a_loop_that_never_turns_makes_has_the_shape_of_what_goes_in(read):
+    """The file says no shape of `h` and `rows`, which others read."""
+    model = read(
+        """g (float[2, 3] x) => (float[2, 3] y, float[3] z) <float[3] k = {1,2,3}> {
+        n = Constant <value_int = 0> ()
+        h, rows = Loop (n, , x) <body = b (int64 i, bool go, float[2, 3] v) => (bool go, float[2, 3] o, float r)
+            { o = Neg(v)  r = ReduceMax<keepdims = 0> (v) }>
+        y = Abs(h)
+        z = Concat<axis = 0> (rows, k) }"""
+    )
+    assert {name: model.tensors[name].shape for name in ("h", "rows")} == {"h": (2, 3), "rows": (0,)}
+
+
 def test_a_name_inside_may_hide_one_outside(read):
     """Graphs inside may call their own values as they please, also in graphs inside of those."""
     model = read(

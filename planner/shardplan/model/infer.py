@@ -23,7 +23,7 @@ from shardplan.model.dims import Binding, flag
 from shardplan.model.draft import Draft, Node
 from shardplan.model.evaluate import LIMIT_ELEMENTS, NEVER, SIZED_BY_VALUES, value_of
 from shardplan.model.limits import UNREADABLE, unplannable
-from shardplan.model.loops import unrolled
+from shardplan.model.loops import unrolled, without_iterations
 from shardplan.model.node_types import UNKNOWN, NodeTyper, Outcome, Typed, show
 from shardplan.model.shapes import Shape
 from shardplan.model.types import CONTROL
@@ -138,10 +138,11 @@ class _Pass:
 
     def _visit(self, node: Node) -> None:
         outcome = self._at_border(node) if node.domain == CONTROL else self._outcome(node)
-        for name, found in zip(node.outputs, outcome.types, strict=False):
+        types = without_iterations(node, self.out.known, self.out.typed, outcome.types)
+        for name, found in zip(node.outputs, types, strict=False):
             if name:
                 self.out.typed[name] = self._with_stored(node, name, found)
-        for name in node.outputs[len(outcome.types) :]:
+        for name in node.outputs[len(types) :]:
             self.out.typed[name] = self._with_stored(node, name, UNKNOWN)
         if outcome.reason:
             self.out.reasons[node.name] = outcome.reason

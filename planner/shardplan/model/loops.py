@@ -14,8 +14,8 @@ its trip count is a constant, the length of what is scanned, or `--trip NAME=N`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -129,6 +129,19 @@ def _loop_iterations(node: Node, known: Known, trips: Mapping[str, int], *, ends
     if given is not None and (given > most or (given < most and not ends_early)):
         raise ShardplanError(_contradicted(node, given, most, "at most " if ends_early else ""))
     return max(0, most) if given is None else given
+
+
+def without_iterations(
+    node: Node, known: Known, typed: Mapping[str, Typed], found: Sequence[Typed]
+) -> tuple[Typed, ...]:
+    """The types of the results of a node, `found` by its body, where it is a `Loop` that never runs: a carried value is
+    the first one, and nothing is stacked."""
+    limit = known.get(node.inputs[0]) if node.op_type == "Loop" and not node.domain and node.inputs else None
+    if limit is None or int(limit.reshape(-1)[0]) > 0:
+        return tuple(found)
+    carried = [typed[name] for name in node.inputs[2:]]
+    stacked = [entry if entry.shape is None else replace(entry, shape=(0, *entry.shape[1:])) for entry in found]
+    return (*carried, *stacked[len(carried) :])
 
 
 def _open_loop(node: Node) -> Diagnostic:
