@@ -140,6 +140,8 @@ def test_the_same(shardplan, plans):
         (("--fail-if", "step>2 ms"), 0),
         (("--fail-if", "memory>+0%"), 0),
         (("--fail-if", "memory>-1 GiB"), 1),
+        (("--fail-if", "step>0"), 1),
+        (("--fail-if", "memory>+0"), 0),
         (("--fail-if", "step>+2%", "--exit-zero"), 0),
     ],
 )
@@ -155,6 +157,20 @@ def test_bad_conditions_and_files_are_said_together(shardplan, plans):
         "hint: write for example 'step>+2%', 'step>+1 ms' or 'memory>+1 GiB'\n"
         "absent.plan.json: error[unreadable-plan]: cannot read the plan: no such file or directory\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("condition", "amount", "hint"),
+    [
+        ("step>+5", "5", "write 'step>+5%', 'step>+5 us' or 'step>+5 ms'"),
+        ("compute > 1e3", "1e3", "write 'compute>+1e3%', 'compute>+1e3 us' or 'compute>+1e3 ms'"),
+        ("memory>-5.", "-5.", "write 'memory>-5.%', 'memory>-5. MiB' or 'memory>-5. GiB'"),
+    ],
+)
+def test_a_limit_without_a_unit_is_refused(condition, amount, hint, shardplan, plans):
+    run = shardplan("diff", "old.plan.json", "new.plan.json", "--fail-if", condition)
+    assert (run.code, run.out) == (2, "")
+    assert run.err == f"error[bad-condition]: --fail-if '{condition}': {amount} has no unit\nhint: {hint}\n"
 
 
 def test_plans_at_different_prices_are_not_subtracted(shardplan, mlp: Path):

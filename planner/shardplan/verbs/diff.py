@@ -127,4 +127,9 @@ def _condition(text: str) -> Callable[[PlanDiff], bool]:
     except ValueError:
         hint = "write for example 'step>+2%', 'step>+1 ms' or 'memory>+1 GiB'"
         raise ShardplanError(error("bad-condition", f"--fail-if '{text}' is no condition", hint=hint)) from None
+    if limit and not amount[-1].isalpha():
+        bare = f"{name}>{amount}" if amount.startswith("-") else f"{name}>+{amount}"
+        units = (" MiB", " GiB") if name == "memory" else (" us", " ms")
+        hint = f"write '{bare}%', '{bare}{units[0]}' or '{bare}{units[1]}'"
+        raise ShardplanError(error("bad-condition", f"--fail-if '{text}': {amount} has no unit", hint=hint))
     return lambda found: found.effect(name).delta > limit
