@@ -117,6 +117,23 @@ def test_files_and_functions_stay_small_and_the_library_prints_nothing(source: P
             assert node.func.id != "print"
 
 
+def codes_of(source: Path):
+    """The codes of diagnostics that a module makes, without what is put into them."""
+    for call in ast.walk(ast.parse(source.read_text(encoding="utf-8"))):
+        if not isinstance(call, ast.Call):
+            continue
+        place = {"error": 0, "warning": 0, "Diagnostic": 1}.get(getattr(call.func, "id", ""))
+        given = call.args[place] if place is not None and place < len(call.args) else None
+        parts = given.values if isinstance(given, ast.JoinedStr) else [given]
+        yield from (part.value for part in parts if isinstance(part, ast.Constant))
+
+
+def test_codes_of_diagnostics_are_small_letters_digits_and_hyphens():
+    found = {code for source in SOURCES for code in codes_of(source)}
+    assert len(found) > 200
+    assert [code for code in sorted(found) if not re.fullmatch("[a-z0-9-]+", code)] == []
+
+
 def test_what_benchmarks_import_from_the_repository_is_there():
     """A benchmark runs seldom: a name that it imports and that was changed would be missed late."""
     folders = [ROOT / "planner", ROOT / "tests" / "support", ROOT / "benchmarks"]

@@ -300,3 +300,35 @@ def test_an_entry_of_a_list_beyond_all(section: str, shardplan, inputs: Path):
     )
     assert run.code == 2
     assert f"there is no {section[:-1]} number 2; the model has 1" in run.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("solve", ""), "MODEL: the name of the file is empty"),
+        (("solve", "good.onnx", "-o", ""), "--output: the name of the file is empty"),
+        (("solve", "good.onnx", "--html", ""), "--html: the name of the file is empty"),
+        (("solve", "good.onnx", "--cluster", ""), "--cluster: the name of the file is empty"),
+        (("check", "a.json", ""), "PLAN...: the name of the file is empty"),
+        (("check", "a.json", "--sarif", ""), "--sarif: the name of the file is empty"),
+        (("export", "a.json", "--to", "jax", "-o", ""), "--output: the name of the file is empty"),
+        (("solve", "good.onnx", "--html", "-"), "--html -: this is written to a file, not to standard output"),
+        (("check", "a.json", "--junit", "-"), "--junit -: this is written to a file, not to standard output"),
+        (("sweep", "good.onnx", "-o", "-"), "--output -: points are read again and cannot be in standard output"),
+    ],
+)
+def test_files_have_names(arguments: tuple[str, ...], said: str, shardplan, inputs: Path):
+    before = sorted(inputs.iterdir())
+    run = shardplan(*arguments)
+    assert (run.code, run.out) == (2, "")
+    assert f"error[usage]: {said}" in run.err
+    assert sorted(inputs.iterdir()) == before
+
+
+def test_a_dash_is_standard_output(shardplan, mlp: Path):
+    graph = ("inspect", "mlp.onnx", "--dim", "batch=64", "--format", "graphml")
+    assert shardplan(*graph, "-o", "-").out == shardplan(*graph).out != ""
+    assert shardplan("solve", "mlp.onnx", "--dim", "batch=64", "--mesh", "2x2", "-q", "-o", "a.json").code == 0
+    launch = ("launch-env", "a.json", "--for", "torchrun")
+    assert shardplan(*launch, "-o", "-").out == shardplan(*launch).out != ""
+    assert not Path("-").exists()

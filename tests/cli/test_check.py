@@ -184,10 +184,23 @@ def test_a_report_takes_no_other_files_place(shardplan, solved):
     for option, kind in (("--junit", "JUnit"), ("--sarif", "SARIF")):
         run = shardplan("check", PLAN, option, PLAN)
         assert run.code == 2
-        assert f"exists and is not a {kind} report" in run.err
+        assert run.err == (
+            f"{PLAN}: error[output-not-a-{kind.lower()}-report]: this file exists and is not a {kind} report; "
+            f"it is left as it is\nhint: write elsewhere with {option}, or remove the file\n"
+        )
         for _ in range(2):
             assert shardplan("check", PLAN, option, "report").code == 0
         Path("report").unlink()
+
+
+def test_two_reports_have_two_names(shardplan, solved):
+    run = shardplan("check", PLAN, "--sarif", "out/a.sarif", "--junit", "./out/a.sarif")
+    assert (run.code, run.out) == (2, "")
+    assert run.err == (
+        "out/a.sarif: error[same-output]: the report would replace what this command reads, or writes besides\n"
+        "hint: give --sarif a name of its own\n"
+    )
+    assert not Path("out").exists()
 
 
 def test_resolve_needs_a_model(shardplan, solved):

@@ -158,6 +158,7 @@ def test_show_writes_a_report_over_a_report_and_over_nothing_else(
     refused = shardplan("show", plan, "--html", str(target))
     assert refused.code == 2
     assert "error[output-not-a-report]: this file exists and is not a report; it is left as it is" in refused.err
+    assert "hint: write elsewhere with --html, or remove the file" in refused.err
     assert target.read_text() == "mine"
 
 

@@ -40,6 +40,8 @@ _OTHERS = {
     "SARIF report": re.compile(r'\A\s*\{\s*"\$schema": "[^"]*sarif'),
 }
 """How files of other kinds begin, which may be replaced by files of their own kind."""
+_OPTIONS = {"report": "--html", "JUnit report": "--junit", "SARIF report": "--sarif"}
+"""The option that names a file of this kind, where it is another than `--output`."""
 
 
 def read_plan(path: str | Path) -> Plan:
@@ -200,8 +202,8 @@ def _check_existing(head: str, path: str | Path) -> None:
 
 def _something_else(path: str | Path, kind: str) -> Diagnostic:
     summary = f"this file exists and is not a {kind}; it is left as it is"
-    hint = "write elsewhere with --output, or remove the file"
-    return error(f"output-not-a-{kind}", summary, file=str(path), hint=hint)
+    hint = f"write elsewhere with {_OPTIONS.get(kind, '--output')}, or remove the file"
+    return error(f"output-not-a-{kind.lower().replace(' ', '-')}", summary, file=str(path), hint=hint)
 
 
 def _unwritable(path: str | Path, problem: OSError, kind: str = "plan") -> Diagnostic:

@@ -14,6 +14,7 @@ from click.shell_completion import CompletionItem
 from shardplan.checks import Cache, Flag, OneOf, Several, Sizes
 from shardplan.errors import Attempts, Diagnostic
 from shardplan.request import FIELDS, Request, Term, option_of, request_of, term
+from shardplan.units import whole_number
 from shardplan.verbs.session import Verb, completing, option
 
 if TYPE_CHECKING:
@@ -52,6 +53,8 @@ def _budgeted(context: click.Context, _: click.Parameter, texts: tuple[str, ...]
         raise click.BadParameter(f"there is no budget '{unknown[0]}'; there are {', '.join(BUDGETS)}")
     if unsaid := [name for name, number in given.items() if not number]:
         raise click.BadParameter(f"budget '{unsaid[0]}' has no number: {unsaid[0]}=N")
+    if wrong := [f"{name}={number}" for name, number in given.items() if not whole_number(number.strip())]:
+        raise click.BadParameter(f"{wrong[0]} is no positive whole number")
     before = dict(os.environ)
     os.environ.update({variable_of(name): number for name, number in given.items()})
     names = [variable_of(name) for name in given]

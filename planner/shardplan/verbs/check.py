@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from shardplan.errors import Diagnostic, ShardplanError, error
+from shardplan.errors import Attempts, Diagnostic, ShardplanError, error
 from shardplan.verbs.asking import budget_option, chosen
+from shardplan.verbs.report import check_report
 from shardplan.verbs.session import EXIT_DONE, EXIT_INFEASIBLE, EXIT_NO, EXIT_USAGE, Session, verb
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from shardplan.study.check import Verdict
     from shardplan.study.freshness import Given
 
+_JUNIT, _SARIF = "JUnit report", "SARIF report"
 _CODES = {"unreadable": EXIT_USAGE, "infeasible": EXIT_INFEASIBLE, "fresh": EXIT_DONE}
 
 
@@ -77,6 +79,10 @@ def check(
         cluster = None  # settings say what solve is to take: a plan may have been asked for otherwise
     from shardplan.study.freshness import Given
 
+    attempt = Attempts()
+    attempt(lambda: check_report(junit, kind=_JUNIT, option="--junit"))
+    attempt(lambda: check_report(sarif, junit, kind=_SARIF, option="--sarif"))
+    attempt.finish()
     rows: list[tuple[str, Verdict]] = []
     for file in plans:
         given = Given(None, cluster, without_model, signers)
@@ -99,9 +105,9 @@ def _report(rows: list[tuple[str, Verdict]], junit: str | None, sarif: str | Non
     from shardplan.render import ci_reports
 
     if junit:
-        write_other(ci_reports.junit(rows), junit, "JUnit report")
+        write_other(ci_reports.junit(rows), junit, _JUNIT)
     if sarif:
-        write_other(ci_reports.sarif(rows, __version__), sarif, "SARIF report")
+        write_other(ci_reports.sarif(rows, __version__), sarif, _SARIF)
 
 
 _WEIGHT = [EXIT_DONE, EXIT_NO, EXIT_INFEASIBLE, EXIT_USAGE]

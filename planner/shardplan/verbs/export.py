@@ -44,7 +44,7 @@ class _WithFormats(click.Command):
     shell_complete=completing(lambda: [target.name for target in TARGETS]),
 )
 @click.option(
-    "-o", "--output", metavar="PATH", help="The file or folder to write; without it, text goes to standard output."
+    "-o", "--output", metavar="FILE|DIR", help="The file or folder to write; without it, text goes to standard output."
 )
 @click.option("--stage", type=int, metavar="N", help="Of a plan with stages: the stage to export (text formats only).")
 @request_options(*SIZES)

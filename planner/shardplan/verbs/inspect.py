@@ -24,7 +24,7 @@ from shardplan.verbs.session import EXIT_DONE, Session, verb
     help="A summary; or the cost graph on a mesh, for graph tools.",
 )
 @request_options(*MESH, "mode")
-@click.option("-o", "--output", metavar="FILE", help="File for the cost graph.  [default: standard output]")
+@click.option("-o", "--output", metavar="FILE", help="File for the cost graph; - is standard output, the default.")
 @budget_option
 @verb
 def inspect(
@@ -72,8 +72,8 @@ def _write_cost_graph(
     asked = {name: value for name, value in given.items() if value is not None}
     graph = cost_graph(load_model(model, sizes), on_warning=session.say, **asked)
     text = graphml(graph)
-    if output:
-        write_other(text, output, "graph")
+    if output not in (None, "-"):
+        write_other(text, str(output), "graph")
     else:
         session.write_text(text)
     return EXIT_DONE

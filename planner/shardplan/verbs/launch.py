@@ -46,7 +46,7 @@ def launch_options(function: Verb) -> Verb:
 @launch_options
 @click.option("--name", metavar="NAME", help="Name of the job.  [default: the model's]")
 @click.option("--image", metavar="IMAGE", help="Container image (jobset).")
-@click.option("-o", "--output", metavar="FILE", help="Where it goes; standard output by default.")
+@click.option("-o", "--output", metavar="FILE", help="Where it goes; - is standard output, the default.")
 @verb
 def launch_env(
     session: Session, /, target: str, name: str | None, image: str | None, output: str | None, **asked: Any
@@ -57,6 +57,7 @@ def launch_env(
     torchrun, mpirun: a script of bash; srun: one for sbatch; jobset: a manifest of Kubernetes; ray: a program with a
     placement group; hostfile, rankfile: files of Open MPI. PROGRAM is train.py by default.
     """
+    output = None if output == "-" else output
     launch = _described(target, name=name, image=image, **asked)
     text = _texts()[target](launch)
     document = {"launcher": target, "output": output, **_document(launch), "text": text}

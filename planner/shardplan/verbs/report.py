@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -20,17 +21,17 @@ html_option = click.option(
 Document = Callable[[], Mapping[str, Any]]
 
 
-def check_report(path: str | None, *others: str | None) -> None:
+def check_report(path: str | None, *others: str | None, kind: str = "report", option: str = "--html") -> None:
     """Refuse, before any work is done, a report where it cannot or should not be written. Raises `ShardplanError`."""
     from shardplan.errors import ShardplanError, error
     from shardplan.plan.file import check_other
 
     if path is None:
         return
-    if path in others:
+    if any(other is not None and os.path.realpath(path) == os.path.realpath(other) for other in others):
         summary = "the report would replace what this command reads, or writes besides"
-        raise ShardplanError(error("same-output", summary, file=path, hint="give --html a name of its own"))
-    check_other(path, "report")
+        raise ShardplanError(error("same-output", summary, file=path, hint=f"give {option} a name of its own"))
+    check_other(path, kind)
 
 
 def plan_document(session: Session, plan: Plan, file: str, model: str | None = None, why: int = 0) -> Mapping[str, Any]:

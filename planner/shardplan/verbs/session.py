@@ -47,6 +47,10 @@ _SOURCES = {
     ParameterSource.DEFAULT_MAP: "configuration",
     ParameterSource.DEFAULT: "default",
 }
+_FILES = frozenset(("FILE", "DIR", "FILE...", "FILE.html", "FILE.png", "FILE.onnx", "MODEL"))
+"""Words for files in the help."""
+_NO_STREAMS = frozenset(("html", "junit", "sarif", "plot"))
+"""Options whose files are written beside what a verb prints."""
 _COLORS = {"error": "red", "warning": "yellow", "note": "cyan"}
 Verb = TypeVar("Verb", bound=Callable[..., Any])
 
@@ -178,6 +182,21 @@ def _written(parameter: click.Parameter) -> str:
     return max(parameter.opts, key=len).lstrip("-") if isinstance(parameter, click.Option) else str(parameter.name)
 
 
+def _refuse_names(context: click.Context) -> None:
+    """Refuse files without a name, which would be the working directory, and `-` for what is no stream. Raises
+    `click.UsageError`."""
+    for parameter in context.command.params:
+        given = context.params.get(parameter.name or "")
+        names = given if isinstance(given, tuple) else (given,)
+        is_option = isinstance(parameter, click.Option)
+        called = f"--{_written(parameter)}" if is_option else parameter.human_readable_name
+        is_file = isinstance(parameter.type, click.Path) or not _FILES.isdisjoint(str(parameter.metavar).split("|"))
+        if "" in names and is_file:
+            raise click.UsageError(f"{called}: the name of the file is empty")
+        if "-" in names and parameter.name in _NO_STREAMS:
+            raise click.UsageError(f"{called} -: this is written to a file, not to standard output; give it a name")
+
+
 def option(*names: str, **settings: Any) -> Callable[[Verb], Verb]:
     """`click.option` that can also be set as `SHARDPLAN_<NAME>`."""
     longest = max((name for name in names if name.startswith("--")), key=len).partition("/")[0]
@@ -246,6 +265,7 @@ def attended_verb(function: Callable[..., int]) -> Callable[..., int]:
         context.find_root().obj.session = session
         if verbose:
             session.show_values(context)
+        _refuse_names(context)
         try:
             return function(session, *arguments, **options)
         finally:

@@ -103,6 +103,8 @@ def sweep(session: Session, /, **given: Any) -> int:
     from shardplan.study.sweep import SweepInterrupt, pareto, sweep_record
     from shardplan.study.sweep import sweep as run
 
+    if given["output"] == "-":
+        raise click.UsageError("--output -: points are read again and cannot be in standard output; give it a name")
     attempt = Attempts()
     attempt(lambda: check_report(given["html"], given["output"], given["plot"]))
     combinations = attempt(lambda: _combinations(given))
