@@ -109,6 +109,18 @@ def test_which_memory_changed(shardplan, plans):
     assert document["result"]["memory"]["activations"]["after"] == 2**30
 
 
+def test_as_many_digits_as_tell_two_numbers_apart(shardplan, folder):
+    """A pull request that is told of 137 us and 137 us has been told of nothing."""
+    for name, step_ns, activations in (("old", 137_080, 21_000_000_000), ("new", 137_310, 20_950_000_000)):
+        before = example_summary(step_ns=step_ns)
+        summary = replace(before, memory=replace(before.memory, activations=activations))
+        write_plan(example_plan(summary=summary), f"{name}.plan.json")
+    lines = ["step 137.1 us → 137.3 us (+0.2 %", "memory 28.13 GiB → 28.08 GiB (−0.2 %"]
+    for form in ("text", "markdown", "github"):
+        run = shardplan("diff", "old.plan.json", "new.plan.json", "--format", form)
+        assert [line for line in lines if line in run.out] == lines, run.out
+
+
 def test_growth_from_nothing_and_by_a_factor(shardplan, plans):
     """Of nothing there is no percentage, and a gate in percent sees whatever comes to it."""
     whole = read_plan("new.plan.json")

@@ -12,7 +12,7 @@ from shardplan.escapes import command_message, command_property, markdown, markd
 from shardplan.plan.diff import Change, Effect, PlanDiff
 from shardplan.render.console import emit, table
 from shardplan.text_lines import in_pieces
-from shardplan.units import counted, digits, percent, size
+from shardplan.units import counted, digits, percent, size, sizes_apart
 
 MOST_ROWS = 20
 """Rows that `--all` completes."""
@@ -147,13 +147,12 @@ def _headline(diff: PlanDiff) -> str:
 
 def _effect(diff: PlanDiff, effect: Effect) -> str:
     (old, new), name = diff.measures, effect.name
-    before, after = (
-        (size(effect.before), size(effect.after))
-        if name == "memory"
-        else (old.text(effect.before), new.text(effect.after))
-    )
-    if old != new and name != "memory":
-        return f"{name} {before} → {after}"
+    if name == "memory":
+        before, after = sizes_apart(effect.before, effect.after)
+    elif old == new:
+        before, after = new.apart(effect.before, effect.after)
+    else:
+        return f"{name} {old.text(effect.before)} → {new.text(effect.after)}"
     if not effect.delta:
         return f"{name} {after} (same)"
     return f"{name} {before} → {after}{_relative(effect)}"
