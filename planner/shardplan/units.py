@@ -48,6 +48,11 @@ def counted(number: int, what: str) -> str:
     return f"{number:,} {what if number == 1 else _plural(what)}"
 
 
+def with_article(noun: str) -> str:
+    """`a sequence`, `an optional`."""
+    return f"{'an' if noun[:1] in 'aeiou' else 'a'} {noun}"
+
+
 def _plural(noun: str) -> str:
     if noun.endswith("axis"):
         return noun.removesuffix("is") + "es"

@@ -367,6 +367,27 @@ def test_constraints_that_contradict_each_other(read):
     )
 
 
+def test_a_weight_that_the_graph_names_otherwise_is_called_by_both_names(read):
+    model = read("""g (float[8, 6] x) => (float[8, 4] y) <float[4, 6] up> {
+      val_3 = Transpose <perm = [1, 0]> (up)  y = MatMul (x, val_3) }""")
+    with pytest.raises(ShardplanError) as caught:
+        plan_of(model, 'parameters:\n  "u*": replicate\n  "up*": [gpu, null]\n')
+    assert str(caught.value) == (
+        "fixed.yaml:3:10: error[contradiction]: 'parameters: up*: [gpu, null]' contradicts what else is asked of 'up' "
+        "('val_3' in the graph)\n"
+        "  'parameters: u*: replicate' (fixed.yaml:2)\n"
+        "hint: remove one of them, or give one a cost"
+    )
+
+
+def test_names_of_axes_without_a_constraint():
+    with pytest.raises(ShardplanError) as caught:
+        parse_constraints("mesh_axis_names: [data]\n", "fixed.yaml")
+    assert str(caught.value) == (
+        "fixed.yaml:1:1: error[bad-constraint]: mesh_axis_names: there is no constraint that these names are for"
+    )
+
+
 def test_a_name_comes_before_a_pattern(read):
     plan = plan_of(read(MLP), 'parameters: {"*": replicate, w1: [null, gpu]}')
     assert (layout(plan, "w1"), layout(plan, "w2")) == ("S(1)@gpu", "R")

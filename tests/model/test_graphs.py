@@ -218,6 +218,15 @@ def test_sequence_input(refuse):
     assert refuse(text) == "m.onnx: error[not-a-tensor]: graph input 's' is a sequence; only tensors can be planned"
 
 
+def test_an_optional_value(refuse):
+    text = "g (float[4] x) => (float[4] y) { o = Optional(x)  y = OptionalGetElement(o) }"
+    assert refuse(text) == (
+        "m.onnx: error[not-a-tensor]: 'o' of node 'Optional_0' (Optional) is an optional; only tensors can be planned"
+    )
+    text = "g (optional(float[4]) o) => (float[4] y) { y = OptionalGetElement(o) }"
+    assert refuse(text) == "m.onnx: error[not-a-tensor]: graph input 'o' is an optional; only tensors can be planned"
+
+
 def test_graph_without_outputs(refuse):
     assert refuse("g (float[4] x) => () { y = Relu(x) }") == (
         "m.onnx: error[no-outputs]: the graph has no outputs, so nothing in it is needed"

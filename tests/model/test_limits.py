@@ -49,13 +49,13 @@ def test_names_with_one_fault_are_one_error():
     """An exporter that writes one such name writes many, and a reader wants to know that once."""
     model = doubling(2)
     model.graph.node[0].name = "a\nb"
-    for name in ("\x1b[31mred", "\u202eltr", "t\tt", "\x00", "\x7f", "plain"):
+    for name in ("\x1b[31mred", "\u202eltr", "日本\t語", "\x00", "\x7f", "plain"):
         model.graph.initializer.add(name=name)
     with pytest.raises(ShardplanError) as caught:
         guard(model, Budget())
     assert str(caught.value) == (
         "error[bad-name]: the model has 6 names with characters that control what is printed\n"
-        "  '\\x1b[31mred'\n  '\\u202eltr'\n  't\\tt'\n  '\\x00'\n  '\\x7f'\n  and 1 more\n"
+        "  '\\x1b[31mred'\n  '\\u202eltr'\n  '日本\\t語'\n  '\\x00'\n  '\\x7f'\n  and 1 more\n"
         "hint: export the model again with other names"
     )
 

@@ -103,6 +103,12 @@ def test_everything_wrong_with_a_description_is_said_at_once() -> None:
     )
 
 
+def test_a_size_is_given_once() -> None:
+    with pytest.raises(ShardplanError) as caught:
+        described("transformer:llama3-8b,layers=1,batch=8,layers=2")
+    assert str(caught.value) == "error[bad-description]: transformer: 'layers' is given twice"
+
+
 def test_sizes_that_contradict_each_other_are_refused() -> None:
     with pytest.raises(ShardplanError) as caught:
         transformer(heads=7, kv_heads=3)

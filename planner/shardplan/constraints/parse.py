@@ -56,7 +56,12 @@ def read_constraints(path: str | Path) -> tuple[Constraint, ...]:
 
 def parse_constraints(text: str, file: str) -> tuple[Constraint, ...]:
     """`read_constraints` for text; `file` is the name to show."""
-    return constraints_of(compose(text, file), file)
+    root = compose(text, file)
+    found = constraints_of(root, file)
+    if isinstance(root, yaml.MappingNode) and [key.value for key, _ in root.value] == ["mesh_axis_names"]:
+        summary = "mesh_axis_names: there is no constraint that these names are for"
+        raise ShardplanError(error("bad-constraint", summary, **mark_of(root, file).where))
+    return found
 
 
 def constraints_of(root: yaml.Node, file: str) -> tuple[Constraint, ...]:

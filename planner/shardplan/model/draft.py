@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import onnx
 
 from shardplan.errors import Diagnostic, ShardplanError, did_you_mean, error
-from shardplan.units import counted
+from shardplan.units import counted, with_article
 
 Dim = int | str | None
 """A stored dim: a size, a symbolic expression, or unknown."""
@@ -232,8 +232,10 @@ def _input_problems(graph: onnx.GraphProto, inputs: dict[str, onnx.ValueInfoProt
         seen.add(value.name)
     for name, value in inputs.items():
         if not value.type.HasField("tensor_type"):
-            kind = str(value.type.WhichOneof("value") or "value without type").removesuffix("_type")
-            problems.append(error("not-a-tensor", f"graph input '{name}' is a {kind}; only tensors can be planned"))
+            kind = str(value.type.WhichOneof("value") or "value without type").removesuffix("_type").replace("_", " ")
+            problems.append(
+                error("not-a-tensor", f"graph input '{name}' is {with_article(kind)}; only tensors can be planned")
+            )
     return problems
 
 

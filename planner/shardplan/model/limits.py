@@ -123,7 +123,7 @@ def _name_problems(proto: onnx.ModelProto) -> list[Diagnostic]:
 
 def _names_refused(what: str, names: Sequence[str | bytes]) -> Diagnostic:
     """One error for all names with the same fault: an exporter that writes one such name writes many."""
-    shown = [ascii(name)[:80] for name in names[:_NAMES_SHOWN]]
+    shown = [repr(name)[:80] for name in names[:_NAMES_SHOWN]]  # what is not printable is written out
     more = [f"and {len(names) - len(shown)} more"] if len(names) > len(shown) else []
     summary = f"the model has {counted(len(names), 'name')} with {what}"
     return error("bad-name", summary, detail="\n".join([*shown, *more]), hint="export the model again with other names")

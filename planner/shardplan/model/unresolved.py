@@ -15,6 +15,7 @@ from shardplan.model.infer import Inferred
 from shardplan.model.limits import Budget, beyond
 from shardplan.model.node_types import Typed, show
 from shardplan.model.types import DTYPE_BITS
+from shardplan.units import with_article
 
 _DTYPES: dict[int, str] = {number: name.lower() for name, number in onnx.TensorProto.DataType.items()}
 _MOST_ELEMENTS = 1 << 50
@@ -58,7 +59,7 @@ def _diagnostic(draft: Draft, inferred: Inferred, value: str, node: Node | None,
     typed = inferred.typed[value]
     what = f"'{value}' of {node.label}" if node else f"graph input '{value}'"
     if typed.kind != "tensor":
-        return error("not-a-tensor", f"{what} is a {typed.kind}; only tensors can be planned")
+        return error("not-a-tensor", f"{what} is {with_article(typed.kind)}; only tensors can be planned")
     if typed.is_static and _elements(typed) > _MOST_ELEMENTS:
         return error("too-large", f"{what} has the shape {show(typed.shape)}, which is more than any cluster holds")
     if typed.is_static and (found := beyond(typed.shape or (), budget)):

@@ -235,6 +235,8 @@ def _read(text: str) -> tuple[TransformerSpec, list[Diagnostic]]:
                 problems.append(_unknown_name(name))
         elif name not in _KINDS:
             problems.append(_unknown_size(name))
+        elif name in given:
+            problems.append(error("bad-description", f"transformer: '{name}' is given twice"))
         elif (read := _value(name, value)) is None:
             problems.append(error("bad-description", f"transformer: '{word.strip()}' should be {name}={_KINDS[name]}"))
         else:

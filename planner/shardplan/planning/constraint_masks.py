@@ -236,7 +236,7 @@ def _clashes(built: CostGraph, found: Sequence[ConstraintMask]) -> list[Diagnost
         if mask.constraint.cost_us is None:
             by_node.setdefault(mask.node, []).append(mask)
     problems = []
-    for node, together in by_node.items():
+    for together in by_node.values():
         left = together[0].satisfied
         for number, mask in enumerate(together):
             if not mask.satisfied.any():
@@ -245,7 +245,7 @@ def _clashes(built: CostGraph, found: Sequence[ConstraintMask]) -> list[Diagnost
             left = left & mask.satisfied
             if not left.any():
                 other = next((b for b in together[:number] if not (b.satisfied & mask.satisfied).any()), None)
-                problems.append(_contradiction(node, mask, [other] if other else together[:number]))
+                problems.append(_contradiction(built, mask, [other] if other else together[:number]))
                 break
     return problems
 
@@ -260,15 +260,24 @@ def _impossible(built: CostGraph, mask: ConstraintMask) -> Diagnostic:
     elif built.kept[name].kind.shape != built.model.tensor(name).shape:
         micro, shape = built.options.microbatches, list(built.kept[name].kind.shape)
         detail = f"it is {shape} in each of {micro} microbatches, and no operator or store could hold that so"
-    summary = f"'{name}' cannot be {'split' if kind == 'operator' else 'kept'} as '{mask.constraint}' asks"
+    done = "split" if kind == "operator" else "kept"
+    summary = f"{_called(built, mask.node)} cannot be {done} as '{mask.constraint}' asks"
     return error("impossible", summary, detail=detail, **mask.constraint.where)
 
 
-def _contradiction(node: Node, last: ConstraintMask, others: Sequence[ConstraintMask]) -> Diagnostic:
+def _contradiction(built: CostGraph, last: ConstraintMask, others: Sequence[ConstraintMask]) -> Diagnostic:
     earlier = "\n".join(f"'{b.constraint}' ({b.constraint.place})" for b in others)
-    summary = f"'{last.constraint}' contradicts what else is asked of '{node[1]}'"
+    summary = f"'{last.constraint}' contradicts what else is asked of {_called(built, last.node)}"
     hint = "remove one of them, or give one a cost"
     return error("contradiction", summary, detail=earlier, hint=hint, **last.constraint.where)
+
+
+def _called(built: CostGraph, node: Node) -> str:
+    """A node by its own name, and a weight by that of the checkpoint first: `'up.weight' ('val_86' in the graph)`."""
+    kind, name = node
+    weights = {parameter.tensor: parameter.name for parameter in built.model.parameters}
+    known = name if kind == "operator" else weights.get(name, name)
+    return f"'{known}'" if known == name else f"'{known}' ('{name}' in the graph)"
 
 
 def _not_planned(asked: TensorConstraint | AxisConstraint) -> Diagnostic:
