@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from shardplan.model.types import Model
     from shardplan.plan.types import Plan
     from shardplan.program.machine.run import Ran, Report
+    from shardplan.program.types import Array
 
 _SHOWN = 3
 
@@ -90,7 +91,7 @@ def _run(
     from shardplan.program.machine.verify import verify_plan
 
     session.begin("scaling down" if shrink else "reading weights")
-    values = {}
+    values: dict[str, Array] = {}
     if shrink:
         from shardplan.program.shrink.shrink import shrink as scale_down
 
