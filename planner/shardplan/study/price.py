@@ -1,8 +1,8 @@
 """Memory and time of one given parallel configuration, as trainers are configured.
 
 The terms of Megatron and FSDP (`shardplan.planning.parallelism`) become restrictions of the choices; the solver decides
-what they leave open, with the prices of every other plan. The stages of a pipeline are alike except for the first and
-the last: three are planned.
+what they leave open, with the prices of every other plan. Of a pipeline the first and the last stage are planned, and
+one of each kind between.
 """
 
 from __future__ import annotations
