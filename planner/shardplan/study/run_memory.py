@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardplan.cluster.types import Cluster
+from shardplan.cost.recipes import gradient_dtype
 from shardplan.graph.build import CostGraph, Node
 from shardplan.graph.flow import read_in_backward, storage_of
 from shardplan.graph.memory import CATEGORIES, MemoryRows
@@ -61,9 +62,13 @@ def waiting_bytes(chosen: Chosen, precision: PrecisionName = "") -> int:
     return decided.waiting(precision) // decided.built.options.in_flight
 
 
-def accumulating_in_fp32(plan: Plan) -> Plan:
-    """A plan whose whole gradients are accumulated in fp32, the type in which FSDP reduces them."""
-    weights = [(tensor.bytes_per_device, tensor.dtype in _16_BITS) for tensor in plan.tensors if tensor.trainable]
+def accumulating_in_fp32(plan: Plan, optimizer: str) -> Plan:
+    """A plan whose gradients are accumulated in fp32, whatever type they are made and reduced in."""
+    weights = [
+        (tensor.bytes_per_device, gradient_dtype(optimizer, tensor.dtype) in _16_BITS)
+        for tensor in plan.tensors
+        if tensor.trainable
+    ]
     memory = plan.summary.memory
     narrow = sum(size for size, is_narrow in weights if is_narrow)
     more = memory.gradients * narrow // max(1, sum(size for size, _ in weights))
