@@ -223,17 +223,12 @@ def price_as_asked(
     if grad_dtype not in GRADIENTS:
         raise ShardplanError(bad(f"gradients are not accumulated in '{grad_dtype}'", f"{' or '.join(GRADIENTS)}"))
     model = read_model_for(request.model, request.dims, batch, parallelism)
+    if overlap_exchange and parallelism.expert == 1:
+        raise ShardplanError(bad("no tokens are exchanged: --ep is 1", "leave out --overlap-exchange"))
     given = request.cluster
     cluster = consistent(given) if isinstance(given, Cluster) else make_cluster(load_profile(str(given)))
     check_peak(precision, cluster)
-    if fused_loss:
-        cluster = with_fused_loss(cluster)
-    if eager:
-        cluster = running_eagerly(cluster)
-    if overlap_exchange:
-        if parallelism.expert == 1:
-            raise ShardplanError(bad("no tokens are exchanged: --ep is 1", "leave out --overlap-exchange"))
-        cluster = exchanging_beside(cluster)
+    cluster = _run_so(cluster, fused_loss=fused_loss, eager=eager, overlap_exchange=overlap_exchange)
     again = recompute_in(model, recompute)
     options = PlanOptions(
         optimizer=request.optimizer,
@@ -258,6 +253,15 @@ def price_as_asked(
 
     steps = steps_under(on_other, cluster, robust) if robust else None
     return PriceReport(priced, best, rows_of(model), batch.micro_batch, compare, precision, steps)
+
+
+def _run_so(cluster: Cluster, *, fused_loss: bool, eager: bool, overlap_exchange: bool) -> Cluster:
+    """The cluster with a trainer's options, as of `price_as_asked`."""
+    if fused_loss:
+        cluster = with_fused_loss(cluster)
+    if eager:
+        cluster = running_eagerly(cluster)
+    return exchanging_beside(cluster) if overlap_exchange else cluster
 
 
 @dataclass(frozen=True, slots=True)
