@@ -272,7 +272,7 @@ def priced(row: dict[str, str], cluster: Any) -> Any:
         return shardplan.price(
             str(path), cluster=cluster, dims={"seq": int(row["seq"])}, micro_batch=rows,
             global_batch=rows * int(row["micro"]), recompute=row["recompute"], fused_loss=row["way"] == "compiled",
-            eager=row["way"] == "eager",
+            eager=row["way"] == "eager", grad_dtype="bf16",
         )  # fmt: skip
 
 

@@ -73,7 +73,7 @@ def memory() -> Iterator[Row]:
     model = build(spec_of("gpt-7.5b", seq=128, batch=64))
     scale = 7.5e9 / sum(model.tensor(p.tensor).elements for p in model.parameters) / 1e9
     for zero, wanted in ((0, 120.0), (1, 31.4), (3, 1.88)):
-        peak = shardplan.price(model, cluster="a100-dgx", dp=64, zero=zero).peak
+        peak = shardplan.price(model, cluster="a100-dgx", dp=64, zero=zero, grad_dtype="bf16").peak
         held = peak.parameters + peak.optimizer + peak.gradients
         yield within(f"gpt-7.5b, state, --dp 64 --zero {zero}", held * scale, wanted, 0.01)
     forms = ((False, "none"), (True, "none"), (False, "selective"), (True, "selective"))

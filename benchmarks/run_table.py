@@ -85,6 +85,7 @@ def run_of(row: Columns) -> TrainingRun:
     if ways["tp"] > 1 and ways["ep"] > 1:
         asked["etp"] = 1
     # torchtitan compiles its loss since the spring of 2025
+    asked["grad_dtype"] = "bf16" if row["source"] == "torchtitan" else "fp32"
     asked["fused_loss"] = row["source"] == "torchtitan" and row["release"] >= "2025-03"
     value = float(row["value"])
     step = value if row["metric"] == "s/step" else rows * seq / gpus / value

@@ -99,6 +99,7 @@ def price(
     fused_loss: bool = False,
     overlap_exchange: bool = False,
     eager: bool = False,
+    grad_dtype: str = "fp32",
     **asked: Any,
 ) -> PricedConfiguration:
     """Memory and time of `model` under exactly this configuration, as from `shardplan price`: `fits`, `peak` (memory of
@@ -112,7 +113,8 @@ def price(
     `precision`: `fp8`, `mxfp8` or `nvfp4` for products with weights inside of layers. `etp`: tensor-parallel degree of
     experts, 1 for whole experts, which `ep` then spreads over `tp` and `dp`; None for the degree `tp`. `fused_loss`:
     the loss holds no logits in fp32. `overlap_exchange`: experts' tokens are exchanged beside another microbatch's
-    compute. `eager`: the program runs as it is written, its norms, rotations and gates as many kernels. `asked`:
+    compute. `eager`: the program runs as it is written, its norms, rotations and gates as many kernels.
+    `grad_dtype`: `fp32`, or `bf16` where `zero` 0 and 1 accumulate gradients in the type of the weights. `asked`:
     `cluster`, `dims`, `optimizer` and `memory_limit`, as in `make_plan`.
 
     Raises `ShardplanError` (`bad-parallelism`) for sizes that do not divide.
@@ -132,6 +134,7 @@ def price(
         fused_loss=fused_loss,
         overlap_exchange=overlap_exchange,
         eager=eager,
+        grad_dtype=grad_dtype,
     ).priced
 
 

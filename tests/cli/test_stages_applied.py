@@ -11,6 +11,7 @@ from small_plans import plan_of
 
 import shardplan as library
 from shardplan.errors import ShardplanError
+from shardplan.export.notes import left_to_programs
 from shardplan.layout.layout import Layout
 from shardplan.layout.mesh import Mesh
 from shardplan.layout.placement import R, S
@@ -128,6 +129,19 @@ def test_formats_that_have_no_word_for_optimizer_state_say_so(shardplan, zero_on
         "warning[not-said]: the optimizer state of a.w is sharded apart from the weights (ZeRO-1); 'shardy' says "
         "weights\n" + MICROBATCHES
     )
+
+
+def test_formats_that_say_microbatches_are_not_warned_about():
+    plan = plan_of(Mesh.of(dp=2), {"a.w": ((8, 8), Layout.of(R))})
+    plan = replace(plan, model={**plan.model, "microbatches": 4})
+    apart = replace(plan, tensors=(replace(plan.tensors[0], optimizer=Layout.of(S(0))),))
+    said = {
+        name: [str(each) for each in left_to_programs(apart, name)] for name in ("megatron", "maxtext", "deepspeed")
+    }
+    assert said["megatron"] == []
+    (states,) = said["maxtext"]
+    assert states.endswith("is sharded apart from the weights (ZeRO-1); 'maxtext' says weights")
+    assert said["deepspeed"][1:] == [MICROBATCHES.strip()]
 
 
 def test_partition_specs_of_optimizer_state(shardplan, zero_one):

@@ -323,7 +323,7 @@ def test_an_unknown_name_offers_the_nearest():
             "memory_bytes: 40 GiB, kind: A100-SXM4-40GB,",
             (
                 "mine.yaml:4:24: warning[suspect-memory]: memory of 42.9497 GB; A100-SXM4-40GB has 40 GB\n"
-                "hint: 1 GiB is 1.074 GB"
+                "hint: 1 GiB is 1.074 GB; another device has another name, device.kind"
             ),
         ),
         (

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from step_problems import serial_problem, step_problem
 
+import shardplan
 from shardplan.cluster.mesh import make_cluster
 from shardplan.cluster.profile import load_profile
 from shardplan.graph import operators
@@ -13,6 +14,7 @@ from shardplan.graph.options import PlanOptions
 from shardplan.graph.problem import node_order
 from shardplan.layout.legal import is_legal
 from shardplan.model.types import Model, Operator, Parameter, Tensor
+from shardplan.models import transformer
 from shardplan.plan import assemble
 from shardplan.plan.assemble import PriceMismatchError, price
 from shardplan.plan.step.emit import Emitter
@@ -145,3 +147,63 @@ def test_moves_do_not_depend_on_the_assignments_emitted_before(regathered):
         other = first | {node: (first[node] + 1) % size}
         fresh = Emitter(built_on("2x2", shard_optimizer=True), other, regathered).moves()
         assert Emitter(used, other, regathered).moves() == fresh
+
+
+def tied(rows=8, width=8, vocab=64):
+    """relu(x @ w) @ w transposed, in 4 bytes: an output matrix that is a view of a weight with another reader."""
+    shapes = {"x": (rows, vocab), "a": (rows, width), "b": (rows, width), "t": (width, vocab), "y": (rows, vocab)}
+    tensors = {name: Tensor(name, shape, "float", "activation") for name, shape in shapes.items()}
+    tensors |= {
+        "x": Tensor("x", (rows, vocab), "float", "input"),
+        "w": Tensor("w", (vocab, width), "float", "parameter"),
+    }
+    steps = [
+        Operator("in", "MatMul", ("x", "w"), ("a",), version=21),
+        Operator("relu", "Relu", ("a",), ("b",), version=21),
+        Operator("view", "Transpose", ("w",), ("t",), {"perm": [1, 0]}, version=21),
+        Operator("out", "MatMul", ("b", "t"), ("y",), version=21),
+    ]
+    return Model("tied", tuple(steps), tensors, (Parameter("w", "w", "w"),), ("x",), ("y",), {}, opset=21)
+
+
+@pytest.mark.parametrize("mode", ["inference", "training"])
+def test_a_view_of_a_weight_holds_memory_only_where_something_is_moved(mode):
+    model, cluster = tied(), make_cluster(load_profile("generic"), "4")
+    built = build_cost_graph(model, model_rules(model), cluster, PlanOptions(mode=mode))
+    memory, nodes = MemoryRows(built), node_order(built)
+    spaces = {node: data["space"] for node, data in built.node_data}
+    rng, copied, shown = np.random.default_rng(0), 0, 0
+    for _ in range(3000):
+        choice = {node: int(rng.integers(len(spaces[node]))) for node in nodes}
+        amounts = memory.amounts(choice).tolist()
+        held = {"view": 0, "t": 0, "w": 0}
+        for one, amount in zip(memory.holdings, amounts, strict=True):
+            kind, name = one.node
+            is_view = name in ("view", "t") and (one.category == "activations" or one.start < memory.count)
+            if is_view or (name == "w" and kind == "served" and one.start < memory.count):
+                held[name] += amount
+        strategies, number = built.operators[2].strategies, choice["operator", "view"]
+        read, made = (strategies.layout(side, 0, number).forward for side in ("operands", "results"))
+        kept, served, result = (
+            spaces[node].layout(choice[node]).forward for node in (("kept", "w"), ("served", "w"), ("kept", "t"))
+        )
+        ways = [4 if layout.placements[0].is_shard else 1 for layout in (read, made, result, served)]
+        whole = 4 * 64 * 8
+        if kept == served == read and made == result:
+            shown += 1
+            assert held == {"view": 0, "t": 0, "w": 0}
+        else:
+            copied += 1
+            assert held["view"] == whole // ways[0] + whole // ways[1]
+            assert held["t"] == whole // ways[2]
+            assert held["w"] == (0 if served == kept else whole // ways[3])
+    assert min(shown, copied) > 30
+
+
+def test_the_table_of_tied_weights_is_held_once_beside_the_operand_of_its_reader():
+    table = 2 * 4096 * 64
+    model = transformer(style="gpt", layers=1, hidden=64, heads=4, vocab=4096, seq=1, batch=1)
+    memory = shardplan.make_plan(model, "1", mode="inference").summary.memory
+    assert memory.total - memory.parameters < 1.1 * table
+    again = shardplan.make_plan(model, "1", mode="inference", memory_limit=memory.total)
+    assert again.summary.memory == memory

@@ -96,6 +96,13 @@ def test_a_published_config_has_as_many_parameters_as_published(tmp_path, name):
     assert used / 1e9 == pytest.approx(active, rel=0.01)
 
 
+def test_gpt_oss_lacks_the_biases_of_experts_and_routers_and_its_sinks(tmp_path):
+    """Of 116,829,156,672 parameters in transformers, as the documentation says."""
+    model = configured(written(tmp_path, GPT_OSS), {"batch": 1})
+    lacking = 36 * (128 * (5760 + 2880) + 128 + 64)
+    assert sum(model.tensor(weight.tensor).elements for weight in model.parameters) == 116_829_156_672 - lacking
+
+
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_config_has_as_many_parameters_as_transformers_counts(tmp_path, name):
     model = configured(written(tmp_path, CONFIGS[name]), {"batch": 1})

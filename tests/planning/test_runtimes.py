@@ -343,6 +343,49 @@ def test_degrees_that_divide_no_size_are_not_tried(models):
     assert not roles & {("data", "data"), ("expert", "tensor"), ("shards", "shards")}
 
 
+MIXTURE = "transformer:layers=1,hidden=256,heads=4,kv_heads=4,ffn=512,vocab=512,experts=4,top_k=2"
+
+
+def test_megatron_trains_experts_with_sequence_parallelism_only():
+    """Its layers of experts raise a ValueError in training; MaxText's do not, nor does a forward pass."""
+    model, mesh = load_model(MIXTURE, {"batch": 4, "seq": 64}), Mesh.of(machine=2, gpu=2)
+    every = [*RUNTIMES["megatron"].arrangements(mesh)]
+    for target, mode, is_refused in (
+        ("megatron", "training", True),
+        ("megatron", "inference", False),
+        ("maxtext", "training", False),
+    ):
+        roles = {*dividing(every, mesh, model, PlanOptions(mode=mode, target=target))}
+        assert (("data", "tensor") not in roles) == is_refused
+        assert ("data", "sequence") in roles
+
+
+def test_a_mixture_without_sequence_parallelism_is_refused_as_megatron_refuses_it():
+    """One row of 63 tokens can only be cut by columns and rows."""
+    model = load_model(MIXTURE, {"batch": 1, "seq": 63})
+    reason = "Megatron-Core trains experts under tensor parallelism with --sequence-parallel only"
+    plan = make_plan(model, "1x2", cluster="generic", target="maxtext")
+    assert refusals(plan, "maxtext", model) == []
+    (refused,) = refusals(plan, "megatron", model)
+    assert refused.splitlines()[:2] == [
+        "error[cannot-say]: Megatron-LM's arguments cannot express what this plan does",
+        f"  with gpu as tensor: {reason}",
+    ]
+    with pytest.raises(InfeasibleError) as raised:
+        make_plan(model, "1x2", cluster="generic", target="megatron")
+    assert reason in raised.value.diagnostics[0].detail
+
+
+@pytest.mark.parametrize(("remat", "policy"), [("none", "none"), ("full", "full"), ("selective", "minimal")])
+def test_what_maxtext_recomputes(models, remat, policy):
+    """It has words for nothing and for everything."""
+    plan = make_plan(models["llama"], "1x2", cluster="generic", target="maxtext", remat=remat, effort="quick")
+    exported = find_target("maxtext").load()(plan, Source(load_model(models["llama"], {}), None))
+    assert f"remat_policy: {policy}\n" in exported.text
+    said = ["warning[not-said]: MaxText's remat_policy 'minimal' saves what matrices make; the plan has 'selective'"]
+    assert [str(each) for each in exported.refused] == (said if policy == "minimal" else [])
+
+
 def test_trainers_of_language_models_take_no_convolutional_network():
     with pytest.raises(ShardplanError) as problem:
         check_kind(read_model(Path(__file__).parents[1] / "models" / "resnet50.onnx"), "megatron")

@@ -64,6 +64,14 @@ def test_a_model_without_operators_has_a_report(tmp_path: Path) -> None:
     assert list(spans(made)) == []
 
 
+def test_a_view_of_a_weight_is_not_a_value_that_is_held() -> None:
+    described = "transformer:style=gpt,layers=1,hidden=64,heads=4,vocab=4096,seq=1,batch=1"
+    for mode in ("training", "inference"):
+        made = make_plan(described, "1", mode=mode, effort="quick")
+        shown = [tensor for _, _, tensor, gradient in spans(made) if not gradient]
+        assert max(tensor.bytes_per_device for tensor in shown) < 2 * 4096 * 64
+
+
 def test_what_is_rematerialised_is_said() -> None:
     made = make_plan(
         "transformer:layers=2,hidden=64,heads=4,vocab=64,seq=32,batch=4", "2", remat="full", effort="quick"

@@ -15,7 +15,7 @@ from shardplan.plan.types import Move
 from shardplan.planning import parallelism
 from shardplan.rules import model_rules
 from shardplan.study.instance import load_model
-from shardplan.study.model_chunks import layers_of
+from shardplan.study.model_chunks import chunk_starts, layers_in_chunks, layers_of
 from shardplan.study.trainer_step import _is_partial, _summed_over, as_run, as_trained, exchanging_beside
 
 MODEL = "transformer:style=gpt,layers=2,hidden=256,heads=4,vocab=1024,seq=128"
@@ -223,6 +223,25 @@ def test_layers_are_dealt_out_so_that_none_is_left(layers, chunks):
     assert (sum(found), len(found)) == (layers, chunks)
     assert min(found) > 0
     assert max(found) <= -(-(layers + 2) // chunks)
+
+
+def test_stages_of_chunks_of_several_sizes_hold_their_own_layers():
+    """Ten layers on two stages: five on each, whether chunks are equal (2, 10) or not (2, 2, 1, 1, 1, 1, 1, 1)."""
+    model = "transformer:layers=10,hidden=256,heads=4,vocab=1024,seq=128"
+    one, *more = (shardplan.price(model, cluster="h100-dgx", pp=2, vp=vp, global_batch=16) for vp in (1, 4, 5))
+    for found in more:
+        assert found.peak.parameters == one.peak.parameters
+        assert found.spent.compute_ns == pytest.approx(one.spent.compute_ns, rel=1e-3)
+
+
+def test_chunks_with_layers_of_several_kinds_stand_for_themselves():
+    """Of eight layers the last five are mixtures: stages of two have none, one, two and two of them."""
+    mixed = "transformer:layers=8,hidden=256,heads=4,vocab=1024,seq=128,experts=8,top_k=2,moe_pattern=DDDEEEEE"
+    model = load_model(mixed, {"batch": 8})
+    assert layers_in_chunks(model, chunk_starts(model, 4)) == [(2, 0), (1, 1), (0, 2), (0, 2)]
+    priced = shardplan.price(mixed, cluster="h100-dgx", pp=4, global_batch=8)
+    sizes = [model.tensor(parameter.tensor).size_bytes for parameter in model.parameters]
+    assert sum(memory.parameters for memory in priced.memory) == sum(sizes)
 
 
 @pytest.mark.parametrize(("stages", "chunks", "waits"), [(2, 1, 8 + 1), (4, 1, 16 + 4), (2, 2, 24 + 1.5)])

@@ -183,7 +183,7 @@ def _device(tree: Record, device: Plain) -> Iterator[Diagnostic]:
         yield warning(
             "suspect-memory",
             f"memory of {device['memory_bytes'] / 1e9:g} GB; {device['kind']} has {memory / 1e9:g} GB",
-            hint="1 GiB is 1.074 GB",
+            hint="1 GiB is 1.074 GB; another device has another name, device.kind",
             **_where(tree, "device", "memory_bytes"),
         )
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from shardplan.errors import Diagnostic, warning
 from shardplan.plan.types import Plan
 
-_SAY_STATES = frozenset({"jax"})
-"""Formats that say where optimizer state is."""
+_SAY_STATES = frozenset({"jax", "megatron"})
+"""Formats that say where optimizer state is, or that it is sharded over the data-parallel ranks."""
+_SAY_MICROBATCHES = frozenset({"megatron", "maxtext"})
+"""Formats that say in how many microbatches a step is made."""
 
 
 def left_to_programs(plan: Plan, format_name: str) -> list[Diagnostic]:
@@ -20,7 +22,7 @@ def left_to_programs(plan: Plan, format_name: str) -> list[Diagnostic]:
         )
         found.append(warning("not-said", summary))
     number = plan.model.get("microbatches", 1)
-    if isinstance(number, int) and number > 1:
+    if isinstance(number, int) and number > 1 and format_name not in _SAY_MICROBATCHES:
         summary = f"the plan is for a step of {number} microbatches, which the program that runs it has to make"
         found.append(warning("not-said", summary))
     return found

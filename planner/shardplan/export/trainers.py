@@ -21,7 +21,7 @@ from shardplan.planning.parallelism import Parallelism, rows_of
 from shardplan.planning.reduction import Allowed
 from shardplan.planning.runtimes.arrangement import Arrangement
 from shardplan.planning.runtimes.table import RUNTIMES, Roles
-from shardplan.planning.runtimes.trainer import check_kind, parallelism_of, uneven
+from shardplan.planning.runtimes.trainer import check_kind, parallelism_of, refused, uneven
 
 
 def export_megatron(plan: Plan, source: Source) -> Exported:
@@ -58,16 +58,16 @@ def export_maxtext(plan: Plan, source: Source) -> Exported:
     levels = cluster_of(plan, "the plan").axis_levels
     for role, size, level in zip(roles, plan.mesh.shape, levels, strict=True):
         degrees[f"{'dcn' if level else 'ici'}_{words[role]}_parallelism"] *= size
-    micro = _microbatches(plan)
-    is_full = plan.model.get("remat") == "full"
+    micro, remat = _microbatches(plan), plan.model.get("remat")
+    policy = str(remat) if remat in ("none", "full") else "minimal"
     lines = [
         *(f"{name}: {size}" for name, size in degrees.items()),
         f"per_device_batch_size: {rows_of(source.model) / (plan.mesh.size * micro):g}",
         f"gradient_accumulation_steps: {micro}",
-        *([f"remat_policy: {'full' if is_full else 'minimal'}"] if plan.model.get("mode") == "training" else []),
+        *([f"remat_policy: {policy}"] if plan.model.get("mode") == "training" else []),
     ]
-    said = f"MaxText's remat_policy 'minimal' saves what matrices make; the plan has '{plan.model.get('remat')}'"
-    told = () if is_full or plan.model.get("mode") != "training" else (warning("not-said", said),)
+    said = f"MaxText's remat_policy 'minimal' saves what matrices make; the plan has '{remat}'"
+    told = () if policy == remat or plan.model.get("mode") != "training" else (warning("not-said", said),)
     return Exported("\n".join(lines) + "\n", (*found.refused, *told))
 
 
@@ -105,18 +105,21 @@ def _degrees(plan: Plan, source: Source, name: str) -> tuple[Exported, Roles | N
     planner = Planner(source.model, cluster_of(plan, "the plan"), options, reasons=False)
     built, _ = planner.built_at()
     masks = Decided.of_plan(plan).masks(built)
-    refused: dict[tuple[bool, int], list[str]] = {}
+    nearest: dict[tuple[bool, int], list[str]] = {}
     for roles in RUNTIMES[name].arrangements(plan.mesh):
         sizes = uneven(roles, plan.mesh, source.model, options.microbatches)
         wrong = [each.summary for each in sizes] or [*_violations(masks, Arrangement(RUNTIMES[name], roles)(built))]
         if not wrong:
-            return Exported(), roles
-        lines = refused.setdefault((bool(sizes), len(wrong)), [])
+            wrong = [each.summary for each in refused(roles, plan.mesh, source.model, name, options.training)]
+            if not wrong:
+                return Exported(), roles
+            nearest = {}
+        lines = nearest.setdefault((bool(sizes), len(wrong)), [])
         if sizes or not lines:  # of roles by which no size divides, no one is nearer than another
             lines += [f"with {_roles_text(plan, roles)}: {line}" for line in wrong]
     form = {"megatron": "Megatron-LM's arguments", "maxtext": "a MaxText configuration"}[name]
     return Exported(
-        refused=tuple(cannot_say(form, "what this plan does", refused[min(refused)], solve_for(name)))
+        refused=tuple(cannot_say(form, "what this plan does", nearest[min(nearest)], solve_for(name)))
     ), None
 
 

@@ -271,6 +271,21 @@ def storage_of(model: Model, rules: Sequence[Rule]) -> dict[str, tuple[str, str]
     return storage
 
 
+def views_of_weights(model: Model, rules: Sequence[Rule]) -> dict[str, tuple[int, str]]:
+    """Views of weights and constants, and views of these, in graph order: the operator that makes each, and the value
+    that it shows. Results of the model, and entries that a loop takes from a value, are values of their own."""
+    known = {name for name, tensor in model.tensors.items() if tensor.role in ("parameter", "constant")}
+    views: dict[str, tuple[int, str]] = {}
+    for index, (operator, rule) in enumerate(zip(model.operators, rules, strict=True)):
+        if rule.cost != "view" or operator.domain == CONTROL or not operator.inputs:
+            continue
+        source = operator.inputs[0]
+        if source in known or source in views:
+            made = [name for name in operator.outputs if name and name not in model.outputs]
+            views |= dict.fromkeys(made, (index, source))
+    return views
+
+
 def read_in_backward(operator: Operator, rule: Rule, needs_grad: frozenset[str]) -> list[str]:
     """Values that the backward of an operator reads: operands, then results of its own."""
     if not any(name in needs_grad for name in operator.outputs):

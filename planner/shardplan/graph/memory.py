@@ -5,6 +5,10 @@ last read in backward; any other value while it is made and read; gathered copie
 recomputed value is present again from its recomputation until its last read in backward or by operators that are
 recomputed with it. Bytes are those of one microbatch at a time. Gradients of activations live from the backward of the
 last reader to that of the maker.
+
+A view of a weight shares its storage as long as nothing is moved on the way. Whether it does shows only once all is
+chosen: `MemoryRows.amounts` counts it then. The usages leave out the view, which its reader counts as its operand, and
+count what is read to make it.
 """
 
 from __future__ import annotations
@@ -19,8 +23,10 @@ import numpy as np
 from shardplan.cost.moves import Index
 from shardplan.cost.recipes import state_bytes
 from shardplan.graph.build import CostGraph, Node
+from shardplan.graph.flow import views_of_weights
 from shardplan.graph.kv_cache import cache_bytes
 from shardplan.graph.moments import Moments
+from shardplan.graph.operators import OperatorSpace
 from shardplan.graph.tensors import TensorSpace
 from shardplan.solve.problem import Usage
 
@@ -53,19 +59,90 @@ class MemoryRows:
         self.time = time or Moments(self.count, training=built.options.training, segments=segments)
         self.moments = self.time.count
         self._amounts: dict[tuple[object, ...], Index] = {}
+        views = views_of_weights(built.model, built.rules).items()
+        self.views = {name: view for name, view in views if name in built.kept and view[1] in built.kept}
+        self.makes_views = frozenset(index for index, _ in self.views.values())
         self.holdings: tuple[Holding, ...] = tuple(self._all())
 
     @cached_property
     def usages(self) -> tuple[Usage, ...]:
         """The holdings as usages of a problem, whose nodes are numbers."""
-        numbers = self.built.node_numbers
-        return tuple(Usage(numbers[one.node], one.start, one.end, one.amount) for one in self.holdings)
+        numbers, shared = self.built.node_numbers, {place for places in self._shared.values() for place in places}
+        found = []
+        for place, one in enumerate(self.holdings):
+            amount = self._counted_in_a_search(one) if place in shared else one.amount
+            if amount is not None:
+                found.append(Usage(numbers[one.node], one.start, one.end, amount))
+        return tuple(found)
+
+    def _counted_in_a_search(self, one: Holding) -> Index | None:
+        """What counts of a holding that a view may share: on several devices, where something may be moved, copies
+        that readers get and what is read to make a view."""
+        kind, name = one.node
+        if self.built.cluster.mesh.size == 1 or kind == "kept":
+            return None
+        if kind == "served":
+            return one.amount
+        strategies = self.built.operators[self.built.number[name]].strategies
+        space, reads = strategies.operands[0], strategies.reads[0]
+        assert space is not None
+        assert reads is not None
+        key = (id(space), "read", reads[0].tobytes())
+        if key not in self._amounts:
+            self._amounts[key] = space.state_bytes[reads[0]]
+        return self._amounts[key]
 
     def amounts(self, choice: Mapping[Node, int]) -> Index:
         """The bytes of every holding in an assignment."""
         nodes, node, first, table = self._tables
         chosen: Index = table[first + np.array([choice[one] for one in nodes], dtype=np.int64)[node]]
+        for one in self.sharing(choice) if self.views else ():
+            chosen[self._shared.get(one, [])] = 0
         return chosen
+
+    def sharing(self, choice: Mapping[Node, int]) -> frozenset[Node]:
+        """The nodes that hold nothing of their own in forward: views of weights with their operators, and what readers
+        of either get, in the layout in which the weight is kept."""
+        found = set[Node]()
+        for name, (index, source) in self.views.items():
+            operator, strategies = self.built.model.operators[index], self.built.operators[index].strategies
+            reads, makes = strategies.reads[0], strategies.makes[self.built.flow.makers[name][1]]
+            assert reads is not None
+            assert makes is not None
+            number = choice["operator", operator.name]
+            is_held = source not in self.views or ("kept", source) in found
+            if not is_held or not self._is_served_as_kept(source, choice):
+                continue
+            found.add(("served", source))
+            kept, made = (self._kept_state(each, choice) for each in (source, name))
+            if int(reads[0][number]) == kept and int(makes[0][number]) == made:
+                found.add(("kept", name))
+                if self._is_served_as_kept(name, choice):
+                    found.add(("served", name))
+        for index in self.makes_views:
+            operator = self.built.model.operators[index]
+            if all(("kept", name) in found for name in operator.outputs if name):
+                found.add(("operator", operator.name))
+        return frozenset(found)
+
+    def _kept_state(self, name: str, choice: Mapping[Node, int]) -> int:
+        return int(self.built.kept[name].forward[choice["kept", name]])
+
+    def _is_served_as_kept(self, name: str, choice: Mapping[Node, int]) -> bool:
+        served = self.built.served.get(name)
+        return served is None or int(served.forward[choice["served", name]]) == self._kept_state(name, choice)
+
+    @cached_property
+    def _shared(self) -> dict[Node, list[int]]:
+        """The holdings in forward, by number, of the nodes that may hold nothing of their own."""
+        shown = {name for view in self.views.items() for name in (view[0], view[1][1])}
+        wanted = {("kept", name) for name in self.views} | {("served", name) for name in shown}
+        wanted |= {("operator", self.built.model.operators[index].name) for index in self.makes_views}
+        found: dict[Node, list[int]] = {}
+        for place, one in enumerate(self.holdings):
+            if one.node in wanted and (one.category == "activations" or one.start < self.count):
+                found.setdefault(one.node, []).append(place)
+        return found
 
     @cached_property
     def _tables(self) -> tuple[list[Node], Index, Index, Index]:
@@ -102,10 +179,19 @@ class MemoryRows:
             yield from self._cache(index, node)
             if self.built.options.training:
                 back = self.time.backward(last), self.time.backward(first) + 1
-                yield Holding(node, "temporaries", *back, space.backward_bytes)
+                yield Holding(node, "temporaries", *back, self._in_backward(index, space))
             if index in self.built.recompute.until:
                 moment = self.time.recomputation(index, self.built.recompute.until[index])
                 yield Holding(node, "temporaries", moment, moment + 1, space.forward_bytes)
+
+    def _in_backward(self, index: int, space: OperatorSpace) -> Index:
+        """Values and gradients that the backward of an operator holds; that of a view reads no values."""
+        if index not in self.makes_views:
+            return space.backward_bytes
+        key = (id(space), "gradients")
+        if key not in self._amounts:
+            self._amounts[key] = space.backward_bytes // 2
+        return self._amounts[key]
 
     def _cache(self, index: int, node: Node) -> Iterator[Holding]:
         tokens = self.built.options.kv_cache_tokens

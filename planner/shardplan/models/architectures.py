@@ -273,7 +273,7 @@ ARCHITECTURES: Final[dict[str, Architecture]] = {
     ),
     "gpt_oss": Architecture(
         "llama", {**ROUTED, "ffn": "intermediate_size"}, ("silu",), {"attention_bias": (True,)},
-        {"routing": "dropless", "qkv_bias": True}, MAYBE,
+        {"routing": "dropless", "qkv_bias": True, "out_bias": True}, MAYBE,
     ),
     "llama4_text": Architecture(
         "llama",

@@ -50,7 +50,7 @@ def _after_dense(
 def _gpt_oss(layers: int, experts: int) -> TransformerSpec:
     return TransformerSpec(
         layers, 2880, 64, 8, 2880, 201088, 4096, experts=experts, top_k=4, head_size=64, qkv_bias=True,
-        routing="dropless", window=128, window_every=2,
+        out_bias=True, routing="dropless", window=128, window_every=2,
     )  # fmt: skip
 
 

@@ -57,13 +57,13 @@ def need_of(rows: MemoryRows, choice: Mapping[Node, int]) -> Need:
     moment = peak_moment(held)
     names = _names(rows.built)
     groups: dict[tuple[str, str, str], dict[Node, int]] = {}
-    for holding in rows.holdings:
+    for holding, amount in zip(rows.holdings, rows.amounts(choice).tolist(), strict=True):
         node = holding.node
         if holding.start <= moment < holding.end:
             layout = _layout(rows.built, node, choice)
             key = (_called(holding), pattern(names.get(node, node[1])), layout)
             group = groups.setdefault(key, {})
-            group[node] = group.get(node, 0) + int(holding.amount[choice[node]])
+            group[node] = group.get(node, 0) + amount
     everything = [names.get(node, node[1]) for node in choice]
     largest = sorted(groups.items(), key=lambda group: (-sum(group[1].values()), group[0]))[:_SHOWN]
     holders = [

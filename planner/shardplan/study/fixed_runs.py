@@ -29,12 +29,13 @@ FLAT = (CONTEXT, EXPERT, DATA)
 @dataclass(frozen=True, slots=True)
 class Fixed:
     """What a configuration fixes on a mesh with axes of these `kinds`. `zero`: within a step; `sharded`: parameters
-    are."""
+    are; `in_fp32`: gradients that are held whole are accumulated in fp32."""
 
     kinds: tuple[str, ...]
     restrict: Restrict
     zero: int
     sharded: bool
+    in_fp32: bool = True
 
     @property
     def flat(self) -> tuple[int, ...]:
@@ -44,10 +45,12 @@ class Fixed:
 
 @dataclass(frozen=True, slots=True)
 class FixedRun:
-    """A plan as a trainer runs it. `waiting_bytes`: of one microbatch's activations while they wait for backward."""
+    """A plan as a trainer runs it. `waiting_bytes`: of one microbatch's activations while they wait for backward;
+    `wider_bytes`: what gradients take more than a search counts."""
 
     plan: Plan
     waiting_bytes: int
+    wider_bytes: int = 0
 
     def chunk(self, planned: int, in_flight: int) -> ChunkMemory:
         """Its memory as one of several model chunks, with `in_flight` microbatches in flight; it was planned for
@@ -59,8 +62,8 @@ class FixedRun:
 
 @dataclass(frozen=True, slots=True)
 class FixedRuns:
-    """Runs of one model, or of a stage of one. `loss`: the model ends in it; `is_stage`: of a pipeline, where sharded
-    gradients are accumulated in fp32."""
+    """Runs of one model, or of a stage of one. `loss`: the model ends in it; `is_stage`: of a pipeline, where gradients
+    are whole until its end although parameters are sharded, and accumulated in fp32 then."""
 
     model: Model
     cluster: Cluster
@@ -83,15 +86,18 @@ class FixedRuns:
         chosen = planner.chosen(self.fixed.restrict)
         held = as_held(chosen, self.cluster, loss=self.loss, flat=self.fixed.flat, precision=saved)
         again = recomputed_share(model, options)
-        plan = as_run(held, self.cluster, recomputed=again, loss=self.loss, sharded=sharded, narrow=narrow)
-        plan = accumulating_in_fp32(plan) if self.is_stage and sharded else plan
-        return FixedRun(plan, waiting_bytes(chosen, saved))
+        plan = ran = as_run(held, self.cluster, recomputed=again, loss=self.loss, sharded=sharded, narrow=narrow)
+        if self.is_stage if sharded else self.fixed.in_fp32:
+            plan = accumulating_in_fp32(ran, options.optimizer)
+        wider = plan.summary.memory.total - ran.summary.memory.total
+        return FixedRun(plan, waiting_bytes(chosen, saved), wider)
 
     def within(self, roomy: FixedRun, limit_bytes: int) -> FixedRun:
         """The fastest that fits, or the fastest of all, which is `roomy`, if none does."""
         if roomy.plan.summary.memory.total <= limit_bytes:
             return roomy
         room = limit_bytes - (loss_memory_bytes(roomy.plan, self.cluster.training) if self.loss else 0)
+        room -= roomy.wider_bytes
         try:
             return self.under(room) if room > 0 else roomy
         except InfeasibleError:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+from bisect import bisect_right
+from collections.abc import Sequence
 
 from shardplan.errors import ShardplanError
 from shardplan.model.types import Model
@@ -14,7 +16,7 @@ from shardplan.units import counted
 
 def chunk_starts(model: Model, chunks: int) -> list[int]:
     """The first operator of each chunk except the first."""
-    begins = _layer_starts(model)
+    begins = [start for start, _ in _layers(model)]
     after = 1 + max((index for block in model.blocks for copy in block.copies for index in copy), default=-1)
     if begins and len(begins) + 2 == chunks:  # embedding and output matrix are chunks of their own
         return [*begins, after]
@@ -23,6 +25,14 @@ def chunk_starts(model: Model, chunks: int) -> list[int]:
         raise ShardplanError(bad(f"the model has {counted(len(begins), 'layer')}, too few for {chunks} stages", hint))
     counts = layers_of(len(begins), chunks, _further(model, after))
     return [[*begins, after][place] for place in itertools.accumulate(counts[:-1])]
+
+
+def layers_in_chunks(model: Model, starts: Sequence[int]) -> list[tuple[int, ...]]:
+    """By chunk, how many of its layers are copies of each block of the model. `starts`: as of `chunk_starts`."""
+    counts = [[0] * len(model.blocks) for _ in range(len(starts) + 1)]
+    for start, block in _layers(model):
+        counts[bisect_right(starts, start)][block] += 1
+    return [tuple(each) for each in counts]
 
 
 def layers_of(layers: int, chunks: int, further: int = 0) -> list[int]:
@@ -55,21 +65,22 @@ def _further(model: Model, after: int) -> int:
     return max(0, sum(name in made and model.tensor(name).shape == first for name in model.outputs) - 1)
 
 
-def _layer_starts(model: Model) -> list[int]:
-    """The first operator of every layer, at a place where the model can be cut. Layers of several kinds, as in a
-    mixture of experts whose first layers are dense, are copies of several blocks of one module."""
+def _layers(model: Model) -> list[tuple[int, int]]:
+    """The first operator of every layer, at a place where the model can be cut, and the block of which it is a copy.
+    Layers of several kinds, as in a mixture of experts whose first layers are dense, are copies of several blocks of
+    one module."""
     block = max(model.blocks, key=lambda block: len(block.copies), default=None)
     if block is None:
         return []
     first = {
-        name: min(copy)
-        for each in model.blocks
+        name: (min(copy), number)
+        for number, each in enumerate(model.blocks)
         for name, copy in zip(each.names, each.copies, strict=True)
         if each is block or _module(name) == _module(block.names[0])
     }
     chain = chain_of(model, model_rules(model))
     cut = {name: min(unit) for name, unit in zip(chain.names, chain.units, strict=True)}
-    return sorted(cut.get(name, start) for name, start in first.items())
+    return sorted((cut.get(name, start), number) for name, (start, number) in first.items())
 
 
 def _module(name: str) -> str:

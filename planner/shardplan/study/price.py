@@ -1,8 +1,8 @@
 """Memory and time of one given parallel configuration, as trainers are configured.
 
 The terms of Megatron and FSDP (`shardplan.planning.parallelism`) become restrictions of the choices; the solver decides
-what they leave open, with the prices of every other plan. The stages of a pipeline are alike except for the first and
-the last: three are planned.
+what they leave open, with the prices of every other plan. Of a pipeline the first and the last stage are planned, and
+one of each kind between.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
+from typing import Final
 
 import numpy as np
 
@@ -47,7 +48,7 @@ from shardplan.study.instance import DESCRIBED, load_model
 from shardplan.study.price_stages import priced_stages
 from shardplan.study.racks import as_filled
 from shardplan.study.recompute import recompute_in
-from shardplan.study.run_memory import as_held
+from shardplan.study.run_memory import accumulating_in_fp32, as_held
 from shardplan.study.sensitivity import factors_of, spread_of
 from shardplan.study.trainer_step import (
     as_run,
@@ -56,6 +57,9 @@ from shardplan.study.trainer_step import (
     running_eagerly,
     with_fused_loss,
 )
+
+GRADIENTS: Final = ("fp32", "bf16")
+"""What gradients that a device holds whole are accumulated in: fp32, or the type of 16-bit weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,9 +125,11 @@ def price(
     options: PlanOptions,
     on_progress: OnProgress | None = None,
     factors: Mapping[str, float] = MappingProxyType({}),
+    grad_dtype: str = "fp32",
 ) -> PricedConfiguration:
     """Price one configuration on `cluster`, whose mesh does not count. `options`: of a whole step; its microbatches are
-    those of the configuration. `factors`: of constants of the cluster (`shardplan.cluster.perturb`).
+    those of the configuration. `factors`: of constants of the cluster (`shardplan.cluster.perturb`). `grad_dtype`: of
+    `GRADIENTS`, what whole gradients are accumulated in.
 
     Raises `ShardplanError`: `bad-parallelism` for sizes that do not divide, `no-cut` for a model that cannot be cut.
     """
@@ -145,7 +151,8 @@ def price(
         dealt_sequence=parallelism.context > 1,
     )  # fmt: skip
     kinds = tuple(axis.kind for axis in axes)
-    fixed = Fixed(kinds, restriction(inside, kinds, hidden_of(model)), inside.zero, parallelism.shards_parameters)
+    sharded, in_fp32 = parallelism.shards_parameters, grad_dtype == "fp32"
+    fixed = Fixed(kinds, restriction(inside, kinds, hidden_of(model)), inside.zero, sharded, in_fp32)
     if parallelism.pipeline == 1:
         runs = FixedRuns(model, part.cluster, options, fixed, on_progress)
         plan = runs.within(runs.under(UNLIMITED_BYTES), limit).plan
@@ -198,6 +205,7 @@ def price_as_asked(
     fused_loss: bool = False,
     overlap_exchange: bool = False,
     eager: bool = False,
+    grad_dtype: str = "fp32",
     robust: int = 0,
     on_progress: OnProgress | None = None,
 ) -> PriceReport:
@@ -205,24 +213,22 @@ def price_as_asked(
     Only `model`, `cluster`, `dims`, `optimizer` and `memory_limit` of the request count. `recompute`: a scheme as
     `recompute_in` reads it. `fused_loss`: the loss holds no logits in fp32. `overlap_exchange`: experts' tokens are
     exchanged beside the compute of another microbatch. `eager`: the program runs as it is written, kernel by kernel.
-    `robust`: number of perturbed profiles to price it on too.
+    `grad_dtype`: of `GRADIENTS`, what whole gradients are accumulated in. `robust`: number of perturbed profiles to
+    price it on too.
 
     Raises `ShardplanError` as `price` and as reading the inputs does.
     """
     assert isinstance(request.dims, Mapping)
     assert not isinstance(request.memory_limit, str)
+    if grad_dtype not in GRADIENTS:
+        raise ShardplanError(bad(f"gradients are not accumulated in '{grad_dtype}'", f"{' or '.join(GRADIENTS)}"))
     model = read_model_for(request.model, request.dims, batch, parallelism)
+    if overlap_exchange and parallelism.expert == 1:
+        raise ShardplanError(bad("no tokens are exchanged: --ep is 1", "leave out --overlap-exchange"))
     given = request.cluster
     cluster = consistent(given) if isinstance(given, Cluster) else make_cluster(load_profile(str(given)))
     check_peak(precision, cluster)
-    if fused_loss:
-        cluster = with_fused_loss(cluster)
-    if eager:
-        cluster = running_eagerly(cluster)
-    if overlap_exchange:
-        if parallelism.expert == 1:
-            raise ShardplanError(bad("no tokens are exchanged: --ep is 1", "leave out --overlap-exchange"))
-        cluster = exchanging_beside(cluster)
+    cluster = _run_so(cluster, fused_loss=fused_loss, eager=eager, overlap_exchange=overlap_exchange)
     again = recompute_in(model, recompute)
     options = PlanOptions(
         optimizer=request.optimizer,
@@ -235,18 +241,27 @@ def price_as_asked(
     )
     turn = Turn(on_progress, 1 + compare + robust)
     turn.next("this configuration")
-    priced = price(parallelism, model, cluster, options, turn.tell)
+    priced = price(parallelism, model, cluster, options, turn.tell, grad_dtype=grad_dtype)
     best = None
     if compare:
         turn.next("the best plan")
-        best = best_beside(priced, model, cluster, options, turn.tell)
+        best = best_beside(priced, model, cluster, options, turn.tell, grad_dtype)
 
     def on_other(factors: Mapping[str, float]) -> PricedConfiguration:
         turn.next("perturbed profiles")
-        return price(parallelism, model, cluster, options, turn.tell, factors)
+        return price(parallelism, model, cluster, options, turn.tell, factors, grad_dtype)
 
     steps = steps_under(on_other, cluster, robust) if robust else None
     return PriceReport(priced, best, rows_of(model), batch.micro_batch, compare, precision, steps)
+
+
+def _run_so(cluster: Cluster, *, fused_loss: bool, eager: bool, overlap_exchange: bool) -> Cluster:
+    """The cluster with a trainer's options, as of `price_as_asked`."""
+    if fused_loss:
+        cluster = with_fused_loss(cluster)
+    if eager:
+        cluster = running_eagerly(cluster)
+    return exchanging_beside(cluster) if overlap_exchange else cluster
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,9 +303,11 @@ def best_beside(
     cluster: Cluster,
     options: PlanOptions,
     on_progress: OnProgress | None = None,
+    grad_dtype: str = "fp32",
 ) -> Plan | None:
     """The best plan without a pipeline on as many devices for the same trainer, with an axis for each link and in as
-    few microbatches as fit, or the configuration itself if that is faster; None if none fits."""
+    few microbatches as fit, or the configuration itself if that is faster; None if none fits. `grad_dtype`: as of
+    `price`."""
     sharded = priced.parallelism.shards_parameters
     simple = Parallelism(data=priced.parallelism.devices)
     profile = as_filled(as_trained(cluster, sharded=sharded), simple)
@@ -304,6 +321,10 @@ def best_beside(
             found = as_held(planner.chosen(), whole)
         except InfeasibleError:
             continue
+        if not sharded and grad_dtype == "fp32":
+            found = accumulating_in_fp32(found, options.optimizer)
+            if found.summary.memory.total > priced.limit_bytes:
+                continue
         free = as_run(found, whole, recomputed=recomputed_share(model, options), sharded=sharded)
         return min((each for each in (given, free) if each), key=lambda plan: plan.summary.step_ns)
     return given

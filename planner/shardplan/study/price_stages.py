@@ -1,5 +1,5 @@
-"""The price of a pipeline of equal stages: the first, an inner and the last model chunk are planned, and the inner one
-stands for all between."""
+"""The price of a pipeline: the first and the last model chunk are planned, and of those between one for each number of
+layers of each kind, which stands for all that have as many."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from shardplan.plan.types import Memory, Plan
 from shardplan.planning.parallelism import Parallelism
 from shardplan.planning.standing import OnProgress, Turn
 from shardplan.study.fixed_runs import Fixed, FixedRun, FixedRuns
-from shardplan.study.model_chunks import chunk_starts
+from shardplan.study.model_chunks import chunk_starts, layers_in_chunks
 from shardplan.study.trainer_step import with_sends
 
 
@@ -38,9 +38,10 @@ class _Chunks:
     planned: Mapping[int, int]
 
     @classmethod
-    def of(cls, count: int, stages: int, schedule: Schedule, microbatches: int) -> _Chunks:
-        inner = 1 if count > 2 else 0
-        stands_for = (0, *[inner] * (count - 2), count - 1)
+    def of(cls, layers: Sequence[tuple[int, ...]], stages: int, schedule: Schedule, microbatches: int) -> _Chunks:
+        """`layers`: by chunk, the number of its layers of each kind."""
+        count, inner = len(layers), layers[1:-1]
+        stands_for = (0, *(1 + inner.index(own) for own in inner), count - 1)
         in_flight = tuple(schedule.in_flight_of(place, count, microbatches) for place in range(count))
         planned = dict[int, int]()
         for place, waiting in zip(stands_for, in_flight, strict=True):
@@ -74,8 +75,9 @@ def priced_stages(
     all if they do not. Raises `ShardplanError` (`no-cut`) for a model that cannot be cut."""
     stages = parallelism.pipeline
     schedule = Schedule("interleaved", parallelism.virtual) if parallelism.virtual > 1 else Schedule("1f1b")
-    chain = chain_at(model, chunk_starts(model, parallelism.pieces))
-    chunks = _Chunks.of(parallelism.pieces, stages, schedule, options.microbatches)
+    starts = chunk_starts(model, parallelism.pieces)
+    chain = chain_at(model, starts)
+    chunks = _Chunks.of(layers_in_chunks(model, starts), stages, schedule, options.microbatches)
     last, turn = parallelism.pieces - 1, Turn(on_progress, len(chunks.planned))
     asked, runs = dict[int, FixedRuns](), dict[int, FixedRun]()
     for place, in_flight in sorted(chunks.planned.items()):

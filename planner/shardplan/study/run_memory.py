@@ -17,12 +17,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shardplan.cluster.types import Cluster
+from shardplan.cost.recipes import gradient_dtype
 from shardplan.graph.build import CostGraph, Node
 from shardplan.graph.flow import read_in_backward, storage_of
 from shardplan.graph.memory import CATEGORIES, MemoryRows
@@ -60,9 +62,13 @@ def waiting_bytes(chosen: Chosen, precision: PrecisionName = "") -> int:
     return decided.waiting(precision) // decided.built.options.in_flight
 
 
-def accumulating_in_fp32(plan: Plan) -> Plan:
-    """A plan whose whole gradients are accumulated in fp32, the type in which FSDP reduces them."""
-    weights = [(tensor.bytes_per_device, tensor.dtype in _16_BITS) for tensor in plan.tensors if tensor.trainable]
+def accumulating_in_fp32(plan: Plan, optimizer: str) -> Plan:
+    """A plan whose gradients are accumulated in fp32, whatever type they are made and reduced in."""
+    weights = [
+        (tensor.bytes_per_device, gradient_dtype(optimizer, tensor.dtype) in _16_BITS)
+        for tensor in plan.tensors
+        if tensor.trainable
+    ]
     memory = plan.summary.memory
     narrow = sum(size for size, is_narrow in weights if is_narrow)
     more = memory.gradients * narrow // max(1, sum(size for size, _ in weights))
@@ -79,6 +85,16 @@ class DecidedGraph:
     built: CostGraph
     holdings: MemoryRows
     choice: Mapping[Node, int]
+
+    @cached_property
+    def amounts(self) -> NDArray[np.int64]:
+        """The bytes of every holding."""
+        return self.holdings.amounts(self.choice)
+
+    @cached_property
+    def sharing(self) -> frozenset[Node]:
+        """The nodes that hold nothing of their own in forward, and are not counted."""
+        return self.holdings.sharing(self.choice)
 
     def peak(self, loss_bytes: int | None = None, precision: PrecisionName = "") -> Memory:
         """The peak memory of a device. `loss_bytes`: of the loss, beside the logits; None if there is none;
@@ -104,7 +120,7 @@ class DecidedGraph:
             kind, name = holding.node
             waits = name in built.recompute.saved or name not in built.flow.makers
             if holding.category == "activations" and kind == "kept" and waits:
-                held += int(holding.amount[self.choice[holding.node]]) - narrower.get(place, 0)
+                held += int(self.amounts[place]) - narrower.get(place, 0)
         return held
 
     def _narrower(self, precision: PrecisionName) -> Mapping[int, int]:
@@ -123,7 +139,7 @@ class DecidedGraph:
             name = holding.node[1]
             if holding.category == "activations" and name in narrow and name in built.recompute.saved:
                 wider = model.tensor(name).size_bytes / model.tensor(name).elements
-                amount = int(holding.amount[self.choice[holding.node]])
+                amount = int(self.amounts[place])
                 found[place] = round(amount * (1 - PRECISIONS[precision].saved / wider))
         return found
 
@@ -135,7 +151,7 @@ class DecidedGraph:
         for place, holding in enumerate(self.holdings.holdings):
             row = _ROW[holding.category]
             if row in _OF_RUNNING and holding.node[0] != "operator" and holding.start < turn <= holding.end:
-                parts[row] += int(holding.amount[self.choice[holding.node]]) - narrower.get(place, 0)
+                parts[row] += int(self.amounts[place]) - narrower.get(place, 0)
         return Memory(*map(int, parts))
 
     def _twice(self) -> NDArray[np.int64]:
@@ -150,6 +166,8 @@ class DecidedGraph:
         for index in range(self.holdings.count):
             first, last = flow.windows.get(index, (index, index))
             forward, backward = self._of_operator(index)
+            if ("operator", self.built.model.operators[index].name) in self.sharing:
+                forward = 0
             off(first, last + 1, forward)
             if training:
                 off(time.backward(last), time.backward(first) + 1, backward)
@@ -161,7 +179,8 @@ class DecidedGraph:
                 continue
             amount = int(space.state_bytes[space.forward[self.choice["served", name]]])
             first, last = flow.first_reader(name), flow.last_reader(name)
-            off(first, last + 1, amount)
+            if ("served", name) not in self.sharing:
+                off(first, last + 1, amount)
             if training and name in flow.needs_grad:
                 off(time.backward(last), time.backward(first) + 1, amount)
         return change.cumsum()[:-1]
@@ -175,7 +194,8 @@ class DecidedGraph:
             same = value == self._state(name, served=needed is not None)
             forward += amount * same
             is_read = name in built.recompute.saved if needed is None else needed
-            backward += amount * (same or not is_read)
+            if index not in self.holdings.makes_views:
+                backward += amount * (same or not is_read)
             if name not in built.flow.needs_grad:
                 backward += amount
             elif name in built.flow.makers:

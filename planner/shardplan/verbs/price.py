@@ -62,6 +62,8 @@ def _ways(name: str, field: str, text: str) -> Callable[[Verb], Verb]:
         "microbatch.")  # fmt: skip
 @click.option("--eager", is_flag=True, help="The program runs as it is written (eager PyTorch): norms, rotations and "
         "gates are many kernels.")  # fmt: skip
+@click.option("--grad-dtype", type=click.Choice(["fp32", "bf16"]), default="fp32", show_default=True, help="Type in "
+        "which --zero 0 and 1 accumulate gradients of 16-bit weights.")  # fmt: skip
 @click.option(
     "--robust",
     type=DRAWS,
@@ -102,6 +104,7 @@ def price(session: Session, /, **given: Any) -> int:
         fused_loss=given["fused_loss"],
         overlap_exchange=given["overlap_exchange"],
         eager=given["eager"],
+        grad_dtype=given["grad_dtype"],
         robust=given["robust"],
         on_progress=on_progress,
     )

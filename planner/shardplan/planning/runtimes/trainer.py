@@ -10,6 +10,7 @@ import numpy as np
 
 from shardplan.errors import Diagnostic, InfeasibleError, ShardplanError, error
 from shardplan.graph.build import CostGraph
+from shardplan.graph.experts import experts_of
 from shardplan.graph.hidden_state import hidden_of
 from shardplan.graph.options import PlanOptions
 from shardplan.layout.mesh import Mesh
@@ -20,6 +21,7 @@ from shardplan.planning.parallelism import (
     EXPERT,
     TENSOR,
     Parallelism,
+    bad,
     check_model,
     restriction,
 )
@@ -71,7 +73,14 @@ def check_kind(model: Model, target: str) -> None:
 def dividing(every: Sequence[Roles], mesh: Mesh, model: Model, options: PlanOptions) -> list[Roles]:
     """Those of `every` by whose degrees the model's sizes divide. Raises `InfeasibleError` if there are none, with the
     sizes that keep the nearest ones from it."""
-    faults = {roles: uneven(roles, mesh, model, options.microbatches) for roles in every}
+    training = options.training
+    faults = {
+        roles: [
+            *uneven(roles, mesh, model, options.microbatches),
+            *refused(roles, mesh, model, options.target, training),
+        ]
+        for roles in every
+    }
     if least := min(map(len, faults.values())):
         target = options.target
         summary = f"no plan that {target} can express: sizes of '{model.name}' do not divide over {mesh}"
@@ -88,6 +97,15 @@ def uneven(roles: Roles, mesh: Mesh, model: Model, microbatches: int) -> Sequenc
     except ShardplanError as uneven:
         return uneven.diagnostics
     return ()
+
+
+def refused(roles: Roles, mesh: Mesh, model: Model, target: str, training: bool) -> Sequence[Diagnostic]:
+    """Why the trainer refuses degrees that divide all sizes. Megatron-Core's layers of experts raise an error in
+    training under tensor parallelism without sequence parallelism."""
+    tensor = any(role == "tensor" for role, size in zip(roles, mesh.shape, strict=True) if size > 1)
+    if target != "megatron" or not training or not tensor or not experts_of(model):
+        return ()
+    return (bad("Megatron-Core trains experts under tensor parallelism with --sequence-parallel only", ""),)
 
 
 def trainer_limits(roles: Roles, built: CostGraph) -> Allowed:
