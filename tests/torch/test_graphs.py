@@ -95,6 +95,36 @@ def test_branches_on_numbers_of_the_programs_own_are_taken_and_others_refused():
             export_program(Solver(change), (torch.zeros(2, 4),), {})
 
 
+class Counting(torch.nn.Module):
+    """Takes as many steps as its buffer says, which two modules share and it may `change`."""
+
+    def __init__(self, persistent, change):
+        super().__init__()
+        self.change, self.also = change, torch.nn.Module()
+        self.register_buffer("count", torch.tensor(2), persistent=persistent)
+        self.also.register_buffer("count", self.count, persistent=persistent)
+
+    def forward(self, x):
+        self.change(self)
+        for _ in range(int(self.also.count)):
+            x = x * 2
+        return x
+
+
+def test_numbers_of_buffers_are_taken_where_they_are_always_the_same(capfd):
+    def count(model):
+        model.count += 1
+
+    steady = Counting(persistent=False, change=lambda _: None)
+    program = export_program(steady, (torch.ones(2, 4),), {})
+    assert torch.equal(program.module()(torch.ones(2, 4)), torch.full((2, 4), 4.0))
+    for model in (Counting(persistent=True, change=lambda _: None), Counting(persistent=False, change=count)):
+        with pytest.raises(ShardplanError, match="depends on the values of tensors"):
+            export_program(model, (torch.ones(2, 4),), {})
+        assert model.count == model.also.count == 2
+    assert capfd.readouterr().err == ""  # neither torch's log nor the graph of an export that fails
+
+
 class Drawing(torch.nn.Module):
     def forward(self, x):
         return x + torch.randn(x.shape, generator=torch.Generator())

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import functools
+import io
 import itertools
+import logging
+import sys
 from collections.abc import Container, Iterator, Mapping
 from typing import Any
 
@@ -86,7 +88,11 @@ _OF_GRAPHS = frozenset(("meta", "shape_env"))
 
 def _exported(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportedProgram:
     """By `torch.export`; branches on numbers that are the program's own are taken as in a run of it."""
-    export = functools.partial(torch.export.export, model, args, kwargs, strict=False)
+
+    def export() -> ExportedProgram:
+        with _quiet():
+            return torch.export.export(model, args, kwargs, strict=False)
+
     try:
         return export()
     except Exception as problem:
@@ -95,6 +101,21 @@ def _exported(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         with contextlib.suppress(Exception):  # the first problem says more of the program
             return with_own_numbers(export, model, args, kwargs)
         raise
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Context: torch neither logs nor prints the graph of an export that fails, which is refused in words or goes
+    another way; what the program itself prints comes through where it succeeds."""
+    logger, said = logging.getLogger("torch.fx.experimental.symbolic_shapes"), io.StringIO()
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with contextlib.redirect_stderr(said):
+            yield
+        print(said.getvalue(), end="", file=sys.stderr)  # noqa: T201 - of the program
+    finally:
+        logger.setLevel(level)
 
 
 def _refusal(problem: Exception) -> Diagnostic:
