@@ -125,6 +125,41 @@ def test_numbers_of_buffers_are_taken_where_they_are_always_the_same(capfd):
     assert capfd.readouterr().err == ""  # neither torch's log nor the graph of an export that fails
 
 
+class Level(torch.nn.Module):
+    """Sets its buffer, of `width`, to the mean of the batch and of what it was."""
+
+    def __init__(self, width=4):
+        super().__init__()
+        self.register_buffer("level", torch.zeros(width))
+
+    def forward(self, x):
+        before = self.level
+        self.level = (before[:4] + x.mean(0)) / 2
+        return x + before[:4]
+
+
+def test_a_buffer_that_an_inner_module_sets_is_written_back():
+    model, reference, x = torch.nn.Sequential(Level(), Level()), torch.nn.Sequential(Level(), Level()), torch.ones(2, 4)
+    graph = export_program(model, (x,), {}).module()
+    for batch in (x, x * 3):
+        assert torch.equal(graph(batch), reference(batch))
+    assert all(torch.equal(buffer, graph.get_buffer(name)) for name, buffer in reference.named_buffers())
+    assert "forward" not in vars(model)
+
+
+def test_a_buffer_that_cannot_be_written_back_is_refused():
+    shared = torch.nn.Sequential(Level(), Level())
+    shared[0].level = shared[1].level
+    for model, why in (
+        (shared, "a buffer that several modules have"),
+        (torch.nn.Sequential(Level(5)), "to another shape"),
+    ):
+        with pytest.raises(ShardplanError) as caught:
+            export_program(model, (torch.ones(2, 4),), {})
+        assert f"a graph cannot hold all of this model: it sets '0.level', {why}" in str(caught.value)
+        assert "hint: change it in place (buffer.copy_(...))" in str(caught.value)
+
+
 class Drawing(torch.nn.Module):
     def forward(self, x):
         return x + torch.randn(x.shape, generator=torch.Generator())

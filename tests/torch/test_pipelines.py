@@ -269,6 +269,8 @@ TEXTS = {
     "skips": "error[cannot-cut]: the model has no place where stage 0 can end as the plan says, with 'h2'\n"
     "  behind add_1 2 values go on: relu [32, 8], add_1 [32, 10]\n"
     "hint: is the model the one that was planned? solve again for it, with --stages or stages: by hand",
+    "common buffer": "error[cannot-cut]: stage 1 changes the buffer 'scale' by what it computes of weights, stage 0 "
+    "reads it\nhint: end the stages elsewhere (stages: by hand), or apply a plan without stages with parallelize",
     "whole example": EXAMPLE.format("[64, 6]")
     + "give one microbatch as example_inputs, x[:32], and the whole batch to step",
     "wide example": EXAMPLE.format("[32, 5]") + "solve again for a batch of such inputs, or give others",

@@ -8,9 +8,11 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
 import torch.distributed as dist
-from torch import fx, nn
+from torch import Tensor, fx, nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 from torch.export import ExportedProgram
 
 from shardplan.errors import ShardplanError, error
@@ -193,6 +195,7 @@ class _Build:
                 self.model, without={name for names in self.named for name in names} - set(self.named[number])
             )
             distribute(root, piece.applied.named, piece.applied.groups)
+            _own_buffers(root, piece.applied.groups.device)
         else:
             piece, root = LocalStage(number, nodes, same.applied), root_for(same.module, same.root)
         leaving = self.stages.handed[number].source if number < len(self.stages.handed) else None
@@ -240,6 +243,18 @@ class _Build:
         handed = {transfer.tensor for transfer in self.stages.handed}
         tensors = [tensor for stage in self.stages.stages for tensor in stage.plan.tensors if tensor.role == "input"]
         return {tensor.name: tensor for tensor in tensors if tensor.name not in handed}
+
+
+def _own_buffers(root: nn.Module, device: torch.device) -> None:
+    """Copies of the buffers that every process has whole: a stage changes its own, neither the model's nor those of
+    another stage of this process."""
+    copies: dict[int, Tensor] = {}
+    for module in root.modules():
+        for name, buffer in module._buffers.items():  # noqa: SLF001 - a buffer is replaced in place
+            if buffer is not None and not isinstance(buffer, DTensor) and not buffer.is_meta:
+                if id(buffer) not in copies:
+                    copies[id(buffer)] = buffer.detach().to(device, copy=True)
+                module._buffers[name] = copies[id(buffer)]  # noqa: SLF001
 
 
 def _check(model: nn.Module, plan: Plan) -> PlannedPipeline:

@@ -21,8 +21,9 @@ stored, as `stored_by_name` gives it."""
 
 
 class Owner(NamedTuple):
-    """The first stage that has a weight, and what the whole weight is like."""
+    """The first stage that has a weight, of those that read it if any does, and what the whole weight is like."""
 
+    is_unread: bool
     stage: int
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -44,15 +45,23 @@ def _has_values(stored: Any) -> bool:
     return not any(each.is_meta for each in (stored[:-1] if isinstance(stored, tuple) else [stored]))
 
 
-def owners_of(held: Mapping[int, Held]) -> dict[str, Owner]:
+def owners_of(pipeline: Pipeline, held: Mapping[int, Held]) -> dict[str, Owner]:
     """The owners of all weights of the model; all processes have to call it. `held`: of this process."""
-    mine = [Owner(number, *_like(each)) for number, own in held.items() for each in own.values()]
+    read = {
+        stage.number: {pipeline.names.get(name) for name, _ in stored_by_name(stage.module)}
+        for stage in pipeline.stages
+    }
+    mine = [
+        Owner(name not in read[number], number, *_like(each))
+        for number, own in held.items()
+        for name, each in own.items()
+    ]
     named = [name for own in held.values() for name in own]
     gathered: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(gathered, list(zip(named, mine, strict=True)))
     found: dict[str, Owner] = {}
     for name, owner in (each for theirs in gathered for each in theirs):
-        found[name] = min(found.get(name, owner), owner, key=lambda each: each.stage)
+        found[name] = min(found.get(name, owner), owner, key=lambda each: each[:2])
     return found
 
 
@@ -68,7 +77,7 @@ def whole_weights(pipeline: Pipeline, rank: int | None) -> dict[str, Tensor]:
     """`state_dict()` of the model as it was before the plan, on the CPU; all processes have to call it. `rank`: who
     gets it, others get nothing; None: all."""
     held = held_by_stage(pipeline)
-    owners = owners_of(held)
+    owners = owners_of(pipeline, held)
     found: dict[str, Tensor] = {}
     for name in dict.fromkeys(pipeline.names.values()):
         if name in owners:
@@ -98,7 +107,7 @@ def _sent(pipeline: Pipeline, owner: Owner, whole: Tensor | None, rank: int | No
 def written_here(pipeline: Pipeline, held: Mapping[int, Held]) -> Iterator[tuple[int, str, Any]]:
     """The weights that this process writes its part of, with the number of their stage, under each of their names; all
     processes have to call it."""
-    owners = owners_of(held)
+    owners = owners_of(pipeline, held)
     for number, own in held.items():
         for name, first in pipeline.names.items():
             if first in own and owners[first].stage == number:
