@@ -269,7 +269,10 @@ def test_another_mode_of_a_model_that_cannot_be_copied_is_refused(four, moody):
     said = (
         "error[fixed-mode]: the graph was exported in training mode, and the model cannot be copied for one in "
         "evaluation mode\n  copy.deepcopy: TypeError: cannot pickle '_thread.lock' object\n"
-        "hint: apply a plan without stages with parallelize, which runs the model itself True"
+        "hint: apply a plan without stages with parallelize, which runs the model itself True\n"
+        "error[pickled-graph]: a graph under a plan cannot be written as it is (torch.save, pickle): it sends between "
+        "these processes\nhint: save its state: shardplan.torch.save_checkpoint, save or full_state_dict, or its "
+        "state_dict()"
     )
     assert four.run("torch_graphs", "told_of_modes", moody) == [said] * 4
 
