@@ -119,8 +119,18 @@ def train_mlp(plan: Plan, strict: bool = True) -> Seen:
     return Seen(off, max(gradients), len(gradients), dict(comms.differences), pipe.is_last)
 
 
+class Judged(Mlp):
+    """The same, which returns its loss among other results."""
+
+    def forward(self, x: Any, target: Any) -> dict[str, Any]:
+        """The loss, and how large the last layer's result is in each row."""
+        made = super().forward(x)
+        return {"size": made.detach().abs().sum(-1), "loss": functional.mse_loss(made, target)}
+
+
 def train_with_loss(plan: Plan) -> tuple[float, float, str]:
-    """Errors of the loss and of gradients under a plan that has the loss, and what is said of the model without it."""
+    """Errors of the loss and of gradients under a plan that has the loss, by `with_loss` and of a model that returns
+    it, and what is said of the model without it."""
     from shardplan.errors import ShardplanError
 
     model, reference, micro = Mlp(), Mlp(), int(plan.model["microbatches"])
@@ -133,6 +143,10 @@ def train_with_loss(plan: Plan) -> tuple[float, float, str]:
     expected.backward()
     others = dict(reference.named_parameters())
     gradients = [far(p.grad, others[name.removeprefix("model.")].grad) for name, p in pipe.named_parameters()]
+    judged = shardplan.torch.pipeline(Judged(), example, plan, mesh_of(plan), strict=False)
+    again = judged.step(x, target)
+    assert got is None or torch.allclose(again, got)
+    gradients += [far(p.grad, others[name].grad) for name, p in judged.named_parameters()]
     try:
         shardplan.torch.pipeline(Mlp(), example[:1], plan, mesh_of(plan), loss=functional.mse_loss)
     except ShardplanError as problem:
@@ -341,7 +355,9 @@ def refused(plan: Plan, what: str) -> str:
             model.forward = lambda x: (x.sum() * model.w1).sum() + x  # type: ignore[method-assign]
         wanted = functional.mse_loss if "batch" in what else None
         pipe = shardplan.torch.pipeline(model, example.get(what, [x[:32]]), plan, mesh_of(plan), loss=wanted)
-        pipe.forward(x[:32]) if what == "small batch, forward" else pipe.step(x[:32] if "small" in what else x)
+        if "small" in what:
+            pipe.forward(x[:32]) if "forward" in what else pipe.step(x[:32], target=x[:32])
+        pipe.step(x)
     except ShardplanError as problem:
         return str(problem)
     return "nothing"

@@ -280,7 +280,9 @@ TEXTS = {
     "inputs": INPUTS,
     "loader": INPUTS,
     "no loss": "error[no-loss]: a pipeline without a loss cannot take a training step\n"
-    "hint: give the loss to shardplan.torch.pipeline(..., loss=...)",
+    "hint: give the loss to shardplan.torch.pipeline(..., loss=...), or let the model return it alone",
+    "batch without targets": "error[missing-target]: the loss needs target beside what the model returns, and the step "
+    "has no target\nhint: give all processes the target of the whole batch: step(..., target=...)",
 }
 
 

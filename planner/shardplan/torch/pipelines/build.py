@@ -14,6 +14,7 @@ from torch import Tensor, fx, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.export import ExportedProgram
+from torch.utils import _pytree as pytree
 
 from shardplan.errors import ShardplanError, error
 from shardplan.layout.layout import Layout
@@ -25,7 +26,13 @@ from shardplan.torch.argument_paths import Inputs, called_with
 from shardplan.torch.arguments import match_inputs
 from shardplan.torch.exported.call_form import CallForm
 from shardplan.torch.exported.modes import Mode, UnweightedModel, root_for
-from shardplan.torch.exported.program import argument_names, export_program, parameter_tree, shapes_of_arguments
+from shardplan.torch.exported.program import (
+    argument_names,
+    export_program,
+    parameter_tree,
+    shapes_of_arguments,
+    user_outputs,
+)
 from shardplan.torch.microbatch_plan import batch_dims, microbatches_of, one_microbatch
 from shardplan.torch.parameters.distribution import distribute
 from shardplan.torch.parameters.gradient_hooks import refuse_hooks_of_several
@@ -57,7 +64,8 @@ def pipeline(
     a tuple, one tensor, or a mapping of names to them.
     It is cut where the plan ends its stages. `loss`: called on the last stage with what the model returns (DTensors)
     and a target, for each microbatch; the mean over its samples. A plan that was made with a loss takes
-    `with_loss(model, loss)` as the model, with the targets among `example_inputs`, and no `loss` here. `mesh`,
+    `with_loss(model, loss)` as the model, with the targets among `example_inputs`, and no `loss` here; nor does a model
+    need one that returns its loss, the only number in its result. `mesh`,
     `rename`, `ignore`, `strict`: as in `parallelize_exported`. The model itself stays as it is; build it on the meta
     device where it does not fit.
 
@@ -79,17 +87,29 @@ def pipeline(
     refuse_hooks_of_several(model, build.stages_by_weight())
     modes = PipelineModes(unweighted, build)
     made = Pipeline(model, plan, modes, CallForm.of(model, args, kwargs), build.meshes)
-    made.run_under(
-        _returned if isinstance(model, WithLoss) and loss is None else loss,
-        tied_weights(stages, build.named, made.stages),
-    )
+    made.run_under(loss or _own_loss(model, plan, build.program), tied_weights(stages, build.named, made.stages))
     return made
 
 
-def _returned(loss: Any, target: Any) -> Any:
-    """The loss of a model that returns it."""
-    del target
-    return loss
+def _own_loss(model: nn.Module, plan: Plan, program: ExportedProgram) -> Loss | None:
+    """The loss of a model that returns it: all of its result, or the only number in it."""
+    if isinstance(model, WithLoss):
+        return _returned
+    results = [node.meta.get("val") for node in user_outputs(program) if isinstance(node, fx.Node)]
+    has_one = sum(map(_is_number, results)) == 1
+    return _number_of if has_one and plan.model["mode"] == "training" else None
+
+
+def _returned(result: Any) -> Any:
+    return result
+
+
+def _number_of(result: Any) -> Any:
+    return next(filter(_is_number, pytree.tree_leaves(result)))
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Tensor) and not value.dim() and value.is_floating_point()
 
 
 def _refuse_unused_inputs(build: _Build, loss: Loss | None) -> None:

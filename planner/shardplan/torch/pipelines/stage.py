@@ -78,7 +78,7 @@ class LocalStage:
         """The placeholders of the graph, of the arguments of a microbatch, which begins."""
         self.begin_microbatch()
         missing = self.nodes.arguments[len(args) - (self.received is not None) :]
-        return (*args, *(kwargs[name] for name in missing))
+        return (*args, *(kwargs[keyword_of(name)] for name in missing))
 
     def global_outputs(self, outputs: Sequence[Any]) -> list[Any]:
         """Local results of the last stage as DTensors."""
@@ -87,6 +87,11 @@ class LocalStage:
             local if output is None else output_tensor(engine, local, output.layout, output.shape, grad=output.grad)
             for local, output in zip(outputs, self.outputs, strict=True)
         ]
+
+
+def keyword_of(argument: str) -> str:
+    """By which name a schedule is given an argument of the program: it has keywords of its own (`target`)."""
+    return f"argument {argument}"
 
 
 def write_stage(
