@@ -296,9 +296,11 @@ def batch_norm(module: _BatchNorm, input: Tensor) -> Tensor:  # noqa: A002 - as 
         return made
     module._check_input_dim(input)  # noqa: SLF001 - as torch does
     count.add_(1)
-    now = [torch.zeros_like(mean) for mean in means]
-    made = functional.batch_norm(input, *now, module.weight, module.bias, training=True, momentum=1.0, eps=module.eps)
-    for mean, other in zip(means, now, strict=True):
+    average, variance = (torch.zeros_like(mean) for mean in means)
+    made = functional.batch_norm(
+        input, average, variance, module.weight, module.bias, training=True, momentum=1.0, eps=module.eps
+    )
+    for mean, other in zip(means, (average, variance), strict=True):
         share = count.to(mean.dtype).reciprocal()
         mean.mul_(1 - share).add_(other * share)
     return made
