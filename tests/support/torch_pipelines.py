@@ -276,6 +276,55 @@ def kept(tiny: Tiny, plan: Plan, folder: str) -> tuple[list[float], list[bool]]:
     return errors, so
 
 
+class Aside(Mlp):
+    """One that has a bias which takes no gradient, though it is trained."""
+
+    def forward(self, x: Any) -> Any:
+        """The last layer's result."""
+        hidden = torch.relu(x @ self.w1 + self.b1.detach()) @ self.w2 + self.b2
+        return torch.relu(hidden @ self.w3 + self.b3) @ self.w4 + self.b4
+
+
+def kept_aside(plan: Plan, folder: str) -> tuple[list[float], list[bool], list[str]]:
+    """Of a pipeline with a trained weight that gets no gradient, how far two steps under what is loaded are from those
+    without an end between; whether it has no state then; what is said of what cannot be loaded."""
+    x = torch.randn(64, 6, generator=torch.Generator().manual_seed(1))
+
+    def made() -> tuple[Any, Any]:
+        pipe = shardplan.torch.pipeline(
+            Aside(), (x[:32],), plan, mesh_of(plan), loss=lambda y: y.square().mean(), strict=False
+        )
+        return pipe, torch.optim.AdamW(pipe.parameters(), 0.1)
+
+    def trained(pipe: Any, optimizer: Any) -> Any:
+        optimizer.zero_grad()
+        pipe.step(x)
+        optimizer.step()
+        return [weight.full_tensor().detach() for weight in pipe.parameters()]
+
+    (pipe, optimizer), (again, other) = made(), made()
+    trained(pipe, optimizer)
+    shardplan.torch.save_checkpoint(f"{folder}/all", pipe, optimizer)
+    shardplan.torch.save_checkpoint(f"{folder}/weights", pipe)
+    said = [
+        told(lambda: shardplan.torch.load_checkpoint(f"{folder}/weights", again, other)),
+        told(
+            lambda: shardplan.torch.load_checkpoint(
+                f"{folder}/all", again, torch.optim.SGD(again.parameters(), 0.1, 0.9)
+            )
+        ),
+        told(lambda: shardplan.torch.save_checkpoint(f"{folder}/none", again, torch.optim.SGD([torch.ones(2)], 0.1))),
+    ]
+    shardplan.torch.load_checkpoint(f"{folder}/all", again, other)
+    errors = [
+        float((one - two).abs().max())
+        for _ in range(2)
+        for one, two in zip(trained(pipe, optimizer), trained(again, other), strict=True)
+    ]
+    so = [bool(other.state.get(weight)) == (name != "b1") for name, weight in again.named_parameters()]
+    return errors, so, [each.replace(folder, "FOLDER") for each in said]
+
+
 def told(call: Any) -> str:
     """What a call is refused with."""
     from shardplan.errors import ShardplanError

@@ -191,6 +191,26 @@ def test_a_pipeline_is_saved_whole_and_goes_on_from_a_checkpoint(four, case, tmp
         assert all(so)
 
 
+NOT_LOADED = (
+    "FOLDER/weights: error[missing-state]: the checkpoint has no state of an optimizer\n"
+    "hint: save it as well: save_checkpoint(folder, model, optimizer), or load the model alone"
+)
+NOT_SAVED = (
+    "error[foreign-parameter]: the optimizer has a parameter of shape [2] that is none of the model's\n"
+    "hint: make the optimizer of model.parameters(), after the plan has been applied"
+)
+
+
+def test_trained_weights_without_gradients_have_no_state_in_checkpoints(four, tmp_path):
+    plan = mlp_plan("Gemm_0, Relu_1, Gemm_2", COLUMNS, ROWS)
+    for errors, so, (without, another, foreign) in four.run("torch_pipelines", "kept_aside", plan, str(tmp_path)):
+        assert max(errors) < 1e-6
+        assert all(so)
+        assert (without, foreign) == (NOT_LOADED, NOT_SAVED)
+        assert "error[another-state]" in another
+        assert "the checkpoint has exp_avg, exp_avg_sq, step; SGD keeps momentum_buffer" in another
+
+
 def test_an_input_of_one_row_is_that_of_every_microbatch(four):
     pytest.importorskip("onnxscript")
     inputs = torch.zeros(64, 6), torch.zeros(1, 14), torch.zeros(64, 14)

@@ -9,14 +9,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, fx, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
-from shardplan.errors import ShardplanError, error
+from shardplan.errors import Diagnostic, ShardplanError, error
 from shardplan.layout.layout import Layout
 from shardplan.plan.types import Pipeline as PlannedPipeline
 from shardplan.plan.types import Plan, TensorDecision
@@ -42,7 +41,7 @@ from shardplan.torch.pipelines.run import Argument, Loss, Pipeline, WrittenPipel
 from shardplan.torch.pipelines.stage import LocalStage, matching_value, run_stage, write_stage
 from shardplan.torch.pipelines.stage_meshes import StageMeshes, stage_meshes
 from shardplan.torch.pipelines.tied_weights import tied_weights
-from shardplan.torch.process_groups import ProcessGroups
+from shardplan.torch.process_groups import ProcessGroups, refuse_together
 from shardplan.torch.with_loss import WithLoss, planned_name
 
 
@@ -182,17 +181,15 @@ class _Build:
             return matching_value(values, wanted, piece, self.program, root, self.partners(), self._arriving(number))
 
         nodes = cut(self.program, self.stages_by_weight(), _boundaries(self.stages, received), choose)
-        local_stages, faults = [], None
+        local_stages: list[LocalStage] = []
+        faults: Sequence[Diagnostic] = ()
         try:
             local_stages = [
                 self._stage(number, received[number], nodes[number], before) for number in self.meshes.stage_numbers
             ]
         except ShardplanError as problem:
             faults = problem.diagnostics
-        found: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(found, faults)
-        for theirs in filter(None, found):
-            raise ShardplanError(*theirs)
+        refuse_together(faults)
         return local_stages
 
     def stages_by_weight(self) -> dict[str, list[int]]:
