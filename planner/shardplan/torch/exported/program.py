@@ -115,7 +115,7 @@ def _quiet() -> Iterator[None]:
     try:
         with contextlib.redirect_stderr(said):
             yield
-        print(said.getvalue(), end="", file=sys.stderr)  # noqa: T201 - of the program
+        sys.stderr.write(said.getvalue())
     finally:
         logger.setLevel(level)
 
