@@ -180,7 +180,7 @@ class Moody(torch.nn.Module):
         torch.manual_seed(0)
         kinds = torch.nn.BatchNorm1d, torch.nn.Dropout, torch.nn.Linear
         self.layers = torch.nn.ModuleList(
-            Remembering(kinds[0](16), kinds[2](16, 32), torch.nn.GELU(), kinds[1](0.5), kinds[2](32, 16))
+            Remembering(kinds[0](16, momentum=None), kinds[2](16, 32), torch.nn.GELU(), kinds[1](0.5), kinds[2](32, 16))
             for _ in range(4)
         )
 

@@ -180,7 +180,8 @@ class _Build:
             wanted = self.stages.handed[number].tensor
             return matching_value(values, wanted, piece, self.program, root, self.partners(), self._arriving(number))
 
-        nodes = cut(self.program, self.stages_by_weight(), _boundaries(self.stages, received), choose)
+        homes = {name: number for number, names in reversed([*enumerate(self.named)]) for name in names}
+        nodes = cut(self.program, self.stages_by_weight(), _boundaries(self.stages, received), choose, homes)
         local_stages: list[LocalStage] = []
         faults: Sequence[Diagnostic] = ()
         try:

@@ -3,8 +3,8 @@
 A stage runs the operations that read its weights, and those in between. The plan says which weights a stage has; so a
 cut is after the last operation that reads a weight of an earlier stage and before the first that reads one of a later
 stage, where exactly one value that depends on weights is used later. Values that depend on no weight (masks, positions)
-are computed by every stage that reads them. So are changes of buffers that depend on no weight (counters): by the first
-stage, and by all others that read the buffer.
+are computed by every stage that reads them. So are changes of buffers that depend on no weight (counters): by all
+stages that read the buffer, else by one that has it.
 """
 
 from __future__ import annotations
@@ -55,9 +55,14 @@ Choose = Callable[[int, StageNodes, Sequence[fx.Node]], fx.Node]
 
 
 def cut(
-    program: ExportedProgram, weights: Mapping[str, Sequence[int]], boundaries: Sequence[Boundary], choose: Choose
+    program: ExportedProgram,
+    weights: Mapping[str, Sequence[int]],
+    boundaries: Sequence[Boundary],
+    choose: Choose,
+    homes: Mapping[str, int],
 ) -> tuple[StageNodes, ...]:
-    """The stages of `program`, one more than `boundaries`. `weights`: name of a parameter -> the stages that have it.
+    """The stages of `program`, one more than `boundaries`. `weights`: name of a parameter -> the stages that have it;
+    `homes`: name of a parameter or buffer -> the first stage that has it, unless all have it.
 
     `choose` is asked where a stage could end at several places.
 
@@ -81,12 +86,13 @@ def cut(
     if faults:
         raise ShardplanError(*faults)
     places.append(len(chain.order))
-    stages = tuple(
-        chain.stage(low, high, received, out)
-        for (low, high), received, out in zip(itertools.pairwise(places), [None, *sent], [*sent, None], strict=True)
-    )
+    ends = list(zip(itertools.pairwise(places), [None, *sent], [*sent, None], strict=True))
+    stages = [chain.stage(low, high, received, out) for (low, high), received, out in ends]
+    for number, changes in chain.other_changes(stages, homes).items():
+        (low, high), received, out = ends[number]
+        stages[number] = chain.stage(low, high, received, out, changes)
     chain.refuse_common_buffers(stages)
-    return stages
+    return tuple(stages)
 
 
 class _Chain:
@@ -159,12 +165,14 @@ class _Chain:
     def _said(self, place: int) -> str:
         return self.order[place].name if 0 <= place < len(self.order) else "the end"
 
-    def stage(self, low: int, high: int, received: fx.Node | None, sent: fx.Node | None) -> StageNodes:
-        """The operations from `low` to `high` with all that they read."""
-        own = set(self.order[low:high])
+    def stage(
+        self, low: int, high: int, received: fx.Node | None, sent: fx.Node | None, changes: Iterable[fx.Node] = ()
+    ) -> StageNodes:
+        """The operations from `low` to `high`, and `changes` of buffers, with all that they read."""
+        own = {*self.order[low:high], *changes}
         wanted = _needed([*own, *(self.outputs if sent is None else ())], stop=received) | own
         wanted |= {buffer for buffer, change in self.changes if change in own}
-        wanted = self._with_changes(wanted, is_first=received is None)
+        wanted = self._with_changes(wanted)
         arguments = [
             node.name
             for node in self.program.graph.nodes
@@ -172,15 +180,23 @@ class _Chain:
         ]
         return StageNodes(frozenset(wanted), received, sent, tuple(arguments))
 
-    def _with_changes(self, nodes: set[fx.Node], *, is_first: bool) -> set[fx.Node]:
-        """These nodes and the changes of buffers that depend on no weight: of those that the nodes read, of all in the
-        first stage."""
+    def _with_changes(self, nodes: set[fx.Node]) -> set[fx.Node]:
+        """These nodes, and the changes of buffers that they read which depend on no weight."""
         free = [pair for pair in self.changes if pair[1] not in self.index]
         while True:
-            changes = [pair for pair in free if (is_first or pair[0] in nodes) and not nodes.issuperset(pair)]
+            changes = [pair for pair in free if pair[0] in nodes and pair[1] not in nodes]
             if not changes:
                 return nodes
             nodes = nodes | _needed(itertools.chain(*changes), stop=None)
+
+    def other_changes(self, stages: Sequence[StageNodes], homes: Mapping[str, int]) -> dict[int, list[fx.Node]]:
+        """By stage, the changes of buffers that no stage reads."""
+        found: dict[int, list[fx.Node]] = {}
+        for buffer, change in self.changes:
+            if change.op == "call_function" and not any(change in stage.nodes for stage in stages):
+                home = homes.get(str(self.specs[buffer.name].target), 0)
+                found.setdefault(home, []).append(change)
+        return found
 
     def refuse_common_buffers(self, stages: Sequence[StageNodes]) -> None:
         """Raises `ShardplanError` (`cannot-cut`) where one stage changes a buffer and another one reads it: the other
