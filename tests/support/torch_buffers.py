@@ -41,12 +41,12 @@ averages (float[4,8] x) => (float[4,8] y)
 
 
 class Cnn(nn.Module):
-    """Two convolutions with batch norms, whose ReLU works in place."""
+    """Two convolutions with batch norms, one of which keeps the mean of all batches, and whose ReLU works in place."""
 
     def __init__(self) -> None:
         super().__init__()
         self.first, self.norm = nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8)
-        self.second, self.last = nn.Conv2d(8, 16, 3, 2, padding=1), nn.BatchNorm2d(16, momentum=0.3)
+        self.second, self.last = nn.Conv2d(8, 16, 3, 2, padding=1), nn.BatchNorm2d(16, momentum=None)
         self.head_weight = nn.Parameter(torch.randn(16, 8) / 4)
 
     def forward(self, pixels: Tensor) -> Tensor:

@@ -331,6 +331,15 @@ def refused(tiny: Tiny, plan: Plan, what: str) -> str:
                 shardplan.torch.parallelize(model, plan, mesh)
                 model.transformer.ln_f.register_forward_pre_hook(lambda _, args: torch.distributed.all_reduce(args[0]))
                 model(ids)
+            case "inner backward":
+                shardplan.torch.parallelize(model, plan, mesh)
+                model.transformer.ln_f.register_forward_pre_hook(lambda _, args: args[0].sum().backward())
+                model(ids)
+            case "kept value":
+                shardplan.torch.parallelize(model, plan, mesh)
+                kept: list[Any] = []
+                model.transformer.ln_f.register_forward_hook(lambda *given: kept.append(given[2]))
+                (model(ids).mean() + kept[0].square().mean()).backward()
             case "not parallel":
                 with shardplan.torch.count_comms(model):
                     pass

@@ -64,9 +64,11 @@ def rows() -> Any:
     return torch.randn(8, 16, generator=torch.Generator().manual_seed(1))
 
 
-def train(plan: Plan, mode: str, checkpoint: str, kind: type[Gated] = Gated) -> tuple[float, list[str]]:
+def train(
+    plan: Plan, mode: str, checkpoint: str, kind: type[Gated] = Gated, folder: str = ""
+) -> tuple[float, list[str]]:
     """Two steps with clipped gradients, from weights of the model or of a checkpoint: the largest error of anything,
-    and what the parameters are called."""
+    and what the parameters are called. `folder`: where the model and its optimizer are saved, and read from again."""
     reference, x, mesh = kind(), rows(), mesh_of(plan)
     model = kind("meta" if checkpoint else "cpu")
     if mode == "pipeline":
@@ -98,6 +100,13 @@ def train(plan: Plan, mode: str, checkpoint: str, kind: type[Gated] = Gated) -> 
         ours.step()
         theirs.step()
     errors += _differences(model, reference)
+    if folder:
+        kept = [state["exp_avg"].full_tensor() for state in ours.state.values()]
+        shardplan.torch.save_checkpoint(folder, model, ours)
+        ours.state.clear()
+        shardplan.torch.load_checkpoint(folder, model, ours)
+        read = [ours.state[weight]["exp_avg"].full_tensor() for weight in model.parameters()]
+        errors += [float((one - other).abs().max()) for one, other in zip(kept, read, strict=True)]
     if mode == "eager":
         errors.append((model.w.full_tensor() - reference.w).abs().max().item())
     return max(errors), [name for name, _ in model.named_parameters()]

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import copy
+import io
 import threading
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn import functional as f
+from torch.optim.swa_utils import AveragedModel
 from torch.utils.checkpoint import checkpoint
 from torch_cases import _gradient_error, far, mesh_of
 
@@ -219,7 +223,29 @@ def in_both_modes(plan: Plan, backend: str | None) -> tuple[list[float], list[bo
             for own in (graph, reference):
                 own.get_parameter("linear.bias").sub_(rate)
         errors.append(far(graph.get_buffer("norm.running_mean"), reference.norm.running_mean))
-    return errors, [*of_mode, graph.training, graph.graph is first]
+    of_copies, of_copy = copied(graph, reference, x)
+    return errors + of_copies, [*of_mode, graph.training, graph.graph is first, *of_copy]
+
+
+def copied(graph: Any, reference: Any, x: Tensor) -> tuple[list[float], list[bool]]:
+    """How far a copy of a graph is from one of `reference` in evaluation, with weights of its own, and in its
+    statistics; what has to be so of both."""
+    calls: list[Any] = []
+    graph.register_forward_hook(lambda *given: calls.append(given[0]))
+    other, twin = AveragedModel(graph).module, copy.deepcopy(reference)
+    before = graph.get_parameter("linear.bias").full_tensor()
+    with torch.no_grad():
+        for own in (other, twin):
+            own.get_parameter("linear.bias").add_(1)
+    errors = [far(other.eval()(x), twin.eval()(x))]
+    so = [graph.training, not other.training, not torch.equal(_whole(graph(x)), _whole(graph(x)))]
+    graph.zero_grad()
+    other.train()(x).sum().backward()
+    twin.train()(x)
+    errors.append(far(other.get_buffer("norm.running_mean"), twin.norm.running_mean))
+    so += [all(each.grad is None for each in graph.parameters()), other.get_parameter("linear.bias").grad is not None]
+    so += [torch.equal(graph.get_parameter("linear.bias").full_tensor(), before), calls == [other, graph, graph, other]]
+    return errors, [*so, list(other.state_dict()) == list(graph.state_dict())]
 
 
 def _whole(tensor: Any) -> Tensor:
@@ -233,7 +259,9 @@ def told_of_modes(plan: Plan) -> str:
     try:
         graph.eval()
     except ShardplanError as problem:
-        return f"{problem} {graph.training}"
+        with pytest.raises(ShardplanError) as pickled:
+            torch.save(graph, io.BytesIO())
+        return f"{problem} {graph.training}\n{pickled.value}"
     return ""
 
 

@@ -170,12 +170,24 @@ def beside(plan: Plan) -> list[float]:
         found = [
             (made.argmax(-1) == places).float().mean(), made.gather(1, places[:, None]).sum(),
             made[torch.arange(4), places].sum(), torch.where(x > 0, made, x).sum(), ((made * scale - x) ** 2).mean(),
+            torch.distributions.Categorical(logits=made).log_prob(places).mean(),
+            torch.tensor([torch.allclose(made, made), torch.allclose(made, made + 1)]).float().sum(),
+            torch._is_any_true(made > 0).float(), (made > 0).any(1).float().sum(), (made > 0).any((0, 1)).float(),
+            _penalty(model),
         ]  # fmt: skip
         torch.stack([_whole(each) for each in found[1:]]).sum().backward()
         gradient = _whole(model.first_weight.grad)
         torch.optim.AdamW([scale], 0.1).step()
         told.append([*map(_whole, found), gradient, scale.detach()])
-    return [float((one - other).abs().max()) for one, other in zip(*told, strict=True)]
+    return [float((one - other).detach().abs().max()) for one, other in zip(*told, strict=True)]
+
+
+def _penalty(model: torch.nn.Module) -> Tensor:
+    """Of the gradient of a plain input, beside a result, as critics of generators have it."""
+    x = torch.linspace(-1, 1, 32).view(4, 8).requires_grad_()
+    made = model(x)
+    (gradient,) = torch.autograd.grad(made.tanh().sum(), x, create_graph=True)
+    return made.mean() + ((gradient.norm(dim=1) - 1) ** 2).mean()
 
 
 def _whole(tensor: Tensor) -> Tensor:

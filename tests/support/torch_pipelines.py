@@ -119,8 +119,18 @@ def train_mlp(plan: Plan, strict: bool = True) -> Seen:
     return Seen(off, max(gradients), len(gradients), dict(comms.differences), pipe.is_last)
 
 
+class Judged(Mlp):
+    """The same, which returns its loss among other results."""
+
+    def forward(self, x: Any, target: Any) -> dict[str, Any]:
+        """The loss, and how large the last layer's result is in each row."""
+        made = super().forward(x)
+        return {"size": made.detach().abs().sum(-1), "loss": functional.mse_loss(made, target)}
+
+
 def train_with_loss(plan: Plan) -> tuple[float, float, str]:
-    """Errors of the loss and of gradients under a plan that has the loss, and what is said of the model without it."""
+    """Errors of the loss and of gradients under a plan that has the loss, by `with_loss` and of a model that returns
+    it, and what is said of the model without it."""
     from shardplan.errors import ShardplanError
 
     model, reference, micro = Mlp(), Mlp(), int(plan.model["microbatches"])
@@ -133,11 +143,33 @@ def train_with_loss(plan: Plan) -> tuple[float, float, str]:
     expected.backward()
     others = dict(reference.named_parameters())
     gradients = [far(p.grad, others[name.removeprefix("model.")].grad) for name, p in pipe.named_parameters()]
+    judged = shardplan.torch.pipeline(Judged(), example, plan, mesh_of(plan), strict=False)
+    again = judged.step(x, target)
+    assert got is None or torch.allclose(again, got)
+    gradients += [far(p.grad, others[name].grad) for name, p in judged.named_parameters()]
     try:
         shardplan.torch.pipeline(Mlp(), example[:1], plan, mesh_of(plan), loss=functional.mse_loss)
     except ShardplanError as problem:
         said = str(problem)
     return 0.0 if got is None else abs(got.item() - expected.item()), max(gradients), said
+
+
+class Remembering(torch.nn.Sequential):
+    """Layers that count how often they are trained, by what no weight is needed for, and keep the mean of their last
+    result."""
+
+    def __init__(self, *layers: torch.nn.Module) -> None:
+        super().__init__(*layers)
+        self.register_buffer("calls", torch.zeros(()))
+        self.register_buffer("last", torch.zeros(16))
+
+    def forward(self, x: Any) -> Any:
+        """The last layer's result."""
+        made = super().forward(x)
+        if self.training:
+            self.calls += 1
+            self.last = made.detach().mean(0)
+        return made
 
 
 class Moody(torch.nn.Module):
@@ -148,7 +180,7 @@ class Moody(torch.nn.Module):
         torch.manual_seed(0)
         kinds = torch.nn.BatchNorm1d, torch.nn.Dropout, torch.nn.Linear
         self.layers = torch.nn.ModuleList(
-            torch.nn.Sequential(kinds[0](16), kinds[2](16, 32), torch.nn.GELU(), kinds[1](0.5), kinds[2](32, 16))
+            Remembering(kinds[0](16, momentum=None), kinds[2](16, 32), torch.nn.GELU(), kinds[1](0.5), kinds[2](32, 16))
             for _ in range(4)
         )
 
@@ -175,8 +207,9 @@ def in_both_modes(plan: Plan) -> tuple[list[float], list[bool], str]:
         for part in x.chunk(2):
             reference.train()(part)
         so += [pipe.training, all(module.training for module in pipe.modules), pipe.schedule is not first]
-        names = [name for name in pipe.state_dict() if name.endswith("running_mean")]
-        errors += [far(pipe.state_dict()[name], reference.get_buffer(name)) for name in names]
+        state = shardplan.torch.full_state_dict(pipe)
+        errors += [float((state[name] - buffer).abs().max()) for name, buffer in reference.named_buffers()]
+    so.append(not any(module.calls for module in model.layers))  # the pipeline has buffers of its own
     return errors, so, told(pipe.modules[0].eval)
 
 
@@ -243,6 +276,55 @@ def kept(tiny: Tiny, plan: Plan, folder: str) -> tuple[list[float], list[bool]]:
     return errors, so
 
 
+class Aside(Mlp):
+    """One that has a bias which takes no gradient, though it is trained."""
+
+    def forward(self, x: Any) -> Any:
+        """The last layer's result."""
+        hidden = torch.relu(x @ self.w1 + self.b1.detach()) @ self.w2 + self.b2
+        return torch.relu(hidden @ self.w3 + self.b3) @ self.w4 + self.b4
+
+
+def kept_aside(plan: Plan, folder: str) -> tuple[list[float], list[bool], list[str]]:
+    """Of a pipeline with a trained weight that gets no gradient, how far two steps under what is loaded are from those
+    without an end between; whether it has no state then; what is said of what cannot be loaded."""
+    x = torch.randn(64, 6, generator=torch.Generator().manual_seed(1))
+
+    def made() -> tuple[Any, Any]:
+        pipe = shardplan.torch.pipeline(
+            Aside(), (x[:32],), plan, mesh_of(plan), loss=lambda y: y.square().mean(), strict=False
+        )
+        return pipe, torch.optim.AdamW(pipe.parameters(), 0.1)
+
+    def trained(pipe: Any, optimizer: Any) -> Any:
+        optimizer.zero_grad()
+        pipe.step(x)
+        optimizer.step()
+        return [weight.full_tensor().detach() for weight in pipe.parameters()]
+
+    (pipe, optimizer), (again, other) = made(), made()
+    trained(pipe, optimizer)
+    shardplan.torch.save_checkpoint(f"{folder}/all", pipe, optimizer)
+    shardplan.torch.save_checkpoint(f"{folder}/weights", pipe)
+    said = [
+        told(lambda: shardplan.torch.load_checkpoint(f"{folder}/weights", again, other)),
+        told(
+            lambda: shardplan.torch.load_checkpoint(
+                f"{folder}/all", again, torch.optim.SGD(again.parameters(), 0.1, 0.9)
+            )
+        ),
+        told(lambda: shardplan.torch.save_checkpoint(f"{folder}/none", again, torch.optim.SGD([torch.ones(2)], 0.1))),
+    ]
+    shardplan.torch.load_checkpoint(f"{folder}/all", again, other)
+    errors = [
+        float((one - two).abs().max())
+        for _ in range(2)
+        for one, two in zip(trained(pipe, optimizer), trained(again, other), strict=True)
+    ]
+    so = [bool(other.state.get(weight)) == (name != "b1") for name, weight in again.named_parameters()]
+    return errors, so, [each.replace(folder, "FOLDER") for each in said]
+
+
 def told(call: Any) -> str:
     """What a call is refused with."""
     from shardplan.errors import ShardplanError
@@ -288,11 +370,28 @@ class Skipping(Mlp):
         return last + first.sum(-1, keepdim=True)
 
 
+class Scaled(Mlp):
+    """One whose first value is scaled by what came last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.ones(()))
+
+    def forward(self, x: Any) -> Any:
+        """The last layer's result."""
+        made = super().forward(x * self.scale)
+        self.scale.copy_(made.detach().mean())
+        return made
+
+
+MODELS = {"skips": Skipping, "common buffer": Scaled}
+
+
 def refused(plan: Plan, what: str) -> str:
     """What is said of a model or a call that does not fit a pipeline."""
     from shardplan.errors import ShardplanError
 
-    model, x = Skipping() if what == "skips" else Mlp(), torch.zeros(64, 6)
+    model, x = MODELS.get(what, Mlp)(), torch.zeros(64, 6)
     try:
         if what == "parallelize":
             shardplan.torch.parallelize(model, plan, mesh_of(plan))
@@ -305,7 +404,9 @@ def refused(plan: Plan, what: str) -> str:
             model.forward = lambda x: (x.sum() * model.w1).sum() + x  # type: ignore[method-assign]
         wanted = functional.mse_loss if "batch" in what else None
         pipe = shardplan.torch.pipeline(model, example.get(what, [x[:32]]), plan, mesh_of(plan), loss=wanted)
-        pipe.forward(x[:32]) if what == "small batch, forward" else pipe.step(x[:32] if "small" in what else x)
+        if "small" in what:
+            pipe.forward(x[:32]) if "forward" in what else pipe.step(x[:32], target=x[:32])
+        pipe.step(x)
     except ShardplanError as problem:
         return str(problem)
     return "nothing"

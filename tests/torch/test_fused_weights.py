@@ -14,7 +14,8 @@ import torch
 from forced_plans import cluster_of, forced_plan
 from safetensors.numpy import save_file
 from small_models import proto_of
-from torch_fused import GATED
+from torch.distributed.checkpoint import FileSystemReader
+from torch_fused import GATED, Gated
 from torch_resumed import OPTIMIZERS
 
 from shardplan.constraints.parse import parse_constraints
@@ -84,7 +85,6 @@ def test_what_is_assigned_between_steps_is_kept_or_said(four, model):
 
 
 def test_they_are_read_in_parts(four, model, tmp_path):
-    from torch_fused import Gated
 
     path = tmp_path / "gated.safetensors"
     save_file({name: weight.detach().numpy() for name, weight in Gated().named_parameters()}, path)
@@ -122,9 +122,12 @@ def test_stages_have_them_in_parts(four, model, tmp_path):
     path.write_text(f"stages:\n  - runs: [MatMul_0]\n{mesh}  - runs: ['*']\n{mesh}    {split}")
     options = PlanOptions(microbatches=2)
     plan = plan_stages(model, cluster_of("2x2"), options, parse_schedule("1f1b"), read_stages([str(path)]))
-    results = four.run("torch_fused", "train", plan, "pipeline", "")
+    results = four.run("torch_fused", "train", plan, "pipeline", "", Gated, str(tmp_path / "saved"))
     assert max(error for error, _ in results) < 1e-6
     assert [set(names) for _, names in results] == [{"w0"}] * 2 + [{"w1", "w2", *PARTS}] * 2
+    saved = FileSystemReader(tmp_path / "saved").read_metadata().state_dict_metadata
+    names = {f"optimizer.state.{name}.exp_avg" for name in Gated().state_dict()}
+    assert {key for key in saved if key.endswith("exp_avg")} == names
 
 
 def test_what_has_no_parts():

@@ -95,6 +95,71 @@ def test_branches_on_numbers_of_the_programs_own_are_taken_and_others_refused():
             export_program(Solver(change), (torch.zeros(2, 4),), {})
 
 
+class Counting(torch.nn.Module):
+    """Takes as many steps as its buffer says, which two modules share and it may `change`."""
+
+    def __init__(self, persistent, change):
+        super().__init__()
+        self.change, self.also = change, torch.nn.Module()
+        self.register_buffer("count", torch.tensor(2), persistent=persistent)
+        self.also.register_buffer("count", self.count, persistent=persistent)
+
+    def forward(self, x):
+        self.change(self)
+        for _ in range(int(self.also.count)):
+            x = x * 2
+        return x
+
+
+def test_numbers_of_buffers_are_taken_where_they_are_always_the_same(capfd):
+    def count(model):
+        model.count += 1
+
+    steady = Counting(persistent=False, change=lambda _: None)
+    program = export_program(steady, (torch.ones(2, 4),), {})
+    assert torch.equal(program.module()(torch.ones(2, 4)), torch.full((2, 4), 4.0))
+    for model in (Counting(persistent=True, change=lambda _: None), Counting(persistent=False, change=count)):
+        with pytest.raises(ShardplanError, match="depends on the values of tensors"):
+            export_program(model, (torch.ones(2, 4),), {})
+        assert model.count == model.also.count == 2
+    assert capfd.readouterr().err == ""  # neither torch's log nor the graph of an export that fails
+
+
+class Level(torch.nn.Module):
+    """Sets its buffer, of `width`, to the mean of the batch and of what it was."""
+
+    def __init__(self, width=4):
+        super().__init__()
+        self.register_buffer("level", torch.zeros(width))
+
+    def forward(self, x):
+        before = self.level
+        self.level = (before[:4] + x.mean(0)) / 2
+        return x + before[:4]
+
+
+def test_a_buffer_that_an_inner_module_sets_is_written_back():
+    model, reference, x = torch.nn.Sequential(Level(), Level()), torch.nn.Sequential(Level(), Level()), torch.ones(2, 4)
+    graph = export_program(model, (x,), {}).module()
+    for batch in (x, x * 3):
+        assert torch.equal(graph(batch), reference(batch))
+    assert all(torch.equal(buffer, graph.get_buffer(name)) for name, buffer in reference.named_buffers())
+    assert "forward" not in vars(model)
+
+
+def test_a_buffer_that_cannot_be_written_back_is_refused():
+    shared = torch.nn.Sequential(Level(), Level())
+    shared[0].level = shared[1].level
+    for model, why in (
+        (shared, "a buffer that several modules have"),
+        (torch.nn.Sequential(Level(5)), "to another shape"),
+    ):
+        with pytest.raises(ShardplanError) as caught:
+            export_program(model, (torch.ones(2, 4),), {})
+        assert f"a graph cannot hold all of this model: it sets '0.level', {why}" in str(caught.value)
+        assert "hint: change it in place (buffer.copy_(...))" in str(caught.value)
+
+
 class Drawing(torch.nn.Module):
     def forward(self, x):
         return x + torch.randn(x.shape, generator=torch.Generator())
@@ -204,7 +269,10 @@ def test_another_mode_of_a_model_that_cannot_be_copied_is_refused(four, moody):
     said = (
         "error[fixed-mode]: the graph was exported in training mode, and the model cannot be copied for one in "
         "evaluation mode\n  copy.deepcopy: TypeError: cannot pickle '_thread.lock' object\n"
-        "hint: apply a plan without stages with parallelize, which runs the model itself True"
+        "hint: apply a plan without stages with parallelize, which runs the model itself True\n"
+        "error[pickled-graph]: a graph under a plan cannot be written as it is (torch.save, pickle): it sends between "
+        "these processes\nhint: save its state: shardplan.torch.save_checkpoint, save or full_state_dict, or its "
+        "state_dict()"
     )
     assert four.run("torch_graphs", "told_of_modes", moody) == [said] * 4
 

@@ -25,6 +25,10 @@ TEXTS = {
     "unknown operation": "error[unknown-operation]: operations without a rule were run whole on every process: "
     "renorm (1 times)",
     "own collective": "error[own-collective]: the model calls a collective (all_reduce) on a value",
+    "inner backward": "error[lost-gradient]: a program calls backward on a value inside a model under a plan, as rever",
+    "kept value": "error[lost-gradient]: a loss depends on a value inside of the model, which a forward hook or the "
+    "model itself has kept\n  under a plan such values have gradients while the model runs; what it returns has them "
+    "afterwards too\nhint: let the model return the value beside its result, and compute the loss of what it returns",
     "not parallel": "error[not-parallel]: no plan has been applied to this model",
 }
 

@@ -191,6 +191,26 @@ def test_a_pipeline_is_saved_whole_and_goes_on_from_a_checkpoint(four, case, tmp
         assert all(so)
 
 
+NOT_LOADED = (
+    "FOLDER/weights: error[missing-state]: the checkpoint has no state of an optimizer\n"
+    "hint: save it as well: save_checkpoint(folder, model, optimizer), or load the model alone"
+)
+NOT_SAVED = (
+    "error[foreign-parameter]: the optimizer has a parameter of shape [2] that is none of the model's\n"
+    "hint: make the optimizer of model.parameters(), after the plan has been applied"
+)
+
+
+def test_trained_weights_without_gradients_have_no_state_in_checkpoints(four, tmp_path):
+    plan = mlp_plan("Gemm_0, Relu_1, Gemm_2", COLUMNS, ROWS)
+    for errors, so, (without, another, foreign) in four.run("torch_pipelines", "kept_aside", plan, str(tmp_path)):
+        assert max(errors) < 1e-6
+        assert all(so)
+        assert (without, foreign) == (NOT_LOADED, NOT_SAVED)
+        assert "error[another-state]" in another
+        assert "the checkpoint has exp_avg, exp_avg_sq, step; SGD keeps momentum_buffer" in another
+
+
 def test_an_input_of_one_row_is_that_of_every_microbatch(four):
     pytest.importorskip("onnxscript")
     inputs = torch.zeros(64, 6), torch.zeros(1, 14), torch.zeros(64, 14)
@@ -269,6 +289,8 @@ TEXTS = {
     "skips": "error[cannot-cut]: the model has no place where stage 0 can end as the plan says, with 'h2'\n"
     "  behind add_1 2 values go on: relu [32, 8], add_1 [32, 10]\n"
     "hint: is the model the one that was planned? solve again for it, with --stages or stages: by hand",
+    "common buffer": "error[cannot-cut]: stage 1 changes the buffer 'scale' by what it computes of weights, stage 0 "
+    "reads it\nhint: end the stages elsewhere (stages: by hand), or apply a plan without stages with parallelize",
     "whole example": EXAMPLE.format("[64, 6]")
     + "give one microbatch as example_inputs, x[:32], and the whole batch to step",
     "wide example": EXAMPLE.format("[32, 5]") + "solve again for a batch of such inputs, or give others",
@@ -278,7 +300,9 @@ TEXTS = {
     "inputs": INPUTS,
     "loader": INPUTS,
     "no loss": "error[no-loss]: a pipeline without a loss cannot take a training step\n"
-    "hint: give the loss to shardplan.torch.pipeline(..., loss=...)",
+    "hint: give the loss to shardplan.torch.pipeline(..., loss=...), or let the model return it alone",
+    "batch without targets": "error[missing-target]: the loss needs target beside what the model returns, and the step "
+    "has no target\nhint: give all processes the target of the whole batch: step(..., target=...)",
 }
 
 

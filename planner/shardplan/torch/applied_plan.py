@@ -210,29 +210,6 @@ def refuse_parallel(model: nn.Module) -> None:
         raise ShardplanError(error("already-parallel", "a plan has been applied to this model already", hint=hint))
 
 
-def run_graph_under(
-    graph: nn.Module,
-    applied: AppliedPlan,
-    arguments: Callable[[tuple[Any, ...], dict[str, Any]], tuple[Any, ...]],
-    results: Callable[[Any], Any],
-) -> None:
-    """Sets the hooks of a graph that a plan has been written into: `arguments` gives the placeholders of its arguments,
-    `results` the values of its outputs; autograd saves what the plan saves."""
-
-    def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        given = arguments(args, kwargs)
-        applied.begin_forward(module)
-        return given, {}
-
-    def leave(module: nn.Module, args: Any, output: Any) -> Any:
-        del module, args
-        applied.end_forward()
-        return None if output is None else results(output)
-
-    run_eagerly(graph, enter, leave)
-    remember(graph, applied)
-
-
 def run_eagerly(model: nn.Module, enter: Callable[..., Any], leave: Callable[..., Any]) -> None:
     """Calls `enter` before and `leave` after `model` runs, outside of `torch.compile`, which can trace neither
     collectives nor planned tensors."""

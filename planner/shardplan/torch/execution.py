@@ -35,6 +35,10 @@ class LocalExecution:
         self._marks = Marks(self.issue_order)
         self._regathers: dict[int, tuple[StorageWeakRef, Regathered]] = {}
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> LocalExecution:
+        """The moves of a copy of a graph are executed as its own are."""
+        return self
+
     def begin(self, kind: Hashable) -> None:
         """A forward pass of `kind` begins: passes of one kind make the same moves."""
         self._marks.begin()

@@ -58,8 +58,9 @@ def weights_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[Weigh
     return kept
 
 
-def state_by_name(optimizer: torch.optim.Optimizer, weights: Sequence[Weight], mesh: Mesh) -> dict[str, Any]:
-    """The state of `optimizer` as a checkpoint has it, its tensors as blocks of what this process holds."""
+def state_by_name(optimizer: torch.optim.Optimizer, weights: Sequence[Weight], mesh: Mesh) -> dict[str, State]:
+    """The state of these weights of `optimizer` as a checkpoint has it, its tensors as blocks of what this process
+    holds."""
     state: dict[str, State] = {}
     for weight in weights:
         held = [optimizer.state.get(each, {}) for each in weight.stored]
@@ -69,12 +70,16 @@ def state_by_name(optimizer: torch.optim.Optimizer, weights: Sequence[Weight], m
             state |= {name: blocks_in(each, mesh) for name, each in of_parts if each}
         elif whole:
             state[weight.names[0]] = whole
+    return state
+
+
+def groups_of(optimizer: torch.optim.Optimizer, weights: Sequence[Weight]) -> list[dict[str, Any]]:
+    """The groups of `optimizer`, whose parameters are these weights, as a checkpoint has them."""
     called = {id(each): weight.names[0] for weight in weights for each in weight.stored}
-    groups = [
+    return [
         {**group, "params": list(dict.fromkeys(called[id(each)] for each in group["params"]))}
         for group in optimizer.param_groups
     ]
-    return {"state": state, "param_groups": groups}
 
 
 def whole_state(weight: Weight, held: Sequence[State], mesh: Mesh) -> State | None:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 from torch.nn import functional
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from shardplan.torch.eager.aliases import in_memory
 from shardplan.torch.listed_functions import by_entry, listed_functions
@@ -24,6 +25,7 @@ _CROSS_ENTROPY, _GAUSSIAN = functional.cross_entropy, functional.gaussian_nll_lo
 _SEARCH, _BUCKETS = torch.searchsorted, torch.bucketize
 _COVARIANCE, _CORRELATION = torch.cov, torch.corrcoef
 _EQUAL = torch.equal
+_NORM = _BatchNorm.forward
 _INDEXED = (Tensor.__getitem__, Tensor.__setitem__)
 
 
@@ -285,6 +287,25 @@ def added_outer(input: Tensor, vec1: Tensor, vec2: Tensor, *, beta: Any = 1, alp
     return input * beta + vec1.unsqueeze(1) * vec2.unsqueeze(0) * alpha
 
 
+def batch_norm(module: _BatchNorm, input: Tensor) -> Tensor:  # noqa: A002 - as torch
+    """The forward pass of a batch norm. One that keeps the mean of all batches (`momentum=None`) reads their number,
+    which no graph can: here it goes into the averages as a tensor."""
+    count, means = module.num_batches_tracked, (module.running_mean, module.running_var)
+    if module.momentum is not None or not module.training or count is None:
+        made: Tensor = _NORM(module, input)
+        return made
+    module._check_input_dim(input)  # noqa: SLF001 - as torch does
+    count.add_(1)
+    average, variance = (torch.zeros_like(mean) for mean in means)
+    made = functional.batch_norm(
+        input, average, variance, module.weight, module.bias, training=True, momentum=1.0, eps=module.eps
+    )
+    for mean, other in zip(means, (average, variance), strict=True):
+        share = count.to(mean.dtype).reciprocal()
+        mean.mul_(1 - share).add_(other * share)
+    return made
+
+
 def with_stacked_index(func: Any, tensor: Tensor, index: Any, *given: Any) -> Any:
     """`tensor[index]` or its assignment, where sequences of tensors without dims are in the index."""
     items = index if isinstance(index, tuple) else (index,)
@@ -354,7 +375,7 @@ def in_plain_forms() -> Iterator[None]:
     importlib.import_module("torch._dynamo")  # an export imports it, and it is to find torch's own functions
     torch.cdist, torch.searchsorted, torch.bucketize = distances, searchsorted, bucketize
     torch.cov, torch.corrcoef = covariance, correlation
-    torch.equal = are_equal
+    torch.equal, _BatchNorm.forward = are_equal, batch_norm
     checks = Distribution._validate_args  # noqa: SLF001 - there is no public way to read it
     Distribution.set_default_validate_args(False)  # it looks at numbers, and a graph has none
     for name, form in _OF_FUNCTIONAL.items():
@@ -369,7 +390,7 @@ def in_plain_forms() -> Iterator[None]:
         Distribution.set_default_validate_args(checks)
         torch.cdist, torch.searchsorted, torch.bucketize = _DISTANCES, _SEARCH, _BUCKETS
         torch.cov, torch.corrcoef = _COVARIANCE, _CORRELATION
-        torch.equal = _EQUAL
+        torch.equal, _BatchNorm.forward = _EQUAL, _NORM
         for holder, functions in ((functional, _OWN), (torch, owned)):
             for name, own in functions.items():
                 setattr(holder, name, own)

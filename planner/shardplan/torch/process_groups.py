@@ -5,16 +5,16 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup, distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh
 
-from shardplan.errors import ShardplanError, error
+from shardplan.errors import Diagnostic, ShardplanError, error
 from shardplan.layout.mesh import Mesh
 from shardplan.plan.types import Plan
 from shardplan.runtime.lookup import coordinates_of
@@ -131,3 +131,12 @@ def _new_group(lane: str, members: tuple[int, ...]) -> ProcessGroup:
         return dist.new_group(list(members), use_local_synchronization=True)
     finally:
         distributed_c10d._hash_ranks_to_str = named  # noqa: SLF001
+
+
+def refuse_together(faults: Sequence[Diagnostic]) -> None:
+    """Raises `ShardplanError` on all processes if one of them has found `faults`, so that none waits for the others.
+    All processes have to call it."""
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, tuple(faults))
+    for theirs in filter(None, found):
+        raise ShardplanError(*theirs)

@@ -4,7 +4,8 @@ torch finds out by an operator's decomposition how its result is sharded, and th
 Kernels of means divide by the number of elements that they see: gradients were too large by the number of parts.
 `nll_loss` averages the means of the parts, which may have unequal weights. Here such an operator runs as its
 decomposition, which counts the elements of the whole tensor, or on the tensors whole. `cosine_embedding_loss` fills a
-new tensor with ones, which counted once for each part of a sum.
+new tensor with ones, which counted once for each part of a sum. `any` is a sum of parts for torch, and so a number of
+more than 1.
 
 torch refuses to compute with a `DTensor` and a plain tensor. What a program has as plain tensors beside results,
 weights and gradients (targets, masks, noise of a generator) is whole, and the same in every process.
@@ -53,6 +54,8 @@ def correct_losses() -> None:
         handlers.setdefault(packet.default, _of_whole_classes)
     for operator in _UNKNOWN:
         handlers.setdefault(operator, _whole)
+    for operator in _CHECKS:
+        handlers.setdefault(operator, _checked)
 
 
 def take_plain_tensors() -> None:
@@ -72,6 +75,28 @@ def _make_new_tensors_whole() -> None:
 
 def _decomposed(operator: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     return decomposition_table[operator](*args, **kwargs)
+
+
+def _checked(operator: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    return _CHECKS[operator](*args, **kwargs)
+
+
+def _are_close(*args: Any, **kwargs: Any) -> bool:
+    return bool(torch.isclose(*args, **kwargs).all())
+
+
+def _any(given: Tensor, dim: Any = None, keepdim: bool = False) -> Tensor:
+    """Torch's own is a sum of parts, of which `float()` makes numbers larger than 1."""
+    return (given != 0).sum(dim, keepdim) > 0
+
+
+_CHECKS = {
+    **dict.fromkeys((_ATEN.any.default, _ATEN.any.dim, _ATEN.any.dims), _any),
+    _ATEN._is_all_true.default: torch.all,  # noqa: SLF001 - torch's name
+    _ATEN._is_any_true.default: torch.any,  # noqa: SLF001 - torch's name
+    _ATEN.allclose.default: _are_close,
+}
+"""Operators that look at entries (`torch.distributions` checks its arguments by `_is_all_true`), and what they are."""
 
 
 def _of_whole_classes(operator: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

@@ -52,6 +52,11 @@ def with_loss(model: nn.Module, loss: Callable[..., Any]) -> WithLoss:
     return WithLoss(model, loss)
 
 
+def needed_targets(loss: Callable[..., Any]) -> tuple[str, ...]:
+    """The arguments that a loss needs beside the result of a model."""
+    return _targets(loss)[0]
+
+
 def divided_for(loss: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Divided:
     """As `WithLoss.divided`, of any loss. Raises `ShardplanError` (`missing-target`)."""
     return _divided(*_targets(loss), args, kwargs)

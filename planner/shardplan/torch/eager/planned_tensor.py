@@ -18,7 +18,6 @@ from torch import Tensor
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.distributed.tensor import DTensor
 
-from shardplan.errors import ShardplanError
 from shardplan.torch.eager.aliases import (
     SELVES,
     View,
@@ -32,7 +31,7 @@ from shardplan.torch.eager.aliases import (
 from shardplan.torch.eager.autograd_functions import with_gradient
 from shardplan.torch.eager.composites import body_of, is_composite
 from shardplan.torch.eager.control_flow import CONTROL_FLOW
-from shardplan.torch.eager.refused_calls import INNER_BACKWARD, refuse_collective
+from shardplan.torch.eager.refused_calls import refuse_backward, refuse_collective
 from shardplan.torch.gradients.flights import close
 from shardplan.torch.plain_forms import plain_form
 from shardplan.torch.propagation.engine import Engine
@@ -122,7 +121,7 @@ class Planned(Tensor):  # type: ignore[misc]
         if not engine.is_running:
             args, kwargs = _with_weights(args, engine), _with_weights(kwargs, engine)
         if name == "backward":
-            raise ShardplanError(INNER_BACKWARD)
+            refuse_backward(is_running=engine.is_running)
         body = _body(func, args, kwargs)
         if body is not None:
             return body(*args, **kwargs)

@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
+import torch
 from torch.distributed import all_reduce
 
 from shardplan.errors import ShardplanError, error
 
-INNER_BACKWARD = error(
+_INNER = error(
     "lost-gradient",
     "a program calls backward on a value inside a model under a plan, as reversible layers do",
     hint="call backward on what the model returns; torch.utils.checkpoint does what reversible layers are for",
 )
+_OUTSIDE = error(
+    "lost-gradient",
+    "a loss depends on a value inside of the model, which a forward hook or the model itself has kept",
+    detail="under a plan such values have gradients while the model runs; what it returns has them afterwards too",
+    hint="let the model return the value beside its result, and compute the loss of what it returns",
+)
+
+
+def refuse_backward(*, is_running: bool) -> NoReturn:
+    """Raises `ShardplanError` (`lost-gradient`) for a call of backward on a value inside of a model. `is_running`:
+    whether the model runs now."""
+    is_inside = is_running or torch._C._current_graph_task_id() != -1  # noqa: SLF001 - there is no public name
+    raise ShardplanError(_INNER if is_inside else _OUTSIDE)
 
 
 def refuse_collective(func: Any) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import torch
 from torch import Tensor, fx, nn
@@ -13,7 +13,7 @@ from torch.fx.graph_module import _copy_attr
 from torch.utils import _pytree as pytree
 
 from shardplan.errors import ShardplanError, error
-from shardplan.torch.applied_plan import stay_uncompiled
+from shardplan.torch.applied_plan import AppliedPlan, remember, run_eagerly, stay_uncompiled
 from shardplan.torch.exported.program import tensor_tree
 
 Mode = tuple[bool, ...]
@@ -21,14 +21,21 @@ Mode = tuple[bool, ...]
 
 
 class Modes(Protocol):
-    """How a graph comes into another mode."""
+    """How a graph is called, and comes into another mode."""
 
     def begin(self, graph: PlannedGraph, *, training: bool) -> None:
         """`graph` is from here on that of `model.train(training)`."""
 
+    def arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+        """The placeholders of the graph, of the arguments of a forward pass, which begins."""
+
+    def results(self, outputs: Any) -> Any:
+        """What the model returns, of the outputs of the graph."""
+
 
 class PlannedGraph(fx.GraphModule):  # type: ignore[misc]
-    """A model as a graph with a plan written into it. `modes`: what writes it in other modes than its first."""
+    """A model as a graph with a plan written into it. `modes`: how it is called, and what writes it in other modes than
+    its first."""
 
     modes: Modes | None = None
 
@@ -41,6 +48,46 @@ class PlannedGraph(fx.GraphModule):  # type: ignore[misc]
             self.modes.begin(self, training=mode)
         super().train(mode)
         return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> PlannedGraph:
+        """A graph under the same plan, with its own weights, mode and hooks. Torch's own copies have neither modes nor
+        hooks, nor tensors that the graph does not read."""
+        made = memo[id(self)] = type(self).__new__(type(self))
+        made.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        type(made).__name__ = type(self).__name__
+        made.graph = made.graph  # it is to know its module, and to be compiled for it
+        return made
+
+    def __reduce__(self) -> NoReturn:
+        """Raises `ShardplanError` (`pickled-graph`)."""
+        summary = (
+            "a graph under a plan cannot be written as it is (torch.save, pickle): it sends between these processes"
+        )
+        hint = "save its state: shardplan.torch.save_checkpoint, save or full_state_dict, or its state_dict()"
+        raise ShardplanError(error("pickled-graph", summary, hint=hint))
+
+
+def run_graph_under(graph: PlannedGraph, applied: AppliedPlan) -> None:
+    """Sets the hooks of a graph that a plan has been written into, which ask its `modes`; autograd saves what the plan
+    saves. A copy of the graph has the same hooks, and modes of its own."""
+
+    def enter(module: PlannedGraph, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        given = _modes(module).arguments(args, kwargs)
+        applied.begin_forward(module)
+        return given, {}
+
+    def leave(module: PlannedGraph, args: Any, output: Any) -> Any:
+        del args
+        applied.end_forward()
+        return None if output is None else _modes(module).results(output)
+
+    run_eagerly(graph, enter, leave)
+    remember(graph, applied)
+
+
+def _modes(graph: PlannedGraph) -> Modes:
+    assert graph.modes is not None
+    return graph.modes
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ All layouts are decided when the graph is written; nothing is decided while it r
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,11 +17,11 @@ from torch.utils import _pytree as pytree
 
 from shardplan.plan.types import Plan
 from shardplan.runtime.names import Rename
-from shardplan.torch.applied_plan import AppliedPlan, attach, prepare, run_graph_under
+from shardplan.torch.applied_plan import AppliedPlan, attach, prepare
 from shardplan.torch.argument_paths import Inputs, called_with
 from shardplan.torch.exported.call_form import CallForm
 from shardplan.torch.exported.compiled import Compiler, compile_between_moves
-from shardplan.torch.exported.modes import Mode, PlannedGraph, UnweightedModel, exchange, root_for
+from shardplan.torch.exported.modes import Mode, PlannedGraph, UnweightedModel, exchange, root_for, run_graph_under
 from shardplan.torch.exported.program import export_program, hold_all, parameter_tree
 from shardplan.torch.exported.rewriter import GraphRewriter
 from shardplan.torch.exported.writer import Writer
@@ -58,11 +59,11 @@ def parallelize_exported(
     root = parameter_tree(model)
     made = _written(program, applied, root, backend, type(model).__name__)
     hold_all(made, model)
-    modes = _GraphModes(unweighted, applied, root, backend)
+    modes = _GraphModes(unweighted, applied, root, backend, form)
     modes.start(made, program.call_spec.out_spec)
     made.train(model.training)
     made.modes = modes
-    run_graph_under(made, applied, lambda *call: tuple(form.leaves(*call)), modes.results)
+    run_graph_under(made, applied)
     return made
 
 
@@ -84,34 +85,49 @@ def _written(
 
 @dataclass
 class _GraphModes:
-    """The graphs of a model in the modes that were asked for. `root`: all its tensors; `spec`: of the results of the
-    graph that runs."""
+    """The graphs of a model in the modes that were asked for. `root`: all its tensors; `form`: how it is called;
+    `mode`: that of the graph that runs, and `spec`, of its results."""
 
     unweighted: UnweightedModel
     applied: AppliedPlan
     root: nn.Module
     backend: Compiler | None
+    form: CallForm
+    mode: Mode = ()
     spec: pytree.TreeSpec = field(init=False)
-    _graphs: dict[Mode, tuple[fx.Graph, pytree.TreeSpec]] = field(default_factory=dict)
+    graphs: dict[Mode, tuple[fx.Graph, pytree.TreeSpec]] = field(default_factory=dict)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _GraphModes:
+        """Those of a copy of the graph, with its tensors. Both ask the same model for what is not written yet."""
+        made = memo[id(self)] = copy.copy(self)
+        made.root = copy.deepcopy(self.root, memo)
+        made.graphs = {mode: (copy.deepcopy(graph, memo), spec) for mode, (graph, spec) in self.graphs.items()}
+        return made
 
     def start(self, graph: PlannedGraph, spec: pytree.TreeSpec) -> None:
         """`graph` is that of the mode in which the model is."""
-        self.applied.mode = self.unweighted.mode
-        self._graphs[self.applied.mode], self.spec = (graph.graph, spec), spec
+        self.mode = self.unweighted.mode
+        self.graphs[self.mode], self.spec = (graph.graph, spec), spec
 
     def begin(self, graph: PlannedGraph, *, training: bool) -> None:
         """`graph` is from here on that of `model.train(training)`."""
         model, mode = self.unweighted.in_mode(training=training, was=graph.training), self.unweighted.mode
-        if mode == self.applied.mode:
+        if mode == self.mode:
             return
         holder: nn.Module = graph
-        if mode not in self._graphs:
+        if mode not in self.graphs:
             program = export_program(model, self.unweighted.args, self.unweighted.kwargs)
             holder = _written(program, self.applied, root_for(graph, self.root), self.backend, type(graph).__name__)
-            self._graphs[mode] = holder.graph, program.call_spec.out_spec
-        made, self.spec = self._graphs[mode]
+            self.graphs[mode] = holder.graph, program.call_spec.out_spec
+        made, self.spec = self.graphs[mode]
         exchange(graph, made, holder)
-        self.applied.mode = mode
+        self.mode = mode
+
+    def arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+        """The placeholders of the graph, of the arguments of a forward pass, which begins."""
+        leaves = tuple(self.form.leaves(args, kwargs))
+        self.applied.mode = self.mode
+        return leaves
 
     def results(self, outputs: Any) -> Any:
         """What the model returns, of the outputs of the graph."""

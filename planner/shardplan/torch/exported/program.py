@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import functools
+import io
 import itertools
+import logging
+import sys
 from collections.abc import Container, Iterator, Mapping
 from typing import Any
 
@@ -25,6 +27,7 @@ from shardplan.torch.exported.grad_modes import inline_grad_modes, refuse_change
 from shardplan.torch.exported.numbers import numbers_as_tensors
 from shardplan.torch.exported.own_functions import marking_own_functions, remember_calls
 from shardplan.torch.exported.reentrant import refuse_pieces_of_hooked_weights
+from shardplan.torch.exported.set_buffers import writing_set_buffers
 from shardplan.torch.exported.untraceable import having, refusing_untraceable, untraceable
 from shardplan.torch.plain_forms import in_plain_forms
 from shardplan.torch.planning.example_runs import has_values, with_own_numbers
@@ -45,6 +48,7 @@ def export_program(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
             without_looking_into_masks(),
             in_plain_forms(),
             with_fake_parameters(model, args, kwargs) as given,
+            writing_set_buffers(model),
         ):
             program = _exported(model, *given)
     except ShardplanError:
@@ -86,7 +90,11 @@ _OF_GRAPHS = frozenset(("meta", "shape_env"))
 
 def _exported(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportedProgram:
     """By `torch.export`; branches on numbers that are the program's own are taken as in a run of it."""
-    export = functools.partial(torch.export.export, model, args, kwargs, strict=False)
+
+    def export() -> ExportedProgram:
+        with _quiet():
+            return torch.export.export(model, args, kwargs, strict=False)
+
     try:
         return export()
     except Exception as problem:
@@ -95,6 +103,21 @@ def _exported(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         with contextlib.suppress(Exception):  # the first problem says more of the program
             return with_own_numbers(export, model, args, kwargs)
         raise
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Context: torch neither logs nor prints the graph of an export that fails, which is refused in words or goes
+    another way; what the program itself prints comes through where it succeeds."""
+    logger, said = logging.getLogger("torch.fx.experimental.symbolic_shapes"), io.StringIO()
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with contextlib.redirect_stderr(said):
+            yield
+        sys.stderr.write(said.getvalue())
+    finally:
+        logger.setLevel(level)
 
 
 def _refusal(problem: Exception) -> Diagnostic:
@@ -113,7 +136,7 @@ def _refusal(problem: Exception) -> Diagnostic:
 def _changes_view(node: fx.Node) -> bool:
     """Whether an operator changes a view, or what views of it are read of; or tensors of a list, or one that it is
     given for its result (`out=`)."""
-    written = _written(node) if node.op == "call_function" else []
+    written = arguments_written(node) if node.op == "call_function" else []
     if isinstance(node.target, OpOverload) and any(node.kwargs.get(name) is not None for name in _outputs(node.target)):
         return True
     if not written:
@@ -128,7 +151,7 @@ def _changes_view(node: fx.Node) -> bool:
     return False
 
 
-def _written(node: fx.Node) -> list[Any]:
+def arguments_written(node: fx.Node) -> list[Any]:
     """The arguments into which an operator writes, as its schema says; that of a batch norm does not of its sums."""
     if not isinstance(node.target, OpOverload):
         return list(node.args[:1]) if in_place(node.target) else []

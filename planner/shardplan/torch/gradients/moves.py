@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from shardplan.torch.collectives.executor import MoveExecutor
 from shardplan.torch.collectives.order import Label
@@ -48,6 +49,7 @@ class _Move(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, None, None, None]:
+        gradient = _plain(gradient)
         if torch.is_grad_enabled() and gradient.requires_grad:
             return _Back.apply(gradient, ctx.route, ctx.context, ctx.label), None, None, None, None
         route, total = ctx.route, gradient
@@ -78,7 +80,7 @@ class _Back(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def backward(ctx: Any, twice: Tensor) -> tuple[Tensor, None, None, None]:
         return (
-            _Again.apply(twice, ctx.route, ctx.context, _twice(ctx.label)),
+            _Again.apply(_plain(twice), ctx.route, ctx.context, _twice(ctx.label)),
             None,
             None,
             None,
@@ -96,7 +98,13 @@ class _Again(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
-        return _Back.apply(gradient, ctx.route, ctx.context, ctx.label), None, None, None
+        return _Back.apply(_plain(gradient), ctx.route, ctx.context, ctx.label), None, None, None
+
+
+def _plain(gradient: Tensor) -> Tensor:
+    """The gradient of a plain tensor, which every process has whole. Where that was computed with beside a DTensor
+    outside of the model, torch gives it one."""
+    return gradient.full_tensor() if isinstance(gradient, DTensor) else gradient
 
 
 def _twice(label: Label) -> Label:

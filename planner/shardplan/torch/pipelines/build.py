@@ -8,12 +8,14 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import torch.distributed as dist
-from torch import fx, nn
+import torch
+from torch import Tensor, fx, nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 from torch.export import ExportedProgram
+from torch.utils import _pytree as pytree
 
-from shardplan.errors import ShardplanError, error
+from shardplan.errors import Diagnostic, ShardplanError, error
 from shardplan.layout.layout import Layout
 from shardplan.plan.types import Pipeline as PlannedPipeline
 from shardplan.plan.types import Plan, TensorDecision
@@ -23,7 +25,13 @@ from shardplan.torch.argument_paths import Inputs, called_with
 from shardplan.torch.arguments import match_inputs
 from shardplan.torch.exported.call_form import CallForm
 from shardplan.torch.exported.modes import Mode, UnweightedModel, root_for
-from shardplan.torch.exported.program import argument_names, export_program, parameter_tree, shapes_of_arguments
+from shardplan.torch.exported.program import (
+    argument_names,
+    export_program,
+    parameter_tree,
+    shapes_of_arguments,
+    user_outputs,
+)
 from shardplan.torch.microbatch_plan import batch_dims, microbatches_of, one_microbatch
 from shardplan.torch.parameters.distribution import distribute
 from shardplan.torch.parameters.gradient_hooks import refuse_hooks_of_several
@@ -33,7 +41,7 @@ from shardplan.torch.pipelines.run import Argument, Loss, Pipeline, WrittenPipel
 from shardplan.torch.pipelines.stage import LocalStage, matching_value, run_stage, write_stage
 from shardplan.torch.pipelines.stage_meshes import StageMeshes, stage_meshes
 from shardplan.torch.pipelines.tied_weights import tied_weights
-from shardplan.torch.process_groups import ProcessGroups
+from shardplan.torch.process_groups import ProcessGroups, refuse_together
 from shardplan.torch.with_loss import WithLoss, planned_name
 
 
@@ -55,7 +63,8 @@ def pipeline(
     a tuple, one tensor, or a mapping of names to them.
     It is cut where the plan ends its stages. `loss`: called on the last stage with what the model returns (DTensors)
     and a target, for each microbatch; the mean over its samples. A plan that was made with a loss takes
-    `with_loss(model, loss)` as the model, with the targets among `example_inputs`, and no `loss` here. `mesh`,
+    `with_loss(model, loss)` as the model, with the targets among `example_inputs`, and no `loss` here; nor does a model
+    need one that returns its loss, the only number in its result. `mesh`,
     `rename`, `ignore`, `strict`: as in `parallelize_exported`. The model itself stays as it is; build it on the meta
     device where it does not fit.
 
@@ -77,17 +86,29 @@ def pipeline(
     refuse_hooks_of_several(model, build.stages_by_weight())
     modes = PipelineModes(unweighted, build)
     made = Pipeline(model, plan, modes, CallForm.of(model, args, kwargs), build.meshes)
-    made.run_under(
-        _returned if isinstance(model, WithLoss) and loss is None else loss,
-        tied_weights(stages, build.named, made.stages),
-    )
+    made.run_under(loss or _own_loss(model, plan, build.program), tied_weights(stages, build.named, made.stages))
     return made
 
 
-def _returned(loss: Any, target: Any) -> Any:
-    """The loss of a model that returns it."""
-    del target
-    return loss
+def _own_loss(model: nn.Module, plan: Plan, program: ExportedProgram) -> Loss | None:
+    """The loss of a model that returns it: all of its result, or the only number in it."""
+    if isinstance(model, WithLoss):
+        return _returned
+    results = [node.meta.get("val") for node in user_outputs(program) if isinstance(node, fx.Node)]
+    has_one = sum(map(_is_number, results)) == 1
+    return _number_of if has_one and plan.model["mode"] == "training" else None
+
+
+def _returned(result: Any) -> Any:
+    return result
+
+
+def _number_of(result: Any) -> Any:
+    return next(filter(_is_number, pytree.tree_leaves(result)))
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Tensor) and not value.dim() and value.is_floating_point()
 
 
 def _refuse_unused_inputs(build: _Build, loss: Loss | None) -> None:
@@ -159,18 +180,17 @@ class _Build:
             wanted = self.stages.handed[number].tensor
             return matching_value(values, wanted, piece, self.program, root, self.partners(), self._arriving(number))
 
-        nodes = cut(self.program, self.stages_by_weight(), _boundaries(self.stages, received), choose)
-        local_stages, faults = [], None
+        homes = {name: number for number, names in reversed([*enumerate(self.named)]) for name in names}
+        nodes = cut(self.program, self.stages_by_weight(), _boundaries(self.stages, received), choose, homes)
+        local_stages: list[LocalStage] = []
+        faults: Sequence[Diagnostic] = ()
         try:
             local_stages = [
                 self._stage(number, received[number], nodes[number], before) for number in self.meshes.stage_numbers
             ]
         except ShardplanError as problem:
             faults = problem.diagnostics
-        found: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(found, faults)
-        for theirs in filter(None, found):
-            raise ShardplanError(*theirs)
+        refuse_together(faults)
         return local_stages
 
     def stages_by_weight(self) -> dict[str, list[int]]:
@@ -193,6 +213,7 @@ class _Build:
                 self.model, without={name for names in self.named for name in names} - set(self.named[number])
             )
             distribute(root, piece.applied.named, piece.applied.groups)
+            _own_buffers(root, piece.applied.groups.device)
         else:
             piece, root = LocalStage(number, nodes, same.applied), root_for(same.module, same.root)
         leaving = self.stages.handed[number].source if number < len(self.stages.handed) else None
@@ -240,6 +261,18 @@ class _Build:
         handed = {transfer.tensor for transfer in self.stages.handed}
         tensors = [tensor for stage in self.stages.stages for tensor in stage.plan.tensors if tensor.role == "input"]
         return {tensor.name: tensor for tensor in tensors if tensor.name not in handed}
+
+
+def _own_buffers(root: nn.Module, device: torch.device) -> None:
+    """Copies of the buffers that every process has whole: a stage changes its own, neither the model's nor those of
+    another stage of this process."""
+    copies: dict[int, Tensor] = {}
+    for module in root.modules():
+        for name, buffer in module._buffers.items():  # noqa: SLF001 - a buffer is replaced in place
+            if buffer is not None and not isinstance(buffer, DTensor) and not buffer.is_meta:
+                if id(buffer) not in copies:
+                    copies[id(buffer)] = buffer.detach().to(device, copy=True)
+                module._buffers[name] = copies[id(buffer)]  # noqa: SLF001
 
 
 def _check(model: nn.Module, plan: Plan) -> PlannedPipeline:

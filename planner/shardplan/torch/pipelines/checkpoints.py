@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint._nested_dict import unflatten_state_dict
+from torch.distributed.checkpoint.metadata import Metadata
 
-from shardplan.torch.checkpoint_blocks import blocks_in, blocks_of, origins_of
+from shardplan.errors import Diagnostic, ShardplanError
+from shardplan.torch.checkpoint_blocks import blocks_of
+from shardplan.torch.checkpoint_reading import check_weights, optimizer_options, read_into
 from shardplan.torch.pipelines.run import Pipeline
-from shardplan.torch.pipelines.states import PipelineOptimizer, held_by_stage, written_here
+from shardplan.torch.pipelines.states import Held, PipelineOptimizer, held_by_stage, written_here
+from shardplan.torch.process_groups import refuse_together
 
 
 def written_state(pipeline: Pipeline, optimizer: torch.optim.Optimizer | None) -> dict[str, Any]:
@@ -23,7 +28,7 @@ def written_state(pipeline: Pipeline, optimizer: torch.optim.Optimizer | None) -
         given = PipelineOptimizer(pipeline, optimizer)
         own = {(number, name) for number, name, _ in written}
         of_weights = {
-            name: blocks_in(found, meshes[number])
+            name: found
             for number in meshes
             for name, found in given.of_stage(number).items()
             if (number, name) in own or name not in pipeline.names  # a part of a fused weight
@@ -32,21 +37,48 @@ def written_state(pipeline: Pipeline, optimizer: torch.optim.Optimizer | None) -
     return state
 
 
-def load_stages(path: str | Path, pipeline: Pipeline, optimizer: torch.optim.Optimizer | None) -> None:
+def load_stages(path: str | Path, saved: Metadata, pipeline: Pipeline, optimizer: torch.optim.Optimizer | None) -> None:
     """Fills the stages of this process one after the other: two of them may have one weight. All processes have as
-    many."""
+    many. Raises `ShardplanError` as `load_checkpoint`."""
     held = held_by_stage(pipeline)
     given = None if optimizer is None else PipelineOptimizer(pipeline, optimizer)
-    filled: dict[int, Any] = {}
-    groups = [] if given is None else given.groups()
-    for stage in pipeline.stages:
-        mesh = stage.applied.groups.mesh
-        state: dict[str, Any] = {"model": {name: blocks_of(each, mesh) for name, each in held[stage.number].items()}}
-        if given is not None:
-            state["optimizer"] = {"state": blocks_in(given.of_stage(stage.number), mesh), "param_groups": groups}
-        dcp.load(state, checkpoint_id=path)
-        if given is not None:
-            filled[stage.number] = origins_of(state["optimizer"]["state"])
-            groups = state["optimizer"]["param_groups"]
+    before = {} if optimizer is None else dict(optimizer.state)
+    try:
+        read, options = _read(path, saved, pipeline, given, held)
+    except BaseException:
+        if optimizer is not None:
+            optimizer.state.clear()
+            optimizer.state.update(before)
+        raise
     if given is not None:
-        given.fill(filled, groups)
+        groups = unflatten_state_dict(options, saved.planner_data)["optimizer"]["param_groups"]
+        given.fill(read, groups)
+
+
+def _read(
+    path: str | Path, saved: Metadata, pipeline: Pipeline, given: PipelineOptimizer | None, held: Mapping[int, Held]
+) -> tuple[dict[int, dict[str, Any]], dict[str, Any]]:
+    """Fills the weights of the stages; by stage what is read of the state of the optimizer, and its options."""
+    targets: dict[int, dict[str, Any]] = {}
+    options: dict[str, Any] = {}
+    weights = {
+        stage.number: {name: blocks_of(each, stage.applied.groups.mesh) for name, each in held[stage.number].items()}
+        for stage in pipeline.stages
+    }
+    faults: Sequence[Diagnostic] = ()
+    try:
+        for of_stage in weights.values():
+            check_weights(of_stage, saved, path)
+        if given is not None:
+            targets, options = given.targets(saved, path), optimizer_options(saved, path)
+    except ShardplanError as problem:
+        faults = problem.diagnostics
+    refuse_together(faults)
+    for number, of_stage in weights.items():
+        state = {"model": of_stage} | options
+        if given is not None:
+            state["optimizer"] = {"state": targets[number]}
+        read_into(state, path)
+        targets[number] = state.get("optimizer", {}).get("state", {})
+        options = {key: state[key] for key in options}
+    return targets, options

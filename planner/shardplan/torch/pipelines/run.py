@@ -17,11 +17,13 @@ from shardplan.torch.exported.call_form import CallForm
 from shardplan.torch.exported.modes import Mode
 from shardplan.torch.microbatch_plan import microbatches_of
 from shardplan.torch.pipelines.clipping import clip, total_norm
-from shardplan.torch.pipelines.stage import LocalStage
+from shardplan.torch.pipelines.stage import LocalStage, keyword_of
 from shardplan.torch.pipelines.stage_meshes import StageMeshes
 from shardplan.torch.pipelines.tied_weights import TiedWeight
+from shardplan.torch.with_loss import needed_targets
 
-Loss = Callable[[Any, Any], Tensor]
+Loss = Callable[..., Tensor]
+"""Of what a model returns, and of a target if one is given."""
 
 
 class Argument(NamedTuple):
@@ -71,6 +73,7 @@ class Pipeline:
         self._tied: Sequence[TiedWeight] = ()
         self._outputs: list[Any] = []
         self._loss: Loss | None = None
+        self._has_target = False
         self.schedule: Any = None
 
     @property
@@ -130,12 +133,13 @@ class Pipeline:
         `args`, `kwargs`: what the model is called with, and `target`, what the loss is given beside the model's
         result: whole on every process; of a model that returns its loss there is none. Gradients are the mean over
         microbatches. Gives the loss, the mean over microbatches, to the processes of the last stage, None to others.
+
+        Raises `ShardplanError` (`no-loss`, `missing-target`, `wrong-inputs`, `wrong-shape`), on all processes.
         """
-        if self._loss is None:
-            hint = "give the loss to shardplan.torch.pipeline(..., loss=...)"
-            raise ShardplanError(error("no-loss", "a pipeline without a loss cannot take a training step", hint=hint))
+        self._refuse_step(target)
         losses: list[Tensor] = []
         self._begin()
+        self._has_target = target is not None
         targets = torch.zeros(microbatches_of(self.plan)) if target is None else target
         given = {"target": targets, "losses": losses} if self.is_last else {}
         first, rest = self._given(args, kwargs)
@@ -143,6 +147,16 @@ class Pipeline:
         for weight in self._tied:
             weight.reduce()
         return _mean(losses) if self.is_last else None
+
+    def _refuse_step(self, target: Any) -> None:
+        if self._loss is None:
+            hint = "give the loss to shardplan.torch.pipeline(..., loss=...), or let the model return it alone"
+            raise ShardplanError(error("no-loss", "a pipeline without a loss cannot take a training step", hint=hint))
+        needed = needed_targets(self._loss)
+        if target is None and needed:
+            summary = f"the loss needs {needed[0]} beside what the model returns, and the step has no target"
+            hint = "give all processes the target of the whole batch: step(..., target=...)"
+            raise ShardplanError(error("missing-target", summary, hint=hint))
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0, *, error_if_nonfinite: bool = False) -> Tensor:
@@ -189,11 +203,11 @@ class Pipeline:
         self._refuse_other_shapes(given)
         micro, device = microbatches_of(self.plan), self._meshes.device
         names = [name for stage in self.stages for name in stage.nodes.arguments]
-        mine = {name: _with_rows(given[name], micro).to(device) for name in names}
+        mine = {keyword_of(name): _with_rows(given[name], micro).to(device) for name in names}
         if self.stages[0].nodes.received is not None:
             return (), mine
         first = self.stages[0].nodes.arguments
-        return tuple(mine[name] for name in first), mine if len(self.stages) > 1 else {}
+        return tuple(mine[keyword_of(name)] for name in first), mine if len(self.stages) > 1 else {}
 
     def _refuse_other_shapes(self, given: Mapping[str, Tensor]) -> None:
         micro = microbatches_of(self.plan)
@@ -259,7 +273,7 @@ class Pipeline:
                 return value
             return DTensor.from_local(value.to(self._meshes.device), mesh, [Replicate()] * mesh.ndim, run_check=False)
 
-        return self._loss(self.computed(outputs), pytree.tree_map(placed, target))
+        return self._loss(self.computed(outputs), *([pytree.tree_map(placed, target)] if self._has_target else []))
 
 
 def _with_rows(tensor: Tensor, micro: int) -> Tensor:

@@ -19,9 +19,9 @@ from shardplan.layout.layout import Layout
 from shardplan.layout.legal import local_shape
 from shardplan.plan.types import TensorDecision
 from shardplan.runtime.names import Named
-from shardplan.torch.applied_plan import AppliedPlan, run_graph_under
+from shardplan.torch.applied_plan import AppliedPlan
 from shardplan.torch.arguments import output_tensor
-from shardplan.torch.exported.modes import PlannedGraph, exchange
+from shardplan.torch.exported.modes import PlannedGraph, exchange, run_graph_under
 from shardplan.torch.exported.rewriter import GraphRewriter
 from shardplan.torch.exported.writer import Traced, Writer
 from shardplan.torch.microbatch_plan import microbatches_of
@@ -78,7 +78,7 @@ class LocalStage:
         """The placeholders of the graph, of the arguments of a microbatch, which begins."""
         self.begin_microbatch()
         missing = self.nodes.arguments[len(args) - (self.received is not None) :]
-        return (*args, *(kwargs[name] for name in missing))
+        return (*args, *(kwargs[keyword_of(name)] for name in missing))
 
     def global_outputs(self, outputs: Sequence[Any]) -> list[Any]:
         """Local results of the last stage as DTensors."""
@@ -87,6 +87,11 @@ class LocalStage:
             local if output is None else output_tensor(engine, local, output.layout, output.shape, grad=output.grad)
             for local, output in zip(outputs, self.outputs, strict=True)
         ]
+
+
+def keyword_of(argument: str) -> str:
+    """By which name a schedule is given an argument of the program: it has keywords of its own (`target`)."""
+    return f"argument {argument}"
 
 
 def write_stage(
@@ -116,20 +121,29 @@ def write_stage(
 
 def run_stage(stage: LocalStage) -> None:
     """Makes a written stage ready to run, in whatever mode it will be."""
-    stage.module.modes = _ModesOfPipeline()
-    run_graph_under(
-        stage.module, stage.applied, stage.arguments, lambda made: made[0] if len(made) == 1 else tuple(made)
-    )
+    stage.module.modes = _ModesOfPipeline(stage)
+    run_graph_under(stage.module, stage.applied)
 
 
+@dataclass(frozen=True)
 class _ModesOfPipeline:
     """All stages of a model are in one mode."""
+
+    stage: LocalStage
 
     def begin(self, graph: PlannedGraph, *, training: bool) -> None:
         """Raises `ShardplanError` (`fixed-mode`) where this stage alone is to be in another mode."""
         if training != graph.training:
             hint = "call train() and eval() of the pipeline, on all processes"
             raise ShardplanError(error("fixed-mode", "a stage of a pipeline has no mode of its own", hint=hint))
+
+    def arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+        """The placeholders of the graph, of the arguments of a microbatch, which begins."""
+        return self.stage.arguments(args, kwargs)
+
+    def results(self, outputs: Sequence[Any]) -> Any:
+        """What the stage returns, of the outputs of the graph."""
+        return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
 
 def matching_value(

@@ -3,16 +3,28 @@ has them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
-from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
+from torch import Tensor, nn
+from torch.distributed.checkpoint.metadata import Metadata
 
-from shardplan.torch.exported.program import tensor_tree
+from shardplan.errors import Diagnostic, ShardplanError
+from shardplan.torch.checkpoint_reading import optimizer_targets
+from shardplan.torch.optimizer_states import (
+    Weight,
+    groups_of,
+    loaded,
+    state_by_name,
+    state_that_was_read,
+    weights_of,
+)
+from shardplan.torch.parameters.fused import part_names
 from shardplan.torch.pipelines.run import Pipeline
+from shardplan.torch.process_groups import refuse_together
 from shardplan.torch.state_dicts import stored_by_name, whole_of
 
 Held = dict[str, Any]
@@ -21,8 +33,9 @@ stored, as `stored_by_name` gives it."""
 
 
 class Owner(NamedTuple):
-    """The first stage that has a weight, and what the whole weight is like."""
+    """The first stage that has a weight, of those that read it if any does, and what the whole weight is like."""
 
+    is_unread: bool
     stage: int
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -44,15 +57,23 @@ def _has_values(stored: Any) -> bool:
     return not any(each.is_meta for each in (stored[:-1] if isinstance(stored, tuple) else [stored]))
 
 
-def owners_of(held: Mapping[int, Held]) -> dict[str, Owner]:
+def owners_of(pipeline: Pipeline, held: Mapping[int, Held]) -> dict[str, Owner]:
     """The owners of all weights of the model; all processes have to call it. `held`: of this process."""
-    mine = [Owner(number, *_like(each)) for number, own in held.items() for each in own.values()]
+    read = {
+        stage.number: {pipeline.names.get(name) for name, _ in stored_by_name(stage.module)}
+        for stage in pipeline.stages
+    }
+    mine = [
+        Owner(name not in read[number], number, *_like(each))
+        for number, own in held.items()
+        for name, each in own.items()
+    ]
     named = [name for own in held.values() for name in own]
     gathered: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(gathered, list(zip(named, mine, strict=True)))
     found: dict[str, Owner] = {}
     for name, owner in (each for theirs in gathered for each in theirs):
-        found[name] = min(found.get(name, owner), owner, key=lambda each: each.stage)
+        found[name] = min(found.get(name, owner), owner, key=lambda each: each[:2])
     return found
 
 
@@ -68,7 +89,7 @@ def whole_weights(pipeline: Pipeline, rank: int | None) -> dict[str, Tensor]:
     """`state_dict()` of the model as it was before the plan, on the CPU; all processes have to call it. `rank`: who
     gets it, others get nothing; None: all."""
     held = held_by_stage(pipeline)
-    owners = owners_of(held)
+    owners = owners_of(pipeline, held)
     found: dict[str, Tensor] = {}
     for name in dict.fromkeys(pipeline.names.values()):
         if name in owners:
@@ -98,7 +119,7 @@ def _sent(pipeline: Pipeline, owner: Owner, whole: Tensor | None, rank: int | No
 def written_here(pipeline: Pipeline, held: Mapping[int, Held]) -> Iterator[tuple[int, str, Any]]:
     """The weights that this process writes its part of, with the number of their stage, under each of their names; all
     processes have to call it."""
-    owners = owners_of(held)
+    owners = owners_of(pipeline, held)
     for number, own in held.items():
         for name, first in pipeline.names.items():
             if first in own and owners[first].stage == number:
@@ -106,50 +127,61 @@ def written_here(pipeline: Pipeline, held: Mapping[int, Held]) -> Iterator[tuple
 
 
 class PipelineOptimizer:
-    """The state of the optimizer of a process, by stage and under the names of the model."""
+    """The state of the optimizer of a process, by stage and under the names of the model. `weights`: of the optimizer,
+    by stage."""
 
     def __init__(self, pipeline: Pipeline, optimizer: torch.optim.Optimizer) -> None:
+        """All processes have to make one. Raises `ShardplanError` as `weights_of`, on all of them."""
         self._optimizer = optimizer
-        self._names: dict[str, tuple[int, str]] = {}
-        tensors: dict[str, Tensor] = {}
-        for stage in pipeline.stages:
-            for name, parameter in stage.module.named_parameters():
-                known = f"stage_{stage.number}.{name}"  # a process may have two stages that share a weight
-                self._names[known], tensors[known] = (stage.number, pipeline.names.get(name, name)), parameter
-        self._parameters = tensor_tree(tensors)
-        self._state: dict[str, Any] = get_optimizer_state_dict(self._parameters, optimizer)
+        self._meshes = {stage.number: stage.applied.groups.mesh for stage in pipeline.stages}
+        self.weights: dict[int, list[Weight]] = {number: [] for number in self._meshes}
+        modules = nn.ModuleDict({str(stage.number): stage.module for stage in pipeline.stages})
+        faults: Sequence[Diagnostic] = ()
+        try:
+            for weight in weights_of(modules, optimizer):
+                number, _, _ = weight.names[0].partition(".")
+                self.weights[int(number)].append(_in_model(weight, pipeline.names))
+        except ShardplanError as problem:
+            faults = problem.diagnostics
+        refuse_together(faults)
 
     def of_stage(self, number: int) -> dict[str, Any]:
-        """The state of the weights of a stage."""
-        state = self._state["state"]
-        return {
-            name: state[known] for known, (stage, name) in self._names.items() if stage == number and known in state
-        }
+        """The state of the weights of a stage, its tensors as blocks of what this process holds."""
+        return {**state_by_name(self._optimizer, self.weights[number], self._meshes[number])}
 
     def groups(self) -> list[dict[str, Any]]:
         """The groups of parameters of all processes; all have to call it."""
-        mine = [{**group, "params": self._in_model(group["params"])} for group in self._state["param_groups"]]
         gathered: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(gathered, mine)
+        dist.all_gather_object(gathered, groups_of(self._optimizer, self._all()))
         longest = max(gathered, key=len)
         return [{**group, "params": _all_named(gathered, place)} for place, group in enumerate(longest)]
 
-    def _in_model(self, known: Iterable[str]) -> list[str]:
-        return [self._names[each][1] for each in known]
-
-    def fill(self, by_stage: Mapping[int, Mapping[str, Any]], groups: list[dict[str, Any]]) -> None:
-        """Sets the state, of what `of_stage` gives of each stage, and the settings of `groups`."""
-        state = {
-            known: by_stage[number][name]
-            for known, (number, name) in self._names.items()
-            if name in by_stage.get(number, {})
+    def targets(self, saved: Metadata, path: str | Path) -> dict[int, dict[str, Any]]:
+        """By stage, what the state that was saved is to be read into. Raises `ShardplanError` as
+        `optimizer_targets`."""
+        return {
+            number: optimizer_targets(self._optimizer, weights, saved, self._meshes[number], path)
+            for number, weights in self.weights.items()
         }
-        mine = []
-        for place, group in enumerate(self._state["param_groups"]):
-            named = self._in_model(group["params"])
-            found = next((each for each in groups if named and named[0] in each["params"]), groups[place])
-            mine.append({**found, "params": group["params"]})
-        set_optimizer_state_dict(self._parameters, self._optimizer, {"state": state, "param_groups": mine})
+
+    def fill(self, read: Mapping[int, Mapping[str, Any]], groups: Sequence[Mapping[str, Any]]) -> None:
+        """Sets the state, of what has been read into `targets`, and the settings of `groups`."""
+        states = dict(
+            pair for number, weights in self.weights.items() for weight in weights
+            for pair in state_that_was_read(weight, read[number])
+        )  # fmt: skip
+        self._optimizer.load_state_dict(loaded(self._optimizer, self._all(), states, groups))
+
+    def _all(self) -> list[Weight]:
+        return [weight for weights in self.weights.values() for weight in weights]
+
+
+def _in_model(weight: Weight, first: Mapping[str, str]) -> Weight:
+    """A weight of a stage under the names of the model. `first`: the first name there of each."""
+    inner = [name.partition(".")[2] for name in weight.names]
+    names = tuple(dict.fromkeys(first.get(name, name) for name in inner))
+    stored = (names[0],) if weight.parts is None else tuple(part_names(names[0], weight.parts))
+    return Weight(names, weight.stored, stored, weight.parts)
 
 
 def _all_named(gathered: Iterable[list[dict[str, Any]]], place: int) -> list[str]:

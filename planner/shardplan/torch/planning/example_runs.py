@@ -22,12 +22,15 @@ from shardplan.torch.rules.function_names import in_place
 T = TypeVar("T")
 
 
-def run_example(model: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> None:
-    """Runs a program with its example; nothing of it is changed. A program that asks whether it is exported is told so,
-    and Python's `max` and `min` of tensors are tensors, as they are in an export."""
+def run_example(
+    model: nn.Module, args: Any, kwargs: Mapping[str, Any], buffers: dict[str, Tensor] | None = None
+) -> None:
+    """Runs a program with its example; nothing of it is changed: it reads and changes `buffers`, which are copies, and
+    hold afterwards what it has set in their place. A program that asks whether it is exported is told so, and Python's
+    `max` and `min` of tensors are tensors, as they are in an export."""
     from torch._export.non_strict_utils import _override_builtin_ops  # there is no public way
 
-    copies = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    copies = copied_buffers(model) if buffers is None else buffers
     with (
         having(torch.compiler, "_is_compiling_flag", True),
         having(torch.compiler, "_is_exporting_flag", True),
@@ -39,6 +42,13 @@ def run_example(model: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> None:
         model(*args, **kwargs)
 
 
+def copied_buffers(model: nn.Module) -> dict[str, Tensor]:
+    """Copies of the buffers of a program by all their names, for a run with its example; shared ones stay one."""
+    named = dict(model.named_buffers(remove_duplicate=False))
+    copies = {id(buffer): buffer.clone() for buffer in named.values()}
+    return {name: copies[id(buffer)] for name, buffer in named.items()}
+
+
 def has_values(model: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> bool:
     """Whether a program can be run with its example: nothing of both is on the meta device, or without values."""
     tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
@@ -47,11 +57,17 @@ def has_values(model: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> bool:
 
 
 def with_own_numbers(export: Callable[[], T], model: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> T:
-    """What `export` makes of a program whose branches and sizes depend on tensors that it makes itself, which are the
-    same in every run (the times of a solver). Raises `LookupError` where they depend on what it is given or draws."""
-    answers = _Answers([*tree_leaves((args, kwargs)), *model.parameters(), *model.buffers()])
+    """What `export` makes of a program whose branches and sizes depend on tensors that are the same in every run: that
+    it makes itself (the times of a solver), or has in buffers that neither checkpoints have nor the program changes.
+    Raises `LookupError` where they depend on what it is given, on other tensors of its own, or on what it draws."""
+    buffers, stored = copied_buffers(model), model.state_dict()
+    own = {name: buffer.clone() for name, buffer in buffers.items() if name not in stored}
+    others = [buffer for name, buffer in buffers.items() if name not in own]
+    answers = _Answers([*tree_leaves((args, kwargs)), *model.parameters(), *others])
     with _answered(model, answers):
-        run_example(model, args, kwargs)
+        run_example(model, args, kwargs, buffers)
+        if not all(torch.equal(buffer, buffers[name]) for name, buffer in own.items()):
+            raise LookupError("the program changes a buffer that no checkpoint has")
         answers.example.is_example = False
         return export()
 
