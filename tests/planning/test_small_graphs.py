@@ -7,9 +7,11 @@ import pytest
 from small_models import proto_of
 
 from shardplan.cluster.mesh import make_cluster
-from shardplan.cluster.profile import profile_from_text
+from shardplan.cluster.profile import load_profile, profile_from_text
+from shardplan.constraints.parse import parse_pin
 from shardplan.graph.options import PlanOptions
 from shardplan.model.read import read_model
+from shardplan.models import described
 from shardplan.planning import plan_model
 
 TWO_RELUS = "m (float[8,512] x) => (float[8,64] y) <float[512,64] w> {a = Relu(x) b = Relu(a) y = MatMul(b, w)}"
@@ -48,3 +50,37 @@ def test_a_tighter_limit_leads_to_no_better_plan(tmp_path):
     limits = (free.memory.total * percent // 100 for percent in (90, 75))
     loose, tight = (planned(MLP, tmp_path, profile, "2x2", memory_limit_bytes=limit) for limit in limits)
     assert free.step_ns <= loose.step_ns <= tight.step_ns
+
+
+@pytest.mark.parametrize("effort", ["quick", "thorough"])
+@pytest.mark.parametrize("mesh", ["2", "2x2"])
+def test_devices_that_all_do_everything_are_a_candidate(mesh, effort):
+    """Where latencies rule: the sums say that some gradients cost next to nothing."""
+    model = described("transformer:layers=1,hidden=64,heads=2,ffn=256,vocab=256,batch=2,seq=128")
+
+    def step_ns(mesh):
+        cluster = make_cluster(load_profile("generic"), mesh)
+        return plan_model(model, cluster, PlanOptions(effort=effort)).summary.step_ns
+
+    assert step_ns(mesh) <= step_ns("1")
+
+
+def test_a_bucket_is_no_larger_than_all_weights(tmp_path):
+    """One gradient of 512 KiB: its latency is paid in full, not the share that it has of 25 MB."""
+    profile = "{extends: 'builtin:v100-p3-16xl'}"
+    batch = parse_pin("x=S(0)@gpu"), parse_pin("w=replicate"), parse_pin("y=S(0)@gpu")
+    text = "m (float[64,512] x) => (float[64,256] y) <float[512,256] w> {y = MatMul(x, w)}"
+    found = planned(text, tmp_path, profile, "1x4", constraints=batch)
+    assert found.gap < 0.05
+
+
+def test_less_effort_under_a_limit_or_under_a_tighter_one_leads_to_no_better_plan():
+    model = described("transformer:layers=2,hidden=256,heads=8,ffn=1024,vocab=1024,batch=8,seq=128")
+    cluster = make_cluster(load_profile("h100-dgx"), "2x4")
+
+    def step_ns(limit_bytes, effort):
+        options = PlanOptions(effort=effort, memory_limit_bytes=limit_bytes)
+        return plan_model(model, cluster, options, None, lambda _: None).summary.step_ns
+
+    limit = 15_815_000
+    assert step_ns(limit, "thorough") <= min(step_ns(share * limit // 10, "quick") for share in (8, 9, 10))

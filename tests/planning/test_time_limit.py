@@ -15,6 +15,7 @@ from shardplan.models import described
 from shardplan.pipeline.plan import plan_stages
 from shardplan.pipeline.schedule import parse_schedule
 from shardplan.planning import PlanOptions, answers, plan_model
+from shardplan.planning.chain import given_up
 from shardplan.planning.instance import CostGraphs, instance_of
 from shardplan.planning.search import Search
 from shardplan.solve import solver
@@ -236,3 +237,40 @@ def test_what_is_asked_at_once_changes_no_plan_that_has_time(model):
     first, with_limit = (flat(model, "2x4", time_limit=limit_s)() for limit_s in (None, LONG_S))
     assert [each.layout for each in first.tensors] == [each.layout for each in with_limit.tensors]
     assert first.summary == with_limit.summary
+
+
+@pytest.mark.parametrize("share", [1.0, 0.2])
+def test_where_the_search_chooses_what_is_recomputed_there_is_a_plan_before_that_question(model, monkeypatch, share):
+    """With a fifth of the memory of a plan that recomputes nothing, the first plan recomputes all that it can."""
+    limit_bytes = int(share * flat(model, "2x4", remat="none")().summary.memory.total)
+    clock, asked = Clock(monkeypatch), []
+
+    def heard(self, candidate, _heard=Search._heard):
+        _heard(self, candidate)
+        if self.spent.best is not None:
+            clock.jump()
+
+    def answered(graphs, question, *given, _answer=answers.answer):
+        asked.append(question)
+        return _answer(graphs, question, *given)
+
+    monkeypatch.setattr(Search, "_heard", heard)
+    monkeypatch.setattr(answers, "answer", answered)
+    plan = flat(model, "2x4", remat="auto", memory_limit_bytes=limit_bytes, time_limit=LONG_S)()
+    assert [question.remat for question in asked[: 2 - int(share)]] == [None, "full"][: 2 - int(share)]
+    assert all(question.is_late for question in asked[: 2 - int(share)])
+    assert plan.summary.memory.total <= limit_bytes
+    assert not plan.summary.reproducible
+
+
+def test_without_any_plan_a_recipe_that_recomputes_all_is_the_last_resort(model, monkeypatch):
+    limit_bytes = int(0.2 * flat(model, "2x4", remat="none")().summary.memory.total)
+
+    def answered(graphs, question, *given, _answer=answers.answer):
+        if question.restriction is None:
+            return given_up(replace(question, deadline=Deadline()))
+        return _answer(graphs, question, *given)
+
+    monkeypatch.setattr(answers, "answer", answered)
+    plan = flat(model, "2x4", remat="auto", memory_limit_bytes=limit_bytes)()
+    assert plan.summary.memory.total <= limit_bytes

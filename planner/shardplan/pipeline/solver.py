@@ -116,6 +116,7 @@ class PipelineSolver:
             best, bound = self._solve_small() if self._is_small else self._solve_large()
             if best is not None and best.tied and self.stages is None:
                 best = self._or_one_stage(best)
+            best = best and self._at_asked_effort(best)
         except GivenUpError:
             self.search_state.by_clock = True
             best, bound = self._best, self.search_state.bound_ns
@@ -361,6 +362,27 @@ class PipelineSolver:
             return best
         whole = self._planned(found.cuts)
         return best if whole is None else _better(whole, best)
+
+    def _at_asked_effort(self, best: PipelineResult) -> PipelineResult:
+        """The better of `best` and its stages, or one stage if their number is free, planned with the effort that is
+        asked for: one stage is the plan without a pipeline."""
+        whole = [] if self.stages else [tuple(self._balanced(number, 1)) for number in self._of_all_devices]
+        for cuts in (best.cuts, *whole):
+            if self.options.effort == "quick" or self._finer is not None or self.search_state.is_over:
+                break
+            asked = replace(self.planner, effort=self.options.effort)
+            try:
+                plans = asked.plans(cuts, best.step_ns)
+            except GivenUpError:
+                break
+            if plans is not None:
+                best = _better(best, self._staged(cuts, plans))
+        return best
+
+    @property
+    def _of_all_devices(self) -> list[int]:
+        """The number of the part that is the whole cluster, if stages may have so many devices."""
+        return [number for number, part in enumerate(self.parts) if part.size == self.cluster.mesh.size]
 
     def _learn(self, cuts: Sequence[Cut], plans: Sequence[Plan]) -> bool:
         """Take what planning tells of these stages for the next search; whether there was anything to learn.

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from shardplan.cluster.types import Cluster
 from shardplan.errors import InfeasibleError, LimitError
-from shardplan.graph.options import PlanOptions
+from shardplan.graph.options import Effort, PlanOptions
 from shardplan.graph.remat import Recompute
 from shardplan.layout.layout import Layout
 from shardplan.layout.mesh import Mesh
@@ -33,13 +33,14 @@ _HALVINGS = 40
 
 @dataclass
 class StagePlanner:
-    """Plans stages of `stage_costs.chain`; every one once, within the limits of `search_state`."""
+    """Plans stages of `stage_costs.chain`; every one once, with an effort and within the limits of `search_state`."""
 
     stage_costs: StageCosts
     cluster: Cluster
     options: PlanOptions
     chunks: int
     search_state: SearchState
+    effort: Effort = "quick"
     _left: int = field(init=False, default=1)
     _planned: dict[tuple[Cut, int], Plan | None] = field(init=False, default_factory=dict)
     _recompute: dict[tuple[Cut, int], Recompute] = field(init=False, default_factory=dict)
@@ -199,7 +200,7 @@ class StagePlanner:
         """The options under which a stage, which is `model`, is planned on its part of the devices."""
         return replace(
             self.options,
-            effort="quick",
+            effort=self.effort,
             time_limit=self.search_state.stage_s(self._left),
             in_flight=in_flight,
             constraints=constraints_on(self.options.constraints, model, mesh),

@@ -2,7 +2,8 @@
 their schedules."""
 
 from shardplan.graph.options import PlanOptions
+from shardplan.planning.best_plan import plan_model
 from shardplan.planning.finer import CoarsePlans
-from shardplan.planning.planner import Planner, plan_model
+from shardplan.planning.planner import Planner
 
 __all__ = ["CoarsePlans", "PlanOptions", "Planner", "plan_model"]

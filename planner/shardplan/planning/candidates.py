@@ -43,9 +43,9 @@ from shardplan.planning.judge import Candidate
 from shardplan.planning.less_memory import TIGHTER, at_tighter_limits, under_less_memory
 from shardplan.planning.outside_blocks import outside_blocks
 from shardplan.planning.questions import about, asked, best_among, better_of
-from shardplan.planning.recipes import recipes_for, without_axis
+from shardplan.planning.recipes import recipes_for, without_axes
 from shardplan.planning.reduction import Restrict
-from shardplan.planning.rematerialisation import FLAGS, flags
+from shardplan.planning.rematerialisation import FLAGS, MOST_RECOMPUTED, flags
 from shardplan.planning.scheduled_buckets import at_scheduled_buckets
 from shardplan.planning.search import Found, NoBetterError, NoPlanError, Questions, Search
 from shardplan.planning.within_memory import within_memory
@@ -61,8 +61,7 @@ def shortest(search: Search, enough_s: float = math.inf) -> Questions[Found]:
     `NoBetterError` if every plan takes `enough_s` seconds or more."""
     instance, spent, most = search.instance, search.spent, _most_solved(search)
     spent.later = most * len(FLAGS) if instance.chooses_remat else 0
-    if not instance.chooses_remat:
-        yield from at_once(search)
+    yield from at_once(search)
     found = yield from searched(search, chooses_remat=instance.chooses_remat, enough_s=enough_s)
     is_open = instance.chooses_remat and found.limit_bytes is not None and found.gap > IMPROVED_GAP
     for remat in flags(found.candidate.layouts.built) if is_open else ():
@@ -174,7 +173,10 @@ def _improvements(search: Search) -> dict[Improvement, int]:
     if not instance.options.cost_model.is_ours:
         return {}
     axes, restricted = len(instance.cluster.mesh), 1 + AVERAGES["quick"]
-    improvements: dict[Improvement, int] = {with_plain_sums: 1 if instance.is_quick else len(PLAIN_SHARES)}
+    improvements: dict[Improvement, int] = {
+        on_one_device: 1,
+        with_plain_sums: 1 if instance.is_quick else len(PLAIN_SHARES),
+    }
     if not (instance.is_quick or search.restricted):
         improvements = {at_scheduled_buckets: 1, **improvements}
         improvements |= {
@@ -248,10 +250,11 @@ def from_recipes(search: Search, none: Answer) -> Questions[Found]:
     if search.spent.best is not None and search.is_late:
         return search.best_without(none)
     recipes = recipes_for(search.instance.options).values() if none.solution.outcome == "limit" else ()
+    remat = MOST_RECOMPUTED if none.question.chooses_remat else none.question.remat
     for recipe in recipes:
         ends_s = max(search.limit_s, time.monotonic()) + RESCUE_S
-        question = replace(none.question, restriction=recipe, chooses_remat=False, ends_s=ends_s)
-        answer = yield from asked(search, replace(question, objective=none.objective.base), ROUGH_WORK)
+        question = replace(none.question, restriction=recipe, chooses_remat=False, remat=remat, ends_s=ends_s)
+        answer = yield from asked(search, replace(question, objective=None, is_late=True), ROUGH_WORK)
         if answer.solution.choices is not None:
             best, bound_s = search.judged(answer.candidates)[0], max(0.0, none.solution.bound / PS_PER_S)
             multipliers = _by_phase(answer.objective, ())
@@ -343,8 +346,20 @@ def on_coarser_meshes(search: Search, found: Found) -> Questions[Found]:
     too, so that a finer mesh never gets a slower plan."""
     axes = range(len(search.instance.cluster.mesh))
     for axis in axes if len(axes) > 1 else ():
-        found = yield from _restricted(search, found, without_axis(axis), 0.0)
+        found = yield from _restricted(search, found, without_axes([axis]), 0.0)
     return found
+
+
+def on_one_device(search: Search, found: Found) -> Questions[Found]:
+    """The candidate in which every device does everything, if it computes for less time than the best step takes."""
+    built, alone = found.candidate.layouts.built, without_axes(range(len(search.instance.cluster.mesh)))
+    allowed, compute_s = alone(built), 0.0
+    for operator, space in zip(built.model.operators, built.operators, strict=True):
+        compute_s += float(space.compute_s[allowed.get(("operator", operator.name), ...)].min())
+    if compute_s >= found.candidate.step_s:
+        return found
+    question = replace(about(found, found.linear, restriction=alone), equal_layers=True)
+    return (yield from best_among(search, found, [question]))
 
 
 def _restricted(

@@ -14,7 +14,7 @@ from shardplan.graph.build import CostGraph, in_buckets
 from shardplan.graph.memory import MemoryRows
 from shardplan.graph.neighbourhood import Neighbourhood
 from shardplan.graph.objective_cuts import binding_cuts
-from shardplan.graph.options import PlanOptions
+from shardplan.graph.options import PlanOptions, Remat
 from shardplan.graph.problem import objective_of, to_problem, to_problems
 from shardplan.graph.remat import Recompute
 from shardplan.interruption import NEVER, Deadline, GivenUpError
@@ -32,7 +32,7 @@ from shardplan.planning.equal_layers import EqualLayers
 from shardplan.planning.instance import CostGraphs, Instance
 from shardplan.planning.objective import Maxima
 from shardplan.planning.reduction import Assignment, Layouts, Problems, Reduction, Restrict
-from shardplan.planning.rematerialisation import Rematerialisation, everything
+from shardplan.planning.rematerialisation import Rematerialisation, everything, flagged
 from shardplan.planning.restrictions import KnownToPlanner, Restriction
 from shardplan.planning.staying_weights import StayingWeights
 from shardplan.schedule.objective import Linear, Objective, Sum, Weights, fitting, single_sums
@@ -49,7 +49,7 @@ class Question:
     objective: Objective | None = None  # default: that of the step
     linear: Linear | None = None  # one linear function of the terms, in place of the objective
 
-    remat: Recompute | None = None  # what is recomputed; default: what the options say
+    remat: Recompute | Remat | None = None  # what is recomputed, or at what flag; default: what the options say
     chooses_remat: bool = False  # the solver chooses what is recomputed
     equal_layers: bool = False  # all copies of a block have the same layouts
     near: Neighbourhood | None = None  # only layouts near these plans
@@ -290,10 +290,12 @@ def _assignment(known: Restrict, built: CostGraph, problem: Problem) -> tuple[tu
 
 def _graph(graphs: CostGraphs, question: Question) -> tuple[CostGraph, MemoryRows]:
     """The cost graph that a question is about."""
-    deadline = question.deadline
+    deadline, remat = question.deadline, question.remat
+    if isinstance(remat, str):
+        remat = flagged(graphs.asked(deadline)[0], remat)
     if question.near is not None:
-        return graphs.near(question.near, question.remat, deadline)
-    return graphs.asked(deadline) if question.remat is None else graphs.recomputing(question.remat, deadline)
+        return graphs.near(question.near, remat, deadline)
+    return graphs.asked(deadline) if remat is None else graphs.recomputing(remat, deadline)
 
 
 def _problems(

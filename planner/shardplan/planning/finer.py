@@ -133,11 +133,13 @@ def least_in_time(search: Search) -> float:
 
 def refuse_whole(search: Search, other: tuple[Cluster, tuple[tuple[int, ...], ...]] | None) -> None:
     """Raises `LimitError` or `KeyboardInterrupt` if all plans of a mesh are not to be searched, since it has too many
-    axes or the search is over; `other`: the mesh that gave no plan."""
+    axes, the search is over, or time ended that of `other`, the mesh that gave no plan: this one takes longer."""
     asked = search.instance
     if search.interruption.asked:
         raise KeyboardInterrupt
-    if other is not None and (len(real_axes(asked.cluster.mesh)) > MOST_WHOLE or search.is_over):
+    if other is not None and (
+        len(real_axes(asked.cluster.mesh)) > MOST_WHOLE or search.is_over or search.clock.decided
+    ):
         raise LimitError(no_coarser_plan(asked.model, asked.cluster, other[0]))
 
 

@@ -35,10 +35,15 @@ def under_less_memory(search: Search, found: Found) -> Questions[Found]:
     return found
 
 
+def is_unproven_under_limit(found: Found) -> bool:
+    """Whether a memory limit leaves a large gap."""
+    return found.limit_bytes is not None and found.gap > TIGHTER_GAP
+
+
 def at_tighter_limits(search: Search, found: Found) -> Questions[Found]:
     """The best plans of tighter memory limits, where a limit leaves a large gap: they keep this limit too, and other
     layouts are the cheapest there."""
-    if search.roomy or found.gap <= TIGHTER_GAP:
+    if search.roomy or not is_unproven_under_limit(found):
         return found
     for share in TIGHTER_SHARES:
         tighter = int(share * search.limit_bytes)

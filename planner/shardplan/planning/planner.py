@@ -25,7 +25,16 @@ from shardplan.planning.answers import Answers
 from shardplan.planning.candidates import shortest, unless_nothing_fits
 from shardplan.planning.chain import Answer
 from shardplan.planning.chosen import Chosen
-from shardplan.planning.constants import DEEPENED_GAP, DEEPENING_S, FINER_S, IMPROVED_GAP, PROOF_TIMES, SEARCH_GAP
+from shardplan.planning.constants import (
+    DEEPENED_GAP,
+    DEEPENING_S,
+    FINER_S,
+    IMPROVED_GAP,
+    PROOF_TIMES,
+    ROUGH_WORK,
+    SEARCH_GAP,
+    TIGHTER_SHARES,
+)
 from shardplan.planning.decided import Decided
 from shardplan.planning.finer import (
     CoarsePlans,
@@ -45,6 +54,7 @@ from shardplan.planning.for_runtime import best_for_runtime, start_for_runtime
 from shardplan.planning.infeasible import no_coarser_plan, none_fits, refusal
 from shardplan.planning.instance import CostGraphs, instance_of
 from shardplan.planning.judge import Known
+from shardplan.planning.less_memory import is_unproven_under_limit
 from shardplan.planning.linear_questions import of_linear
 from shardplan.planning.reduction import Restrict
 from shardplan.planning.runtimes import RUNTIMES
@@ -52,25 +62,7 @@ from shardplan.planning.search import Found, NoPlanError, NoScheduleError, Quest
 from shardplan.planning.shallower import deepened, shallower
 from shardplan.planning.standing import OnProgress, of_shallow, without_effort
 from shardplan.planning.start_plan import Ask, StartPlan, finished_s, started
-from shardplan.schedule.objective import Weights, at_multipliers, serial_objective
-
-
-def plan_model(
-    model: Model,
-    cluster: Cluster,
-    options: PlanOptions,
-    on_progress: OnProgress | None = None,
-    on_warning: Callable[[Diagnostic], None] | None = None,
-    coarse: CoarsePlans | None = None,
-    start: StartPlan | None = None,
-) -> Plan:
-    """The best plan for `model` on `cluster`, with its proof. `on_warning` is called with warnings about the request
-    and the search, and with a note on `start`. `coarse`, `start`: as in `Planner`.
-
-    Raises `ShardplanError` for a model that cannot be planned as asked, `InfeasibleError` (`NoneFitsError` if it is not
-    proven) when no plan fits in memory, `LimitError` and `KeyboardInterrupt` when it ends before any plan is found.
-    """
-    return Planner(model, cluster, options, on_progress, on_warning, coarse=coarse, start=start).plan()
+from shardplan.schedule.objective import Weights, at_multipliers
 
 
 class Planner:
@@ -191,9 +183,7 @@ class Planner:
                 found = self._answered(by_pairs(search, found), search, restriction)
             elif not search.is_over:
                 decided = like(coarser.on(self.instance.cluster.mesh))
-                with contextlib.suppress(NoPlanError):
-                    other = self._answered(transferred(search, coarser, least_s, decided), search)
-                    found = found.better([other.candidate], self.limit_bytes)
+                found = self._better(found, search, transferred(search, coarser, least_s, decided))
             return self._assembled(found, search).plan
 
     def _assembled(self, found: Found, search: Search, scheduled_bytes: int | None = None) -> Chosen:
@@ -239,13 +229,6 @@ class Planner:
         bound on its schedule. Raises `GivenUpError` at the deadline."""
         built, memory = self._graphs.asked(deadline)
         return at(built, at_multipliers(objective_of(built), multipliers)), memory
-
-    def built_serial(self) -> tuple[CostGraph, MemoryRows]:
-        """The same with the sum of all compute and all communication, as if nothing were overlapped."""
-        built, memory = self._graphs.asked()
-        options = built.options
-        objective = serial_objective(training=options.training, microbatches=options.microbatches)
-        return at(built, at_multipliers(objective, ())), memory
 
     def refusal(self, none: Answer) -> BaseException:
         """The error for an answer without an assignment."""
@@ -297,11 +280,8 @@ class Planner:
         if is_equal or instance.options.target or instance.is_quick or search.is_over:
             return best
         own = replace(search, restricted=True)
-        with contextlib.suppress(NoPlanError):
-            split = self._answered(shortest(own), own, Decided.of_priced(start.candidate.priced).as_split)
-            other = best.better([split.candidate], instance.limit_bytes)
-            best = other if finished_s(other, instance) < start_s else best
-        return best
+        split = self._better(best, own, shortest(own), Decided.of_priced(start.candidate.priced).as_split)
+        return split if finished_s(split, instance) < start_s else best
 
     def _proven(self, search: Search, restriction: Restrict | None, enough_s: float) -> Found:
         """The best candidate. If no gap is good enough, a search that leaves one open comes first: it finds better
@@ -349,7 +329,8 @@ class Planner:
         coarser = self._coarser(search, fewer_axes)
         if coarser is not None:
             with contextlib.suppress(NoPlanError):
-                return self._answered(finer(search, coarser, least_in_time(search)), search)
+                found = self._answered(finer(search, coarser, least_in_time(search)), search)
+                return self._no_worse_than_quick(found, search)
         elif fewer_axes is not None and not (self.instance.chooses_remat or search.is_late):
             # a search of all axes takes minutes
             self._answered(unless_nothing_fits(search, objective_of(self._graphs.asked()[0])), search)
@@ -357,23 +338,43 @@ class Planner:
             refuse_whole(search, fewer_axes)
         found = self._answered(shortest(search, enough_s if coarser is None else math.inf), search, restriction)
         found = search.with_best(found)
-        return found if restriction is not None else self._from_state_as_kept(found, search)
+        if restriction is not None:
+            return found
+        return self._from_state_as_kept(self._no_worse_than_quick(found, search), search)
+
+    def _no_worse_than_quick(self, found: Found, search: Search) -> Found:
+        """The better of a plan and, where memory leaves a large gap, of plans that less effort finds under the same
+        limit and under tighter ones, which must not have shorter steps."""
+        most_work = search.spent.work + min(search.spent.work, ROUGH_WORK)
+        for share in (1.0, *TIGHTER_SHARES):
+            is_worth = is_unproven_under_limit(found) and search.spent.work < most_work
+            if not is_worth or self.instance.is_quick or search.is_over:
+                break
+            quick = self._otherwise(search, effort="quick", memory_limit_bytes=int(share * self.limit_bytes))
+            if quick is not None and quick.step_s < found.candidate.step_s:
+                own = replace(search, restricted=True)
+                found = self._better(found, own, same(own, quick, quick.decided))
+        return found
 
     def _from_state_as_kept(self, found: Found, search: Search) -> Found:
         """The better of a plan and of what a search finds with the operators split as in the best plan without
         `shard_optimizer`: that option must not lead to a longer step."""
-        options = self.instance.options
+        options, own = self.instance.options, replace(search, restricted=True)
         if not options.shard_optimizer or self.instance.is_quick or search.is_over or found.gap <= options.gap:
             return found
         kept = self._otherwise(search, shard_optimizer=False)
-        if kept is None:
-            return found
-        own = replace(search, restricted=True)
-        both = (transferred(own, kept, 0.0, kept.decided), None), (shortest(own), kept.decided.as_split)
-        for questions, restriction in both:
-            with contextlib.suppress(NoPlanError):
-                other = self._answered(questions, own, restriction)
-                found = found.better([other.candidate], self.limit_bytes)
+        if kept is not None:
+            found = self._better(found, own, transferred(own, kept, 0.0, kept.decided))
+            found = self._better(found, own, shortest(own), kept.decided.as_split)
+        return found
+
+    def _better(
+        self, found: Found, search: Search, questions: Questions[Found], restriction: Restrict | None = None
+    ) -> Found:
+        """The better of a plan and of what other questions find."""
+        with contextlib.suppress(NoPlanError):
+            other = self._answered(questions, search, restriction)
+            found = found.better([other.candidate], self.limit_bytes)
         return found
 
     def _otherwise(self, search: Search, **options: Any) -> Coarser | None:

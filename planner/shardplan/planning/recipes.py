@@ -6,7 +6,7 @@ cheaper than the optimum.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -107,17 +107,17 @@ def _batch_pieces(
     return found
 
 
-def without_axis(axis: int) -> Restrict:
-    """The restriction to plans that leave a mesh axis unused, which are the plans of the mesh without it."""
+def without_axes(axes: Sequence[int]) -> Restrict:
+    """The restriction to plans that leave some mesh axes unused, which are the plans of the mesh without them."""
 
     def allowed(built: CostGraph) -> Allowed:
         masks: dict[Node, Mask] = {
-            (kind, name): space.codes[:, axis] == space.code(R)
+            (kind, name): (space.codes[:, axes] == space.code(R)).all(axis=1)
             for kind, spaces in built.places.items()
             for name, space in spaces.items()
         }
         for operator, space in zip(built.model.operators, built.operators, strict=True):
-            masks["operator", operator.name] = ~space.strategies.works_on(axis)
+            masks["operator", operator.name] = ~np.any([space.strategies.works_on(axis) for axis in axes], axis=0)
         return {node: mask for node, mask in masks.items() if mask.any()}
 
     return allowed

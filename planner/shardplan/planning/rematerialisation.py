@@ -97,15 +97,21 @@ def everything(built: CostGraph) -> Recompute:
 
 FLAGS: Final[tuple[Remat, ...]] = ("none", "selective", "full")
 """Flags that are tried beside the choice of `auto`, which by itself recomputes nothing."""
+MOST_RECOMPUTED: Final[Remat] = "full"
+"""The flag whose plans hold the least."""
 
 
 def flags(built: CostGraph) -> Iterator[Recompute]:
     """What `--remat none`, `selective` and `full` recompute, without duplicates."""
     for flag in FLAGS:
-        options = replace(built.options, remat=flag)
-        remat = recompute(built.model, built.rules, built.flow, built.fusion, options)
+        remat = flagged(built, flag)
         if flag == "none" or remat.until:
             yield remat
+
+
+def flagged(built: CostGraph, flag: Remat) -> Recompute:
+    """What `--remat` recomputes at a value other than `auto`."""
+    return recompute(built.model, built.rules, built.flow, built.fusion, replace(built.options, remat=flag))
 
 
 class _Combined:
