@@ -33,7 +33,7 @@ from shardplan.planning.constants import (
     PROOF_TIMES,
     ROUGH_WORK,
     SEARCH_GAP,
-    TIGHTER_SHARES,
+    TIGHTER_LIMIT,
 )
 from shardplan.planning.decided import Decided
 from shardplan.planning.finer import (
@@ -344,9 +344,9 @@ class Planner:
 
     def _no_worse_than_quick(self, found: Found, search: Search) -> Found:
         """The better of a plan and, where memory leaves a large gap, of plans that less effort finds under the same
-        limit and under tighter ones, which must not have shorter steps."""
+        limit and under a tighter one, which must not have shorter steps."""
         most_work = search.spent.work + min(search.spent.work, ROUGH_WORK)
-        for share in (1.0, *TIGHTER_SHARES):
+        for share in (1.0, TIGHTER_LIMIT):
             is_worth = is_unproven_under_limit(found) and search.spent.work < most_work
             if not is_worth or self.instance.is_quick or search.is_over:
                 break
