@@ -114,8 +114,6 @@ class PipelineSolver:
             if self.schedule.chunks > 1:
                 return self._interleaved()
             best, bound = self._solve_small() if self._is_small else self._solve_large()
-            if best is not None and best.tied and self.stages is None:
-                best = self._or_one_stage(best)
             best = best and self._at_asked_effort(best)
         except GivenUpError:
             self.search_state.by_clock = True
@@ -353,36 +351,21 @@ class PipelineSolver:
         step_ns = self.schedule.step([busy_ns] * stages, self.options.microbatches)
         return step_ns + sent_ns + self.stage_costs.apart_ns(part)
 
-    def _or_one_stage(self, best: PipelineResult) -> PipelineResult:
-        """The better of `best` and one stage: of what tied weights cost the search knows the least only."""
-        if self.search_state.is_over:
-            return best
-        found = self.stage_costs.search(1)
-        if found.cuts is None or found.bound >= best.step_ns * PS_PER_NS:
-            return best
-        whole = self._planned(found.cuts)
-        return best if whole is None else _better(whole, best)
-
     def _at_asked_effort(self, best: PipelineResult) -> PipelineResult:
-        """The better of `best` and its stages, or one stage if their number is free, planned with the effort that is
-        asked for: one stage is the plan without a pipeline."""
-        whole = [] if self.stages else [tuple(self._balanced(number, 1)) for number in self._of_all_devices]
-        for cuts in (best.cuts, *whole):
-            if self.options.effort == "quick" or self._finer is not None or self.search_state.is_over:
+        """The better of `best` and its stages planned with the effort that is asked for, or one stage, if their number
+        is free, which is the plan without a pipeline. With little effort, which meshes of more axes have, that is
+        planned where weights are tied: of what they cost the search knows the least only."""
+        effort, devices = "quick" if self._finer is not None else self.options.effort, self.cluster.mesh.size
+        whole = [number for number, part in enumerate(self.parts) if part.size == devices and self.stages is None]
+        alone = [tuple(self._balanced(number, 1)) for number in whole if best.tied or effort != "quick"]
+        asked = replace(self.planner, effort=effort)
+        for cuts in alone if effort == "quick" else (best.cuts, *alone):
+            if self.search_state.is_over:
                 break
-            asked = replace(self.planner, effort=self.options.effort)
-            try:
-                plans = asked.plans(cuts, best.step_ns)
-            except GivenUpError:
-                break
+            plans = asked.plans(cuts, best.step_ns)
             if plans is not None:
                 best = _better(best, self._staged(cuts, plans))
         return best
-
-    @property
-    def _of_all_devices(self) -> list[int]:
-        """The number of the part that is the whole cluster, if stages may have so many devices."""
-        return [number for number, part in enumerate(self.parts) if part.size == self.cluster.mesh.size]
 
     def _learn(self, cuts: Sequence[Cut], plans: Sequence[Plan]) -> bool:
         """Take what planning tells of these stages for the next search; whether there was anything to learn.

@@ -352,8 +352,7 @@ class Planner:
                 break
             quick = self._otherwise(search, effort="quick", memory_limit_bytes=int(share * self.limit_bytes))
             if quick is not None and quick.step_s < found.candidate.step_s:
-                own = replace(search, restricted=True)
-                found = self._better(found, own, same(own, quick, quick.decided))
+                found = self._better(found, search, same(search, quick, quick.decided))
         return found
 
     def _from_state_as_kept(self, found: Found, search: Search) -> Found:
