@@ -23,6 +23,7 @@ from shardplan.layout.layout import Layout
 from shardplan.layout.placement import P
 from shardplan.layout.text import to_text
 from shardplan.model.read import read_model
+from shardplan.pipeline import stage_planner
 from shardplan.pipeline.bounds.run_costs import RunCosts
 from shardplan.pipeline.cut_choices import Cut
 from shardplan.pipeline.cut_points import chain_of, part_of
@@ -488,3 +489,22 @@ def test_under_a_time_limit_equal_stages_are_the_answer_where_costs_of_runs_come
     assert found.summary.outcome == "feasible"
     assert [stage.plan.mesh.size for stage in found.pipeline.stages] == [4 // (stages or 1)] * (stages or 1)
     assert 0 < found.summary.bound_ns <= best.summary.step_ns <= found.summary.step_ns
+
+
+@pytest.mark.parametrize("stages", [1, None])
+def test_one_stage_is_planned_with_the_effort_that_is_asked_for(tmp_path, monkeypatch, stages):
+    """It is the plan without a pipeline, which is no longer; stages of a search are planned with little effort."""
+    onnx.save(proto_of(CHAIN), tmp_path / "chain.onnx")
+    model, cluster, efforts = read_model(tmp_path / "chain.onnx"), make_cluster(load_profile("h100-dgx"), "2"), []
+
+    def recorded(model, cluster, options, **given):
+        efforts.append((len(model.operators), options.effort))
+        return Planner(model, cluster, options, **given)
+
+    monkeypatch.setattr(stage_planner, "Planner", recorded)
+    staged = plan_stages(model, cluster, PlanOptions(microbatches=2), SCHEDULE, stages)
+    assert (len(model.operators), "thorough") in efforts
+    assert staged.summary.step_ns <= plan_model(model, cluster, PlanOptions(microbatches=2)).summary.step_ns
+    efforts.clear()
+    plan_stages(model, cluster, PlanOptions(microbatches=2, effort="quick"), SCHEDULE, stages)
+    assert {effort for _, effort in efforts} == {"quick"}

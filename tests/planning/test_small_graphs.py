@@ -74,13 +74,18 @@ def test_a_bucket_is_no_larger_than_all_weights(tmp_path):
     assert found.gap < 0.05
 
 
-def test_less_effort_under_a_limit_or_under_a_tighter_one_leads_to_no_better_plan():
-    model = described("transformer:layers=2,hidden=256,heads=8,ffn=1024,vocab=1024,batch=8,seq=128")
-    cluster = make_cluster(load_profile("h100-dgx"), "2x4")
+GATED = """m (float[6,4,64] x) => (float[6,4,10] y)
+    <float[64,128] u, float[128] a, float[128,64] v, float[64] b, float[64,10] w, float[10] c> {
+    t = Tanh(x) h = MatMul(x, u) i = Add(h, a) j = Tanh(i) k = MatMul(j, v) l = Add(k, b) m = Add(x, l) n = Mul(t, m)
+    o = MatMul(n, w) y = Add(o, c)}"""
+SLOW_LINKS = """{extends: 'builtin:generic', overlap: {kappa: 1.5}, coalesce: {bucket_mb: 0.01},
+    device: {peak_tflops: {fp32: 50, tf32: 50, fp16: 50, bf16: 50}, hbm_gbps: 500, launch_us: 0},
+    levels: {up: {link_gbps: 1, base_us: 10, ramp_mb: 0}, net: {node_gbit: 8.0, base_us: 20, step_us: 0}}}"""
 
-    def step_ns(limit_bytes, effort):
-        options = PlanOptions(effort=effort, memory_limit_bytes=limit_bytes)
-        return plan_model(model, cluster, options, None, lambda _: None).summary.step_ns
 
-    limit = 15_815_000
-    assert step_ns(limit, "thorough") <= min(step_ns(share * limit // 10, "quick") for share in (8, 9, 10))
+def test_less_effort_under_a_tighter_limit_leads_to_no_better_plan(tmp_path):
+    loose, tight = (
+        planned(GATED, tmp_path, SLOW_LINKS, "2x4", mode="inference", memory_limit_bytes=limit, effort=effort).step_ns
+        for limit, effort in ((97_725, "thorough"), (76_008, "quick"))
+    )
+    assert loose <= tight

@@ -86,6 +86,10 @@ TIGHTER_LIMIT = 0.8
 """Share of the memory limit under which another plan is searched if memory is scarce."""
 LESS_TIGHT_LIMIT = 0.9
 """The same, if no plan within that share is better."""
+FEW_OPERATORS: Final = 30
+"""Most operators of a model for which less effort, also under a tighter limit, is tried where memory leaves such
+a gap: it takes a second or two there, and as long as the search itself where models have layers, which it helps less.
+"""
 TIGHTER_SHARES = (0.9, 0.8, 0.7, 0.6)
 """Shares of the memory limit whose own best plans are searched"""
 TIGHTER_GAP = 0.1

@@ -28,10 +28,10 @@ from shardplan.planning.chosen import Chosen
 from shardplan.planning.constants import (
     DEEPENED_GAP,
     DEEPENING_S,
+    FEW_OPERATORS,
     FINER_S,
     IMPROVED_GAP,
     PROOF_TIMES,
-    ROUGH_WORK,
     SEARCH_GAP,
     TIGHTER_LIMIT,
 )
@@ -343,12 +343,11 @@ class Planner:
         return self._from_state_as_kept(self._no_worse_than_quick(found, search), search)
 
     def _no_worse_than_quick(self, found: Found, search: Search) -> Found:
-        """The better of a plan and, where memory leaves a large gap, of plans that less effort finds under the same
-        limit and under a tighter one, which must not have shorter steps."""
-        most_work = search.spent.work + min(search.spent.work, ROUGH_WORK)
-        for share in (1.0, TIGHTER_LIMIT):
-            is_worth = is_unproven_under_limit(found) and search.spent.work < most_work
-            if not is_worth or self.instance.is_quick or search.is_over:
+        """The better of the plan of a small model and, where memory leaves a large gap, of plans that less effort finds
+        under the same limit and under a tighter one, which must not have shorter steps."""
+        is_small = len(self.instance.model.operators) <= FEW_OPERATORS and not self.instance.is_quick
+        for share in (1.0, TIGHTER_LIMIT) if is_small else ():
+            if not is_unproven_under_limit(found) or search.is_over:
                 break
             quick = self._otherwise(search, effort="quick", memory_limit_bytes=int(share * self.limit_bytes))
             if quick is not None and quick.step_s < found.candidate.step_s:
