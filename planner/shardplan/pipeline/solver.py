@@ -362,7 +362,9 @@ class PipelineSolver:
         for cuts in alone if effort == "quick" else (best.cuts, *alone):
             if self.search_state.is_over:
                 break
-            plans = asked.plans(cuts, best.step_ns)
+            if len(cuts) == 1 and self.stage_costs.least_ns(cuts[0]) >= best.step_ns:
+                continue
+            plans = asked.plans(cuts, math.inf if cuts is best.cuts else best.step_ns, anew=True)
             if plans is not None:
                 best = _better(best, self._staged(cuts, plans))
         return best

@@ -47,15 +47,17 @@ class StagePlanner:
     _alike: dict[tuple[object, int], tuple[Model, Plan]] = field(init=False, default_factory=dict)
     """By kind of stage and microbatches in flight: the first such stage, and its plan."""
 
-    def plans(self, cuts: Sequence[Cut], worth_ns: float = math.inf) -> tuple[Plan, ...] | None:
+    def plans(self, cuts: Sequence[Cut], worth_ns: float = math.inf, *, anew: bool = False) -> tuple[Plan, ...] | None:
         """A plan of every stage; `None` when one does not fit, which is then left out of the search, or when the step
-        is sure to be longer than `worth_ns` or the search is over."""
+        is sure to be longer than `worth_ns` (`anew`: whatever plans of these stages told) or the search is over."""
         plans: list[Plan] = []
-        steps_ns = [self.stage_costs.bound_ns(cut, self.in_flight(place, len(cuts))) for place, cut in enumerate(cuts)]
+        waits = [self.in_flight(place, len(cuts)) for place in range(len(cuts))]
+        known = zip(cuts, waits, strict=True)
+        steps_ns = [0.0 if anew else self.stage_costs.bound_ns(cut, waiting) for cut, waiting in known]
         for place, cut in enumerate(cuts):
             if self.stage_costs.step_ns(steps_ns) > worth_ns:
                 return None
-            waiting, self._left = self.in_flight(place, len(cuts)), len(cuts) - place
+            waiting, self._left = waits[place], len(cuts) - place
             self.search_state.tell(f"planning stage {place + 1} of {len(cuts)}")
             try:
                 plan = self.plan(cut, waiting, place, self._enough_ns(steps_ns, place, worth_ns))
