@@ -17,13 +17,12 @@ from shardplan.errors import Diagnostic, warn
 from shardplan.graph.build import CostGraph, Node
 from shardplan.graph.memory import Holding, MemoryRows
 from shardplan.graph.operators import OperatorSpace
-from shardplan.graph.problem import at
+from shardplan.graph.problem import as_serial
 from shardplan.graph.tensors import TensorSpace
 from shardplan.layout.mesh import Mesh
 from shardplan.layout.text import to_text
 from shardplan.planning import Planner
 from shardplan.request import request_of
-from shardplan.schedule.objective import at_multipliers, serial_objective
 from shardplan.study.instance import read
 from shardplan.units import PS_PER_S
 
@@ -85,16 +84,8 @@ def cost_graph(
     for diagnostic in (*instance.model.warnings, *instance.cluster.warnings):
         say(diagnostic)
     planner = Planner(instance.model, instance.cluster, instance.options, on_warning=say, every_choice=True)
-    return as_networkx(*built_serial(planner))
-
-
-def built_serial(planner: Planner) -> tuple[CostGraph, MemoryRows]:
-    """The cost graph of a planner and its memory rows, with costs and tables of the sum of all compute and all
-    communication, as if nothing were overlapped."""
     built, memory = planner.built_at()
-    options = built.options
-    objective = serial_objective(training=options.training, microbatches=options.microbatches)
-    return at(built, at_multipliers(objective, ())), memory
+    return as_networkx(as_serial(built), memory)
 
 
 def _warn(diagnostic: Diagnostic) -> None:

@@ -71,13 +71,16 @@ def test_what_once_went_wrong(name, tmp_path):
     ("words", "why"),
     [
         ("layers=4000000000", "layers is 4000000000, it must be at most 4096"),
-        ("capacity=nan", "capacity is nan, it must be positive"),
-        (f"seq={'9' * 5000}", "should be seq=N"),
-        ("hidden=1000000000000,heads=1", "elements (--budget elements=N or SHARDPLAN_MAX_ELEMENTS=N allows more)"),
+        ("layers=1,capacity=nan", "capacity is nan, it must be positive"),
+        (f"layers=1,seq={'9' * 5000}", "should be seq=N"),
+        (
+            "layers=1,hidden=1000000000000,heads=1",
+            "elements (--budget elements=N or SHARDPLAN_MAX_ELEMENTS=N allows more)",
+        ),
     ],
 )
 def test_descriptions_of_what_nobody_has(words, why, tmp_path):
     where = ("--mesh", "2x2", "-c", "generic", "-o", str(tmp_path / "p.json"))
-    found = answer(("solve", f"transformer:style=gpt,layers=1,{words}", *where), seconds=5)
+    found = answer(("solve", f"transformer:style=gpt,{words}", *where), seconds=5)
     assert (found.code, found.fault) == (2, ""), found.said
     assert why in found.said

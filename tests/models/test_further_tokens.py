@@ -22,7 +22,7 @@ MIXED = (
     "dense_ffn=40,routing=dropless,mtp=1"
 )
 HYBRID = (
-    "style=nemotron,layers=2,pattern=M*,mtp_pattern=*E,mtp_shared=true,mtp=2,hidden=32,heads=4,kv_heads=2,vocab=64,"
+    "style=nemotron,layers=2,pattern=M*,mtp_pattern=*E,mtp=2,hidden=32,heads=4,kv_heads=2,vocab=64,"
     "seq=16,batch=4,state_heads=8,state_head_size=8,state_size=4,state_groups=4,experts=4,ffn=24,dense_ffn=40,"
     "shared_ffn=16,routing=dropless"
 )
@@ -74,14 +74,14 @@ def test_every_module_reads_the_one_before_and_the_token_that_it_predicted():
 
 
 def test_a_module_that_is_shared_has_its_weights_once():
-    shared, own = (described(f"transformer:{HYBRID}{more}") for more in ("", ",mtp_shared=false"))
+    shared, own = (described(f"transformer:{HYBRID},mtp_shared={text}") for text in ("true", "false"))
     assert len(shared.operators) == len(own.operators)
     again = {name for name in weights(own) if name.startswith(("mtp.layers.2.", "mtp.layers.3."))}
     assert weights(own).keys() - again == weights(shared).keys()
     assert {"mtp.layers.0.eh_proj.weight", "mtp.layers.1.final_layernorm.weight"} <= weights(shared).keys()
 
 
-@pytest.mark.parametrize("text", [PLAIN, MIXED, HYBRID, PLAIN.replace("mtp=2", "mtp=1,style=gpt")])
+@pytest.mark.parametrize("text", [PLAIN, MIXED, f"{HYBRID},mtp_shared=true", PLAIN.replace("mtp=2", "mtp=1,style=gpt")])
 def test_plans_of_them_compute_what_the_model_does(text, tmp_path, capsys):
     plan, model = tmp_path / "own.plan.json", f"transformer:{text},dtype=float"
     assert main(["solve", model, "--mesh", "2x2", "-o", str(plan), "--no-advice", "--effort", "quick"]) == 0

@@ -23,6 +23,7 @@ from shardplan.layout.layout import Layout
 from shardplan.layout.placement import P
 from shardplan.layout.text import to_text
 from shardplan.model.read import read_model
+from shardplan.models import described
 from shardplan.pipeline import stage_planner
 from shardplan.pipeline.bounds.run_costs import RunCosts
 from shardplan.pipeline.cut_choices import Cut
@@ -31,6 +32,7 @@ from shardplan.pipeline.cut_search import balanced
 from shardplan.pipeline.plan import plan_stages
 from shardplan.pipeline.schedule import parse_schedule
 from shardplan.pipeline.solver import PipelineSolver
+from shardplan.pipeline.stage_costs import StageCosts
 from shardplan.pipeline.tied_weights import least_tied_ns
 from shardplan.plan.diff import diff_plans
 from shardplan.plan.format.decode import loads
@@ -492,16 +494,17 @@ def test_under_a_time_limit_equal_stages_are_the_answer_where_costs_of_runs_come
 
 
 @pytest.mark.parametrize("stages", [1, None])
-def test_one_stage_is_planned_with_the_effort_that_is_asked_for(tmp_path, monkeypatch, stages):
+def test_one_stage_is_planned_with_the_effort_that_is_asked_for(monkeypatch, stages):
     """It is the plan without a pipeline, which is no longer; stages of a search are planned with little effort."""
-    onnx.save(proto_of(CHAIN), tmp_path / "chain.onnx")
-    model, cluster, efforts = read_model(tmp_path / "chain.onnx"), make_cluster(load_profile("h100-dgx"), "2"), []
+    model = described("transformer:layers=1,hidden=64,heads=2,ffn=256,vocab=256,batch=4,seq=128")
+    cluster, efforts = make_cluster(load_profile("h100-dgx"), "2x2"), []
 
     def recorded(model, cluster, options, **given):
         efforts.append((len(model.operators), options.effort))
         return Planner(model, cluster, options, **given)
 
     monkeypatch.setattr(stage_planner, "Planner", recorded)
+    monkeypatch.setattr(StageCosts, "least_ns", lambda *_: 0.0)  # as if there were hope
     staged = plan_stages(model, cluster, PlanOptions(microbatches=2), SCHEDULE, stages)
     assert (len(model.operators), "thorough") in efforts
     assert staged.summary.step_ns <= plan_model(model, cluster, PlanOptions(microbatches=2)).summary.step_ns

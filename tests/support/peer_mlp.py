@@ -10,9 +10,8 @@ from shardplan.cluster.mesh import make_cluster
 from shardplan.cluster.profile import load_profile
 from shardplan.constraints.parse import parse_pin
 from shardplan.cost.named import parse_cost_model
-from shardplan.cost_graph import built_serial
 from shardplan.graph.options import PlanOptions
-from shardplan.graph.problem import node_order, to_problem
+from shardplan.graph.problem import as_serial, node_order, to_problem
 from shardplan.model.types import Model, Operator, Parameter, Tensor
 from shardplan.planning import Planner
 from shardplan.planning.constraint_masks import allowed, masks_of
@@ -56,7 +55,8 @@ class Solved:
         cluster = make_cluster(load_profile("generic"), f"{devices}x1")
         options = PlanOptions(mode="inference", cost_model=peer, constraints=tuple(map(parse_pin, pins)))
         planner = Planner(model or mlp(), cluster, options)
-        self.built, memory = built_serial(planner)
+        built, memory = planner.built_at()
+        self.built = as_serial(built)
         problem = to_problem(self.built, memory, weight_bytes, serial(self.built))
         order = node_order(self.built)
         weights = [h for h in memory.holdings if h.category == "parameters"]

@@ -190,8 +190,8 @@ def build_cost_graph(
     fusion = fuse(model, rules, flow)
     remat = remat or recompute(model, rules, flow, fusion, options)
     pricing = pricing or Pricing.of(cluster)
+    prices = pricing.moves
     kinds = tensor_kinds(model, rules, flow, cluster.mesh, options, constraints)
-    prices = _filled(pricing.moves, kinds)
     spaces = _Spaces(prices, kinds, near)
     kept = {name: spaces.of(kind) for name, kind in kinds.kept.items()}
     served = {name: spaces.of(kind) for name, kind in kinds.served.items()}
@@ -216,13 +216,6 @@ def build_cost_graph(
         updated, kinds.trainable, is_near=near is not None,
     )  # fmt: skip
     return _with_prices(built, deadline)
-
-
-def _filled(prices: MovePrices, kinds: TensorKinds) -> MovePrices:
-    """The prices with buckets that all weights together can fill: a share of a larger one has next to no latency, which
-    no bucket of theirs reaches."""
-    most = sum(max(kind.size_bytes, kind.gradient_bytes) for kind in kinds.kept.values() if kind.coalesces)
-    return prices.in_buckets(min(prices.bucket_bytes, float(most)))
 
 
 def regathering(built: CostGraph, deadline: Deadline = NEVER) -> CostGraph:

@@ -14,6 +14,7 @@ from shardplan.schedule.objective import (
     Objective,
     PhaseSums,
     Sum,
+    at_multipliers,
     levels_of_sets,
     serial_objective,
     step_objective,
@@ -124,6 +125,14 @@ def at(built: CostGraph, linear: Linear) -> CostGraph:
     for (_, _, data), table in zip(graph.edges(data=True), tables, strict=True):
         data["table"] = table
     return replace(built, graph=graph)
+
+
+def as_serial(built: CostGraph) -> CostGraph:
+    """The same cost graph with costs and tables of the sum of all compute and all communication, as if nothing were
+    overlapped."""
+    options = built.options
+    objective = serial_objective(training=options.training, microbatches=options.microbatches)
+    return at(built, at_multipliers(objective, ()))
 
 
 def arrays(built: CostGraph, linears: Sequence[Linear], deadline: Deadline = NEVER) -> Iterator[Arrays]:
