@@ -13,7 +13,7 @@ import click
 from shardplan.errors import ShardplanError, error, warning
 from shardplan.units import GIGA, US_PER_S, counted
 from shardplan.verbs.inputs import text_of
-from shardplan.verbs.session import Session, verb
+from shardplan.verbs.session import STANDARD_OUTPUT, Session, verb
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -235,17 +235,17 @@ def _deliver(session: Session, text: str, output: str) -> None:
     from shardplan.cluster.profile import profile_from_text
     from shardplan.plan.file import write_other
 
-    name = "calibrated" if output == "-" else re.sub(r"\.ya?ml$", "", output)
+    name = "calibrated" if output == STANDARD_OUTPUT else re.sub(r"\.ya?ml$", "", output)
     for diagnostic in profile_from_text(text, name).warnings:
         session.say(diagnostic)
-    if output == "-":
+    if output == STANDARD_OUTPUT:
         session.write_text(text)
     else:
         write_other(text, output, "profile")
 
 
 def _finish(session: Session, document: dict[str, object], output: str, show: object) -> int:
-    if output == "-":
+    if output == STANDARD_OUTPUT:
         return 0
     from shardplan.render.console import emit
 
@@ -255,7 +255,7 @@ def _finish(session: Session, document: dict[str, object], output: str, show: ob
 
 
 def _refuse_two_documents(session: Session, output: str) -> None:
-    if session.as_json and output == "-":
+    if session.as_json and output == STANDARD_OUTPUT:
         raise click.UsageError("--json and --output - both want standard output")
 
 
@@ -282,4 +282,4 @@ def _ranks_of(group: str | None, base: Profile) -> tuple[int, ...]:
 
 
 def _name_of(output: str, base: str) -> str:
-    return f"{base}-measured" if output == "-" else Path(output).stem
+    return f"{base}-measured" if output == STANDARD_OUTPUT else Path(output).stem

@@ -13,13 +13,12 @@ from shardplan.export.targets import TARGETS, Target, find_target
 from shardplan.text_files import in_shell, is_file
 from shardplan.verbs.asking import SIZES, budget_option, request_options
 from shardplan.verbs.inputs import load_model, parse_sizes
-from shardplan.verbs.session import EXIT_DONE, EXIT_NO, Session, completing, verb
+from shardplan.verbs.session import EXIT_DONE, EXIT_NO, STANDARD_OUTPUT, Session, completing, verb
 
 if TYPE_CHECKING:
     from shardplan.export.types import Exported, Source
     from shardplan.plan.types import Plan
 
-STANDARD_OUTPUT = "-"
 _NO_FORM = "cannot-export"
 """The code of errors about operators that a format has no form for."""
 

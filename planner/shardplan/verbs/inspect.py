@@ -9,7 +9,7 @@ import click
 
 from shardplan.verbs.asking import MESH, SIZES, budget_option, model_argument, request_options
 from shardplan.verbs.inputs import load_model, parse_sizes
-from shardplan.verbs.session import EXIT_DONE, Session, verb
+from shardplan.verbs.session import EXIT_DONE, STANDARD_OUTPUT, Session, verb
 
 
 @click.command(short_help="List a model's operators and what no rule covers.")
@@ -72,7 +72,7 @@ def _write_cost_graph(
     asked = {name: value for name, value in given.items() if value is not None}
     graph = cost_graph(load_model(model, sizes), on_warning=session.say, **asked)
     text = graphml(graph)
-    if output not in (None, "-"):
+    if output not in (None, STANDARD_OUTPUT):
         write_other(text, str(output), "graph")
     else:
         session.write_text(text)

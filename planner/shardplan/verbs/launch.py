@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shardplan.errors import Attempts, Diagnostic, ShardplanError, error
-from shardplan.verbs.session import Session, Verb, attended_verb, verb
+from shardplan.verbs.session import STANDARD_OUTPUT, Session, Verb, attended_verb, verb
 
 if TYPE_CHECKING:
     from shardplan.launch.ranks import Launch
@@ -57,7 +57,7 @@ def launch_env(
     torchrun, mpirun: a script of bash; srun: one for sbatch; jobset: a manifest of Kubernetes; ray: a program with a
     placement group; hostfile, rankfile: files of Open MPI. PROGRAM is train.py by default.
     """
-    output = None if output == "-" else output
+    output = None if output == STANDARD_OUTPUT else output
     launch = _described(target, name=name, image=image, **asked)
     text = _texts()[target](launch)
     document = {"launcher": target, "output": output, **_document(launch), "text": text}

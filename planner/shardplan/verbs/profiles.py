@@ -11,7 +11,7 @@ import click
 from shardplan.errors import ShardplanError, error
 from shardplan.verbs.asking import profile_names
 from shardplan.verbs.inputs import text_of
-from shardplan.verbs.session import EXIT_DONE, Session, completing, verb
+from shardplan.verbs.session import EXIT_DONE, STANDARD_OUTPUT, Session, completing, verb
 
 
 class _ListByDefault(click.Group):
@@ -60,7 +60,9 @@ def show_one(session: Session, /, name: str) -> int:
 @profiles.command("detect")
 @click.option("--from", "files", metavar="FILE", multiple=True, help="A saved text of the machine; may be repeated.")
 @click.option("--machines", type=click.IntRange(1), metavar="N", help="How many machines like this one there are.")
-@click.option("-o", "--output", metavar="FILE", default="-", show_default=True, help="The profile; - prints it.")
+@click.option(
+    "-o", "--output", metavar="FILE", default=STANDARD_OUTPUT, show_default=True, help="The profile; - prints it."
+)
 @verb
 def detect(session: Session, /, files: tuple[str, ...], machines: int | None, output: str) -> int:
     """Write a profile from what a machine says of itself.
@@ -84,13 +86,13 @@ def detect(session: Session, /, files: tuple[str, ...], machines: int | None, ou
     machine = machine_of(texts)
     if machines is not None:
         machine = replace(machine, machines=machines)
-    name = "detected" if output == "-" else Path(output).stem
+    name = "detected" if output == STANDARD_OUTPUT else Path(output).stem
     found = detected(machine, name)
     session.say_all(found.unknown)
-    if output == "-" and not session.as_json:
+    if output == STANDARD_OUTPUT and not session.as_json:
         session.write_text(found.text)
         return EXIT_DONE
-    if output != "-":
+    if output != STANDARD_OUTPUT:
         write_other(found.text, output, "profile")
     document = {"output": output, "extends": found.base, "text": found.text}
     return session.finish(document, lambda console: emit(console, f"wrote {output}, which extends {found.base}"))

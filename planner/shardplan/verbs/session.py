@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
 EXIT_DONE, EXIT_NO, EXIT_USAGE, EXIT_INFEASIBLE, EXIT_LIMIT = 0, 1, 2, 3, 4
 EXIT_DEFECT, EXIT_INTERRUPTED, EXIT_PIPE = 70, 130, 141
+STANDARD_OUTPUT = "-"
+"""The name of an output that is printed."""
 _SOURCES = {
     ParameterSource.COMMANDLINE: "command line",
     ParameterSource.ENVIRONMENT: "environment",
@@ -193,7 +195,7 @@ def _refuse_names(context: click.Context) -> None:
         is_file = isinstance(parameter.type, click.Path) or not _FILES.isdisjoint(str(parameter.metavar).split("|"))
         if "" in names and is_file:
             raise click.UsageError(f"{called}: the name of the file is empty")
-        if "-" in names and parameter.name in _NO_STREAMS:
+        if STANDARD_OUTPUT in names and parameter.name in _NO_STREAMS:
             raise click.UsageError(f"{called} -: this is written to a file, not to standard output; give it a name")
 
 

@@ -26,7 +26,7 @@ from shardplan.verbs.asking import (
     request_options,
 )
 from shardplan.verbs.report import check_report, html_option, write_report
-from shardplan.verbs.session import EXIT_DONE, EXIT_INTERRUPTED, EXIT_LIMIT, Session, option, verb
+from shardplan.verbs.session import EXIT_DONE, EXIT_INTERRUPTED, EXIT_LIMIT, STANDARD_OUTPUT, Session, option, verb
 
 if TYPE_CHECKING:
     from shardplan.errors import Diagnostic
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from shardplan.study.solve import Solved
     from shardplan.units import Measure
 
-STANDARD_OUTPUT = "-"
 _MOST_PROCESSES = 4
 """Number of processes that search logical meshes in parallel: each holds the model and its tables."""
 _SOME_SECONDS = 0.01

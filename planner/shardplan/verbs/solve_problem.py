@@ -16,6 +16,7 @@ from shardplan.verbs.session import (
     EXIT_INFEASIBLE,
     EXIT_INTERRUPTED,
     EXIT_LIMIT,
+    STANDARD_OUTPUT,
     Session,
     option,
     verb,
@@ -23,8 +24,6 @@ from shardplan.verbs.session import (
 
 if TYPE_CHECKING:
     from shardplan.extras.contest.files import Solved
-
-STANDARD_OUTPUT = "-"
 
 
 @click.command("solve-problem", short_help="Solve a problem of the IOPDDL contest's format.")

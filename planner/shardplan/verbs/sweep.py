@@ -30,6 +30,7 @@ from shardplan.verbs.session import (
     EXIT_INTERRUPTED,
     EXIT_LIMIT,
     EXIT_USAGE,
+    STANDARD_OUTPUT,
     Session,
     completing,
     option,
@@ -103,7 +104,7 @@ def sweep(session: Session, /, **given: Any) -> int:
     from shardplan.study.sweep import SweepInterrupt, pareto, sweep_record
     from shardplan.study.sweep import sweep as run
 
-    if given["output"] == "-":
+    if given["output"] == STANDARD_OUTPUT:
         raise click.UsageError("--output -: points are read again and cannot be in standard output; give it a name")
     attempt = Attempts()
     attempt(lambda: check_report(given["html"], given["output"], given["plot"]))
