@@ -20,9 +20,9 @@ from playwright.sync_api import Browser, Page, sync_playwright
 import shardplan
 from shardplan.plan.diff import diff_plans
 from shardplan.plan.types import Plan
-from shardplan.report.page import page
-from shardplan.report.plan import plan_report
-from shardplan.report.studies import diff_report, sweep_report
+from shardplan.reports.page import page
+from shardplan.reports.plan import plan_report
+from shardplan.reports.studies import diff_report, sweep_report
 from shardplan.study.engines import engine_of
 from shardplan.study.sweep import all_combinations, sweep
 

@@ -49,6 +49,13 @@ def test_a_model_is_a_file_a_description_or_what_was_read(mlp):
     assert str(described.model["name"]).startswith("llama3-8b")
 
 
+def test_no_module_has_the_name_of_what_the_package_exports():
+    """Python binds an imported module to its name in the package, where it would hide the function for good."""
+    folder = Path(shardplan.__file__).parent
+    modules = {path.stem for path in folder.glob("*.py")} | {path.parent.name for path in folder.glob("*/__init__.py")}
+    assert modules & set(shardplan.__all__) == set()
+
+
 def test_constraints_are_mappings_files_and_plans(mlp):
     Path("fixed.yaml").write_text("parameters: {up: [null, gpu]}\n")
     by_file = shardplan.make_plan("mlp.onnx", "1x4", constraints=["fixed.yaml"])

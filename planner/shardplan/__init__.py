@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from shardplan.api import check, load, make_plan, price, robustness, save
-    from shardplan.cost_graph import cost_graph
     from shardplan.errors import ShardplanError
-    from shardplan.report.notebook import report
+    from shardplan.reports.notebook import report
     from shardplan.runtime.shards import slices
+    from shardplan.study.cost_graph import cost_graph
 
 __version__ = "0.1.0"
 __all__ = [
@@ -38,11 +38,11 @@ __all__ = [
 _ELSEWHERE = {
     "ShardplanError": ("shardplan.errors", "ShardplanError"),
     "check": ("shardplan.api", "check"),
-    "cost_graph": ("shardplan.cost_graph", "cost_graph"),
+    "cost_graph": ("shardplan.study.cost_graph", "cost_graph"),
     "load": ("shardplan.api", "load"),
     "make_plan": ("shardplan.api", "make_plan"),
     "price": ("shardplan.api", "price"),
-    "report": ("shardplan.report.notebook", "report"),
+    "report": ("shardplan.reports.notebook", "report"),
     "robustness": ("shardplan.api", "robustness"),
     "save": ("shardplan.api", "save"),
     "slices": ("shardplan.runtime.shards", "slices"),

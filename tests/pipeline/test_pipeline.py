@@ -40,7 +40,7 @@ from shardplan.plan.format.encode import dumps
 from shardplan.plan.views.timeline import streams_of, timeline
 from shardplan.planning import Planner, plan_model
 from shardplan.program.machine.verify import verify_plan
-from shardplan.report.schedule import pipeline_chart
+from shardplan.reports.schedule import pipeline_chart
 from shardplan.rules import model_rules
 
 PLAN_SCHEMA = json.loads((files("shardplan.plan") / "schema.json").read_text(encoding="utf-8"))

@@ -10,7 +10,7 @@ from shardplan.api import make_plan
 from shardplan.plan.file import read_plan
 from shardplan.plan.views.segments import segments
 from shardplan.render.dot import dot_text
-from shardplan.report.plan import plan_report
+from shardplan.reports.plan import plan_report
 
 PLANS = Path(__file__).parents[2] / "plans"
 BOX = re.compile(r'^ +"(operator|tensor) ([^"]+)" \[label="([^"]*)"', re.MULTILINE)

@@ -19,9 +19,9 @@ from shardplan.api import make_plan
 from shardplan.plan.diff import diff_plans
 from shardplan.plan.file import read_plan
 from shardplan.plan.views.timeline import laid_out
-from shardplan.report.page import page
-from shardplan.report.plan import plan_report
-from shardplan.report.studies import comparison_report, diff_report, sweep_report
+from shardplan.reports.page import page
+from shardplan.reports.plan import plan_report
+from shardplan.reports.studies import comparison_report, diff_report, sweep_report
 from shardplan.study.compare import Contender
 from shardplan.study.sweep import Combination, Point, Sweep
 from shardplan.units import duration, percent, size

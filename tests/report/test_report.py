@@ -19,11 +19,11 @@ from shardplan.plan.types import Plan
 from shardplan.plan.views.lifetimes import spans
 from shardplan.plan.views.timeline import laid_out
 from shardplan.render.diff import effects
-from shardplan.report.notebook import report
-from shardplan.report.page import page
-from shardplan.report.plan import plan_report, summary_bar
-from shardplan.report.schedule import critical_path
-from shardplan.report.studies import diff_report
+from shardplan.reports.notebook import report
+from shardplan.reports.page import page
+from shardplan.reports.plan import plan_report, summary_bar
+from shardplan.reports.schedule import critical_path
+from shardplan.reports.studies import diff_report
 
 PLANS = Path(__file__).parents[2] / "plans"
 

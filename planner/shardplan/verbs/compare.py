@@ -31,7 +31,7 @@ def compare(session: Session, /, **given: Any) -> int:
     from shardplan.planning.instance import above_device
     from shardplan.render.compare import comparison_document, show_comparison
     from shardplan.render.solve import describe_request
-    from shardplan.report.studies import comparison_report
+    from shardplan.reports.studies import comparison_report
     from shardplan.study.compare import compare_recipes
 
     attempt = Attempts()

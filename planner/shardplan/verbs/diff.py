@@ -93,7 +93,7 @@ def diff(
 
 
 def _report(before: Plan, after: Plan, files: tuple[str, str], found: PlanDiff) -> Mapping[str, Any]:
-    from shardplan.report.studies import diff_report
+    from shardplan.reports.studies import diff_report
 
     return diff_report(before, after, files, found)
 

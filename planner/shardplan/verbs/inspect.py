@@ -65,9 +65,9 @@ def _write_cost_graph(
 ) -> int:
     if session.as_json:
         raise click.UsageError("--json and --format graphml ask for two things")
-    from shardplan.cost_graph import cost_graph
     from shardplan.plan.file import write_other
     from shardplan.render.graphml import graphml
+    from shardplan.study.cost_graph import cost_graph
 
     asked = {name: value for name, value in given.items() if value is not None}
     graph = cost_graph(load_model(model, sizes), on_warning=session.say, **asked)

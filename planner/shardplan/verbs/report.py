@@ -37,11 +37,11 @@ def check_report(path: str | None, *others: str | None, kind: str = "report", op
 def plan_document(session: Session, plan: Plan, file: str, model: str | None = None, why: int = 0) -> Mapping[str, Any]:
     """The report of the plan in `file`, with alternatives of the `why` largest groups of parameters of `model`, and
     of as many tensors whose moves are exposed for longest."""
-    from shardplan.report.plan import plan_report
+    from shardplan.reports.plan import plan_report
 
     if not why:
         return plan_report(plan, file)
-    from shardplan.report.tables import costliest_tensors, largest_parameters
+    from shardplan.reports.tables import costliest_tensors, largest_parameters
     from shardplan.study.explain import explain
     from shardplan.study.freshness import model_of
 
@@ -60,7 +60,7 @@ def write_report(session: Session, path: str | None, document: Document) -> None
         return
     from shardplan.escapes import one_line
     from shardplan.plan.file import write_other
-    from shardplan.report.page import page
+    from shardplan.reports.page import page
 
     session.begin("writing the report")
     write_other(page(document()), path, "report")

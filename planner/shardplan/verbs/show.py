@@ -58,7 +58,7 @@ def show(session: Session, /, plan: str, form: str, show_all: bool, **about_repo
         document = plan_document(session, loaded, plan, model, why)
         write_report(session, html, lambda: document)
         if form == "html":
-            from shardplan.report.page import page
+            from shardplan.reports.page import page
 
             session.write_text(page(document))
             return EXIT_DONE

@@ -319,8 +319,8 @@ def _replaced(path: str, plan: Plan, measure: Measure) -> str:
 
 def _report(order: _Order, answer: Solved) -> Mapping[str, Any]:
     """The plan's report, with the meshes that it was chosen from."""
-    from shardplan.report.plan import plan_report
-    from shardplan.report.studies import with_meshes
+    from shardplan.reports.plan import plan_report
+    from shardplan.reports.studies import with_meshes
 
     report = plan_report(answer.plan, "" if order.is_piped else order.output)
     return with_meshes(report, answer.trials) if answer.trials else report

@@ -99,7 +99,7 @@ def sweep(session: Session, /, **given: Any) -> int:
     refused. Ctrl-C ends it with the points that are planned (exit code 130).
     """
     from shardplan.render.sweep import draw_sweep, show_sweep
-    from shardplan.report.studies import sweep_report
+    from shardplan.reports.studies import sweep_report
     from shardplan.study.engines import engine_of
     from shardplan.study.sweep import SweepInterrupt, pareto, sweep_record
     from shardplan.study.sweep import sweep as run

@@ -9,7 +9,7 @@ from shardplan.plan.types import Move, OperatorDecision, Plan
 from shardplan.plan.views.breakdown import Exposure
 from shardplan.plan.views.segments import Segment, label, moves_by_edge, segments
 from shardplan.render.groups import REGATHER, described, phase_text
-from shardplan.report.names import InternedNames
+from shardplan.reports.names import InternedNames
 
 
 def model_record(plan: Plan, names: InternedNames) -> dict[str, object]:

@@ -19,11 +19,11 @@ from shardplan.render.pipeline import stage_row
 from shardplan.render.recipes import Recognizer, axis_shares
 from shardplan.render.rematerialisation import remat_text
 from shardplan.render.solve import memory_parts, plan_line, proof_line, shared_rate
-from shardplan.report.memory import memory_over_time
-from shardplan.report.model import model_record
-from shardplan.report.names import InternedNames
-from shardplan.report.schedule import pipeline_chart, schedule_record
-from shardplan.report.tables import Alternatives, move_rows, parameter_rows
+from shardplan.reports.memory import memory_over_time
+from shardplan.reports.model import model_record
+from shardplan.reports.names import InternedNames
+from shardplan.reports.schedule import pipeline_chart, schedule_record
+from shardplan.reports.tables import Alternatives, move_rows, parameter_rows
 from shardplan.study.sources import source
 
 _PRICED = "cost_model"

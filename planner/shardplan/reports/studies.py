@@ -9,7 +9,7 @@ from shardplan.plan.diff import PlanDiff
 from shardplan.plan.types import Plan
 from shardplan.render.meshes import mesh_note
 from shardplan.render.solve import plan_line
-from shardplan.report.plan import mesh_record, summary_bar
+from shardplan.reports.plan import mesh_record, summary_bar
 from shardplan.study.compare import BEST, Contender
 from shardplan.study.meshes import MeshTrial, best_of
 from shardplan.study.sweep import Point, Sweep, pareto

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from shardplan.plan.file import write_other
 from shardplan.plan.types import Plan
-from shardplan.report.page import page
-from shardplan.report.plan import plan_report
+from shardplan.reports.page import page
+from shardplan.reports.plan import plan_report
 
 _HEIGHT_PX = 860
 

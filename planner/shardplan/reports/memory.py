@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from shardplan.plan.step.schedule import StepSchedule
 from shardplan.plan.types import Plan
 from shardplan.plan.views.lifetimes import spans
-from shardplan.report.names import InternedNames
+from shardplan.reports.names import InternedNames
 from shardplan.units import NS_PER_S
 
 _MOST_HOLDERS = 12

@@ -10,7 +10,7 @@ from shardplan.plan.step.schedule import StepSchedule
 from shardplan.plan.types import Plan
 from shardplan.plan.views.pipeline_timeline import device_groups, pipeline_laid_out
 from shardplan.plan.views.timeline import laid_out, streams_of
-from shardplan.report.names import InternedNames
+from shardplan.reports.names import InternedNames
 from shardplan.schedule.tasks import Timeline
 from shardplan.units import NS_PER_S
 
