@@ -1,6 +1,6 @@
 """Train a small GPT in JAX as a plan says: the layers stacked and scanned, every weight and activation where it belongs.
 
-    shardplan solve transformer:style=gpt,layers=4,hidden=128,heads=8,vocab=256,seq=32,batch=16,dtype=float \
+    shardplan solve transformer:style=gpt,layers=4,hidden=256,heads=8,vocab=256,seq=32,batch=16,dtype=float \
         --mesh 4x4 --constraints docs/examples/tensor_parallel.yaml -o gpt.plan.json
     python docs/examples/train_jax.py gpt.plan.json --heads 8
 

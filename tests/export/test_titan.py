@@ -12,7 +12,7 @@ import pytest
 from example_plans import example_plan
 from forced_plans import cluster_of
 from tensor_parallel import LLAMA, planned, solved
-from tiny_models import megatron, tiny_gpt
+from tiny_models import Sizes, megatron, tiny_gpt
 
 from shardplan.constraints.parse import parse_constraints
 from shardplan.export.titan import export_titan
@@ -274,7 +274,7 @@ def test_weights_in_pieces_over_the_batch_are_left_to_fsdp(run):
 
 def test_a_row_adds_its_bias_before_its_sums_are_reduced(tmp_path, run):
     """As torch's Linear does; the plan reduces and then adds. Other moves between a module's operators are refused."""
-    tiny = tiny_gpt()
+    tiny = tiny_gpt(Sizes(hidden=256, ffn=1024))
     constraints = parse_constraints(megatron(tiny), "megatron.yaml")
     plan = plan_model(tiny.model(tmp_path), cluster_of("2x2"), PlanOptions(effort="quick", constraints=constraints))
     exported = export_titan(plan)

@@ -70,10 +70,12 @@ def test_it_sends_what_the_plan_says(printed):
     assert head == "transformer on machine=4 x gpu=4: a forward pass as planned and as XLA compiled it"
     assert table.splitlines()[:3] == [
         "phase     collective      axes                    emitted      planned  bytes of one device",
-        "forward   all_reduce      gpu                     786,432      786,432",
-        "forward   total                                   786,432      786,432  x 1.00",
+        "forward   all_reduce      gpu                   1,572,864    1,572,864",
+        "forward   total                                 1,572,864    1,572,864  x 1.00",
     ]
-    assert printed[0].endswith("layers.up.kernel (4, 128, 512) is P(None, None, 'gpu'): a device holds (4, 128, 128)\n")
+    assert printed[0].endswith(
+        "layers.up.kernel (4, 256, 1024) is P(None, None, 'gpu'): a device holds (4, 256, 256)\n"
+    )
 
 
 def test_it_takes_a_checkpoint_and_gathers_one_layer_at_a_time(printed):
@@ -81,11 +83,11 @@ def test_it_takes_a_checkpoint_and_gathers_one_layer_at_a_time(printed):
     assert len(losses) == 2
     assert losses[1] < losses[0]
     assert printed[1].splitlines()[2:5] == [
-        "forward   all_gather      machine                 589,824      589,824",
-        "forward   all_reduce      gpu                     786,432      786,432",
-        "forward   total                                 1,376,256    1,376,256  x 1.00",
+        "forward   all_gather      machine               2,359,296    2,359,296",
+        "forward   all_reduce      gpu                   1,572,864    1,572,864",
+        "forward   total                                 3,932,160    3,932,160  x 1.00",
     ]
-    assert "is P(None, 'machine', 'gpu'): a device holds (4, 32, 128)\n" in printed[1]
+    assert "is P(None, 'machine', 'gpu'): a device holds (4, 64, 256)\n" in printed[1]
 
 
 def test_a_function_is_planned_and_trained(start, finish):

@@ -10,7 +10,7 @@ from shardplan.cluster.mesh import make_cluster
 from shardplan.cluster.profile import load_profile
 from shardplan.cluster.types import Coalesce
 from shardplan.extras.peers.restrictions import alpa_products
-from shardplan.graph.build import CostGraph, build_cost_graph
+from shardplan.graph.build import CostGraph, build_cost_graph, in_buckets
 from shardplan.graph.memory import MemoryRows
 from shardplan.graph.options import UNLIMITED_BYTES, PlanOptions
 from shardplan.graph.problem import node_order, objective_of, to_problem
@@ -58,6 +58,7 @@ def forced_plan(
     `exposed`: share of all traffic that counts."""
     cluster = cluster_of(mesh, bucket_bytes)
     built = build_cost_graph(model, model_rules(model), cluster, options)
+    built = in_buckets(built, cluster.coalesce.bucket_bytes)  # as of a large model, whose buckets become full
     memory = MemoryRows(built)
     little_exposed = plain_sum(objective_of(built), exposed, exposed, outermost=False)
     problem = to_problem(built, memory, limit_bytes, little_exposed)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -86,26 +87,15 @@ def pulled(run):
     return both
 
 
-def backward_sent(check: Check) -> tuple[list[str], list[str], int]:
-    """Every collective of the backward pass as emitted, and as planned if every sum is one of the whole gradient; and
-    how many of these the plan does otherwise: where the devices of an axis all have the same gradient, each sums a part
-    of it with its like over the other axis, and then all gather. XLA has each of them sum the whole."""
-    emitted = [
-        f"{row.kind} {','.join(row.axes)} {row.payload_bytes}"
-        for row in check.emitted
-        if row.phase == "backward"
-        for _ in range(row.count)
-    ]
-    planned, undivided = [], 0
-    for row in (row for row in check.predicted if row.phase == "backward"):
-        before = planned[-1] if planned and row.step else None
-        if before and row.kind == "all_gather" and before.kind == "reduce_scatter" and {*before.axes} < {*row.axes}:
-            planned[-1] = replace(before, kind="all_reduce", payload_bytes=row.payload_bytes)
-            undivided += row.count
-        else:
-            planned.append(row)
-    told = [f"{row.kind} {','.join(row.axes)} {row.payload_bytes}" for row in planned for _ in range(row.count)]
-    return sorted(emitted), sorted(told), undivided
+def backward_sent(check: Check) -> tuple[list[str], list[str]]:
+    """Every collective of the backward pass, as emitted and as planned."""
+
+    def told(rows: Iterable) -> list[str]:
+        texts = (f"{row.kind} {','.join(row.axes)} {row.payload_bytes}" for row in rows for _ in range(row.count))
+        return sorted(texts)
+
+    emitted, predicted = ([row for row in rows if row.phase == "backward"] for rows in (check.emitted, check.predicted))
+    return told(emitted), told(predicted)
 
 
 def outcome(case: dict[str, object], folder: Path) -> dict[str, object]:
@@ -127,7 +117,7 @@ def outcome(case: dict[str, object], folder: Path) -> dict[str, object]:
     check = check_text(compiled.as_text(), plan)
     got = compiled(*args)
     got_out, got_grads = got if case["gradients"] else (got, {})
-    emitted, planned, undivided = backward_sent(check)
+    emitted, planned = backward_sent(check)
     largest = max((float(abs(np.asarray(grad)).max()) for grad in grads.values()), default=1.0)
     errors = [
         float(abs(np.asarray(g).reshape(grads[n].shape) - np.asarray(grads[n])).max()) for n, g in got_grads.items()
@@ -140,7 +130,6 @@ def outcome(case: dict[str, object], folder: Path) -> dict[str, object]:
         "backward_ratio": check.ratio("backward"),
         "backward_emitted": emitted,
         "backward_planned": planned,
-        "undivided": undivided,
         "scattered": check.scattered,
         "folded": check.folded,
         "text": str(check),

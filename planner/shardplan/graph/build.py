@@ -190,8 +190,8 @@ def build_cost_graph(
     fusion = fuse(model, rules, flow)
     remat = remat or recompute(model, rules, flow, fusion, options)
     pricing = pricing or Pricing.of(cluster)
-    prices = pricing.moves
     kinds = tensor_kinds(model, rules, flow, cluster.mesh, options, constraints)
+    prices = pricing.moves.in_buckets(min(pricing.moves.bucket_bytes, kinds.coalesced_bytes))
     spaces = _Spaces(prices, kinds, near)
     kept = {name: spaces.of(kind) for name, kind in kinds.kept.items()}
     served = {name: spaces.of(kind) for name, kind in kinds.served.items()}

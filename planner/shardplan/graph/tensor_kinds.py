@@ -27,6 +27,12 @@ class TensorKinds:
     updated: Mapping[str, TensorKind]
     trainable: frozenset[str]
 
+    @property
+    def coalesced_bytes(self) -> int:
+        """Bytes of all weights or of all their gradients, whichever are more for each: no bucket holds more."""
+        weights = [kind for kind in self.kept.values() if kind.coalesces]
+        return sum(max(kind.size_bytes, kind.gradient_bytes) for kind in weights)
+
 
 def tensor_kinds(
     model: Model, rules: Sequence[Rule], flow: Flow, mesh: Mesh, options: PlanOptions, constraints: ResolvedConstraints

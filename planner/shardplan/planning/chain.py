@@ -230,6 +230,7 @@ def _solved_with_cuts(
     is_open = question.objective is None and question.linear is None and options.cost_model.is_ours
     is_open = is_open and not question.is_late
     solution: Solution | None = None
+    bound = -math.inf  # of fewer sums: their maxima are no more
     for left in range(CUT_ROUNDS if is_open else 0, -1, -1):
         met = reduced.first(reduced.start.assignments)
         if met and on_first is not None:
@@ -238,13 +239,15 @@ def _solved_with_cuts(
             break
         if not reduced.start.assignments:
             solution = reduced.solved(question, options, on_progress)
+            bound = max(bound, solution.bound)
             met = reduced.first(solution.candidates)
         cuts = reduced.binding_cuts(met)
         if not cuts or _is_over(question):
             break
         solution = None
         reduced = _reduced(graphs, question, asked, reduced.objective.with_cuts(cuts))
-    return reduced, solution or reduced.solved(question, options, on_progress)
+    solution = solution or reduced.solved(question, options, on_progress)
+    return reduced, replace(solution, bound=max(bound, solution.bound))
 
 
 def _is_over(question: Question) -> bool:

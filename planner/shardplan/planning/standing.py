@@ -132,8 +132,9 @@ def _holds_for_all(question: Question, instance: Instance) -> bool:
     """Whether the bound of a question holds for every plan that fits: it leaves none of them out, and has no price that
     is higher than in the schedule."""
     less = question.limit_bytes is not None and question.limit_bytes < instance.limit_bytes
-    fixed = question.equal_layers or question.regather or (question.remat is not None and instance.chooses_remat)
-    return not (question.restriction or question.near or question.linear or less or fixed)
+    fixed = question.equal_layers or (question.remat is not None and instance.chooses_remat)
+    dearer = question.regather or question.bucket_bytes is not None
+    return not (question.restriction or question.near or question.linear or less or fixed or dearer)
 
 
 def _doing(question: Question) -> str:
