@@ -1,5 +1,7 @@
 """Plans between those of the best multipliers, and sums that the best plan shows to be missing."""
 
+from itertools import pairwise
+
 import onnx
 import pytest
 from small_models import proto_of
@@ -25,7 +27,7 @@ def test_stretches_of_other_assignments_shorten_the_step(monkeypatch: pytest.Mon
 def test_sums_that_the_best_plan_lacks_raise_the_bound(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Large weights at the end: their gradients come first in backward and hide, but the first assignment, with equal
     layers, does not show that those of the small ones do not."""
-    weights = ", ".join(f"float[{a},{b}] w{i}" for i, (a, b) in enumerate(zip(WIDTHS, WIDTHS[1:], strict=False)))
+    weights = ", ".join(f"float[{a},{b}] w{i}" for i, (a, b) in enumerate(pairwise(WIDTHS)))
     layers = " ".join(f"h{i} = MatMul(r{i}, w{i}) r{i + 1} = Relu(h{i})" for i in range(len(WIDTHS) - 1))
     text = f"m (float[1024,2048] r0) => (float[1024,8192] y) <{weights}> {{ {layers} y = Relu(r{len(WIDTHS) - 1}) }}"
     onnx.save(proto_of(text), tmp_path / "mlp.onnx")

@@ -62,7 +62,8 @@ def test_stretches_are_allowed_and_each_makes_an_assignment_cheaper(seed: int) -
     assert len(set(costs)) == len(costs)
     pool = (start, *others)
     assert all(choice in {one[node] for one in pool} for choices in found for node, choice in enumerate(choices))
-    replaced = ((*start[:i], *one[i:j], *start[j:]) for one in others for i, j in combinations(range(len(start) + 1), 2))
+    ends = list(combinations(range(len(start) + 1), 2))
+    replaced = ((*start[:i], *one[i:j], *start[j:]) for one in others for i, j in ends)
     least = min(evaluate(problem, choices).cost for choices in replaced)
     if least < costs[0]:
         assert found
