@@ -208,3 +208,15 @@ def test_a_profile_with_the_least_or_the_most_of_all_numbers(which, shardplan, m
     asked = ("mlp.onnx", "--dim", "batch=64", "--mesh", "2x2", "--cluster", "extreme.yaml", "--no-advice")
     assert shardplan("solve", *asked, "-o", "extreme.plan.json").code == 0
     assert shardplan("show", "extreme.plan.json").code == 0
+
+
+@pytest.mark.parametrize(("ranks", "told"), [(24, True), (16, False)])
+def test_weights_that_ranks_do_not_divide_are_told(shardplan, folder, ranks, told):
+    run = shardplan("price", TINY, "--no-best", "--dp", str(ranks), "--zero", "3", "--global-batch", str(ranks))
+    warned = (
+        "warning[undivided-weights]: 40 % of the weights do not divide into 24 shards, "
+        "one for each data-parallel rank\n"
+        "  they are priced in at most 8; trainers pad shards, so memory is lower and gathers take longer\n"
+        "hint: price another number of ranks beside it, one that divides the sizes of weights\n"
+    )
+    assert run.err == (warned if told else "")
