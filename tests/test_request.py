@@ -247,7 +247,10 @@ def test_robustness_is_that_of_the_command_line(layers, shardplan):
     assert [round(regret, 6) for regret in found.regrets] == json.loads(run.out)["result"]["robustness"]["regrets"]
     run = shardplan("solve", "layers.onnx", "--mesh", "1x4", "--stages", "2", "--robust", "2")
     assert run.code == 2
-    assert run.err == "error[pipeline-plan]: robustness is known of plans of one mesh, not of pipelines\n"
+    assert run.err == (
+        "error[pipeline-plan]: the plan is a pipeline; sensitivity analysis is for plans of one mesh\n"
+        "hint: leave out --robust, or solve without stages\n"
+    )
 
 
 def test_helps_are_of_one_table(shardplan):

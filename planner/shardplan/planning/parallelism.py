@@ -13,6 +13,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Final
 
 import numpy as np
 
@@ -31,6 +32,11 @@ from shardplan.rules.batch import batch_dims_of
 
 TENSOR, CONTEXT, EXPERT, DATA, PIPELINE = "tensor", "context", "expert", "data", "pipeline"
 _INSIDE_OUT = (TENSOR, CONTEXT, EXPERT, DATA)
+
+
+_OPTIONS: Final = {
+    TENSOR: "--tp", PIPELINE: "--pp", DATA: "--dp", CONTEXT: "--cp", EXPERT: "--ep", "virtual": "--vp",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +65,13 @@ class Parallelism:
             raise ShardplanError(*faults)
 
     def _faults(self) -> Iterator[Diagnostic]:
-        for name in (TENSOR, PIPELINE, DATA, CONTEXT, EXPERT, "virtual"):
+        for name, option in _OPTIONS.items():
             if getattr(self, name) < 1:
-                yield bad(f"{name}: {getattr(self, name)} ways", "a number of ways is at least 1")
+                degree = "number of virtual stages" if name == "virtual" else f"{name}-parallel degree"
+                yield bad(f"the {degree} is {getattr(self, name)}", f"{option} is a whole number of at least 1")
         if self.zero not in (0, 1, 3):
-            hint = (
-                "0 keeps everything whole, 1 shards optimizer state (gradients are scattered to it), 3 parameters too"
-            )
-            yield bad(f"there is no zero {self.zero} here", hint)
+            hint = "0 shards nothing, 1 optimizer state (gradients are reduce-scattered to it), 3 parameters too"
+            yield bad(f"--zero {self.zero} cannot be priced", hint)
         if self.expert_tensor not in (0, 1, self.tensor):
             hint = "experts are cut as everything else is (leave out --etp), or are whole (--etp 1)"
             yield bad(f"{self.expert_tensor} tensor-parallel ways of experts beside {self.tensor}", hint)
