@@ -77,6 +77,14 @@ def test_narrow_gradients_are_refused_where_the_optimizer_keeps_them_in_fp32(zer
         priced(dp=4, batch=8 * ROWS, optimizer="adam-fp32", zero=zero, grad_dtype="bf16")
 
 
+@pytest.mark.parametrize("dp", [4, 8, 24, 40, 88, 104])
+def test_fsdp_shards_the_state_over_ranks_that_do_not_divide_a_dim(dp):
+    """Its shards are padded: the state is that of a distributed optimizer with as many ranks."""
+    asked = {"dp": dp, "batch": dp * ROWS}
+    sharded, flat = (priced(zero=zero, **asked) for zero in (3, 1))
+    assert sharded.optimizer == pytest.approx(flat.optimizer, rel=1e-3)
+
+
 def test_another_type_of_gradients_is_refused():
     with pytest.raises(ShardplanError, match="gradients are not accumulated in 'fp8'"):
         priced(grad_dtype="fp8")
