@@ -218,7 +218,7 @@ def test_weights_that_ranks_do_not_divide_are_told(shardplan, folder, ranks, tol
     warned = (
         "warning[undivided-weights]: 40 % of the weights do not divide into 24 shards, "
         "one for each data-parallel rank\n"
-        "  they are priced in at most 8; trainers pad shards, so memory is lower and gathers take longer\n"
+        "  they are priced in at most 8; trainers pad: weights take less memory and longer to gather\n"
         "hint: price another number of ranks beside it, one that divides the sizes of weights\n"
     )
     assert run.err == (warned if told else "")

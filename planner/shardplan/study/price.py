@@ -21,6 +21,7 @@ from shardplan.cluster.mesh import make_cluster
 from shardplan.cluster.perturb import all_constants, perturbed
 from shardplan.cluster.profile import load_profile
 from shardplan.cluster.types import Cluster
+from shardplan.cost.recipes import recipe
 from shardplan.errors import Diagnostic, InfeasibleError, ShardplanError, warning
 from shardplan.graph.hidden_state import hidden_of
 from shardplan.graph.options import UNLIMITED_BYTES, PlanOptions
@@ -138,7 +139,7 @@ class PricedConfiguration:
         summary = (
             f"{100 * share:.0f} % of the weights do not divide into {shards} shards, one for each data-parallel rank"
         )
-        detail = f"they are priced in at most {most}; trainers pad shards, so memory is lower and gathers take longer"
+        detail = f"they are priced in at most {most}; trainers pad: weights take less memory and longer to gather"
         hint = "price another number of ranks beside it, one that divides the sizes of weights"
         return warning("undivided-weights", summary, detail=detail, hint=hint)
 
@@ -245,8 +246,7 @@ def price_as_asked(
     """
     assert isinstance(request.dims, Mapping)
     assert not isinstance(request.memory_limit, str)
-    if grad_dtype not in GRADIENTS:
-        raise ShardplanError(bad(f"gradients are not accumulated in '{grad_dtype}'", f"{' or '.join(GRADIENTS)}"))
+    _check_gradients(grad_dtype, request.optimizer)
     model = read_model_for(request.model, request.dims, batch, parallelism)
     if overlap_exchange and parallelism.expert == 1:
         raise ShardplanError(bad("no tokens are exchanged: --ep is 1", "leave out --overlap-exchange"))
@@ -278,6 +278,15 @@ def price_as_asked(
 
     steps = steps_under(on_other, cluster, robust) if robust else None
     return PriceReport(priced, best, rows_of(model), batch.micro_batch, compare, precision, steps)
+
+
+def _check_gradients(grad_dtype: str, optimizer: str) -> None:
+    """Refuses a type of gradients that does not exist, or that the optimizer does not have."""
+    if grad_dtype not in GRADIENTS:
+        raise ShardplanError(bad(f"gradients are not accumulated in '{grad_dtype}'", f"{' or '.join(GRADIENTS)}"))
+    if grad_dtype == "bf16" and recipe(optimizer).gradient == "float":
+        summary = f"--grad-dtype bf16: optimizer '{optimizer}' keeps gradients in fp32"
+        raise ShardplanError(bad(summary, "leave out --grad-dtype, or take --optimizer adam-mixed"))
 
 
 def _run_so(cluster: Cluster, *, fused_loss: bool, eager: bool, overlap_exchange: bool) -> Cluster:
