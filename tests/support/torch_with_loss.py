@@ -113,3 +113,21 @@ def strict_step(plan: Plan, reduction: str, called: str) -> tuple[float, float, 
 
 def whole_of(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
+def in_microbatches(plan: Plan, called: str) -> tuple[float, float]:
+    """Errors of the mean loss and of gradients of a graph whose example was a whole batch, or one microbatch of it, in
+    a mapping."""
+    (model, ids), (reference, _) = seeded(), seeded()
+    whole, batch = shardplan.torch.with_loss(model, next_token), {"input_ids": ids, "targets": ids.roll(-1, 1)}
+    count = int(plan.model["microbatches"])
+    one = {name: each[: len(each) // count] for name, each in batch.items()}
+    run = shardplan.torch.parallelize_exported(whole, batch if called == "whole" else one, plan, mesh_of(plan))
+    losses = []
+    for part in shardplan.torch.microbatches(run, batch):
+        losses.append(run(**part) / count)
+        losses[-1].backward()
+    wanted = next_token(reference(ids), ids.roll(-1, 1))
+    wanted.backward()
+    found = float(sum(whole_of(each.detach()) for each in losses))
+    return abs(found - float(wanted)), _gradient_error(model, reference)

@@ -65,6 +65,14 @@ def test_a_plan_has_the_loss_too(four, recipe, called):
         assert not differences
 
 
+@pytest.mark.parametrize("called", ["whole", "one"])
+def test_the_example_of_a_graph_is_a_batch_or_a_microbatch(four, called):
+    read = read_model(FOLDER / "gpt_with_loss.onnx")
+    plan = forced_plan(read, "2x2", PlanOptions(microbatches=2), recipe="ZeRO-3")
+    for errors in four.run("torch_with_loss", "in_microbatches", plan, called):
+        assert max(errors) < 1e-5
+
+
 @pytest.mark.parametrize("called", ["eager", "graph"])
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 def test_the_operands_of_a_loss_are_gathered_as_planned(four, reduction, called):
