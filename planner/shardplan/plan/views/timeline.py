@@ -19,7 +19,7 @@ from shardplan.plan.step.schedule import StepSchedule, schedule_step, serial_sch
 from shardplan.plan.types import Move, Plan
 from shardplan.plan.views.laid import Laid
 from shardplan.plan.views.pipeline_timeline import pipeline_laid_out, pipeline_streams
-from shardplan.plan.views.trace_tracks import interval_us, tracks_of
+from shardplan.plan.views.tracks import Drawn, drawn
 from shardplan.schedule.links import WHOLE, LinkLevels
 from shardplan.schedule.streams import Item, Span
 from shardplan.schedule.tasks import COMPUTE, Task, Timeline, Unlisted
@@ -155,58 +155,39 @@ def _streams(item: Item, stream: Mapping[str, int]) -> Iterator[int]:
 
 
 def _about(plan: Plan, phase: Phase, repeat: int, span: Span) -> Laid:
-    moves = [plan.moves[number] for number in phase.moves[span.item]]
-    payload = _payload_bytes(plan, phase.program[span.item], moves) if moves else 0
+    moves, step = [plan.moves[number] for number in phase.moves[span.item]], phase.steps[span.item]
+    payload = sum(move.steps[step].payload_bytes for move in moves)
     first = moves[0] if moves else None
     after, before = (first.issue_after, first.wait_before) if first else ("", "")
     return Laid(phase.name, repeat, payload, span.exposed, after, before)
 
 
-def _payload_bytes(plan: Plan, item: Item, moves: Sequence[Move]) -> int:
-    """Bytes of one collective of a move, or of moves that are sent together: of all that have its kind and its links,
-    the one that takes as long."""
-    steps = moves[0].steps
-    kind = item.name.partition(" ")[0].replace("-", "_")
-
-    def is_like(number: int) -> bool:
-        collective = steps[number].collective
-        return collective.kind == kind and {plan.axis_links[axis] for axis in collective.axes} == item.levels
-
-    def difference_s(number: int) -> float:
-        return abs(sum(move.steps[number].time_ns for move in moves) / NS_PER_S - item.seconds)
-
-    at = min(filter(is_like, range(len(steps))), key=difference_s)
-    return sum(move.steps[at].payload_bytes for move in moves)
-
-
 def chrome_trace(plan: Plan) -> dict[str, object]:
     """The timeline as Chrome's trace event format, which Perfetto reads; times in microseconds.
 
+    What a stream does at a time has tracks of its own, so that no two events of one overlap.
     Every collective carries its bytes, its phase and its exposed time; arrows lead from the operator after which it is
     issued to it, and from it to the operator that waits for it. Of a pipeline, what is sent between stages carries its
     bytes, and arrows lead from the stage that sends to it and from it to the stage that receives.
     """
     made, about = laid_out(plan) if plan.pipeline is None else pipeline_laid_out(plan)
     streams = streams_of(plan)
-    intervals = [interval_us(start, end) for start, end in zip(made.starts, made.ends, strict=True)]
-    tracks = tracks_of([task.stream for task in made.tasks], intervals, len(streams))
-    named = dict(enumerate(streams))
-    named |= {track: streams[task.stream] for task, track in zip(made.tasks, tracks, strict=True)}
+    tasks = zip(made.tasks, made.starts, made.ends, strict=True)
+    drawing = drawn(streams, [(task.stream, start, end) for task, start, end in tasks])
     events: list[dict[str, object]] = [
         {"ph": "M", "name": "process_name", "pid": 0, "args": {"name": str(plan.model.get("name", ""))}},
-        *(
-            {"ph": "M", "name": "thread_name", "pid": 0, "tid": track, "args": {"name": name}}
-            for track, name in sorted(named.items())
-        ),
+        *drawing.threads(0),
     ]
-    for task, track, (start, duration), one in zip(made.tasks, tracks, intervals, about, strict=True):
+    for task, event, one in zip(made.tasks, drawing.events, about, strict=True):
         events.append(
             {
-                "ph": "X", "name": task.name, "cat": streams[task.stream], "pid": 0, "tid": track,
-                "ts": start, "dur": duration, "args": _args(one),
+                "ph": "X", "name": task.name, "cat": streams[task.stream], "pid": 0, "tid": event.track, **event.times,
+                "args": _args(one),
             }
         )  # fmt: skip
-    events += _arrows(made, about, tracks) if plan.pipeline is None else _dependencies(made, tracks)
+    arrows = _arrows(made, about) if plan.pipeline is None else _dependencies(made)
+    for number, (tail, head) in arrows:
+        events += _arrow(number, drawing.events[tail], drawing.events[head])
     return {"displayTimeUnit": "ms", "traceEvents": events}
 
 
@@ -223,8 +204,12 @@ def _args(one: Laid) -> dict[str, object]:
     return said
 
 
-def _arrows(made: Timeline, about: Sequence[Laid], tracks: Sequence[int]) -> Iterator[dict[str, object]]:
-    """Flow events between compute and what runs beside it, in one repetition of a phase."""
+_Arrow = tuple[int, tuple[int, int]]
+"""Its number, and those of the tasks from and to which it leads."""
+
+
+def _arrows(made: Timeline, about: Sequence[Laid]) -> Iterator[_Arrow]:
+    """Arrows between compute and what runs beside it, in one repetition of a phase."""
     computed: dict[tuple[str, int, str], int] = {}
     for number, (task, one) in enumerate(zip(made.tasks, about, strict=True)):
         if task.stream == COMPUTE:
@@ -235,21 +220,20 @@ def _arrows(made: Timeline, about: Sequence[Laid], tracks: Sequence[int]) -> Ite
         before = computed.get((one.phase, one.repeat, one.issue_after))
         after = computed.get((one.phase, one.repeat, one.wait_before))
         if before is not None:
-            yield from _arrow(2 * number, made, tracks, before, number)
+            yield 2 * number, (before, number)
         if after is not None:
-            yield from _arrow(2 * number + 1, made, tracks, number, after)
+            yield 2 * number + 1, (number, after)
 
 
-def _dependencies(made: Timeline, tracks: Sequence[int]) -> Iterator[dict[str, object]]:
-    """Flow events between tasks of different streams of which one waits for the other."""
+def _dependencies(made: Timeline) -> Iterator[_Arrow]:
+    """Arrows between tasks of different streams of which one waits for the other."""
     pairs = ((before, number) for number, task in enumerate(made.tasks) for before in task.after)
     between = ((tail, head) for tail, head in pairs if made.tasks[tail].stream != made.tasks[head].stream)
-    for identity, (tail, head) in enumerate(between):
-        yield from _arrow(identity, made, tracks, tail, head)
+    yield from enumerate(between)
 
 
-def _arrow(identity: int, made: Timeline, tracks: Sequence[int], tail: int, head: int) -> Iterator[dict[str, object]]:
+def _arrow(identity: int, tail: Drawn, head: Drawn) -> Iterator[dict[str, object]]:
+    """The flow events of an arrow."""
     common: dict[str, object] = {"name": "waits", "cat": "schedule", "id": identity, "pid": 0}
-    ends, starts = made.ends[tail], made.starts[head]
-    yield {**common, "ph": "s", "tid": tracks[tail], "ts": round(ends * 1e6, 3)}
-    yield {**common, "ph": "f", "bp": "e", "tid": tracks[head], "ts": round(max(ends, starts) * 1e6, 3)}
+    yield {**common, "ph": "s", "tid": tail.track, "ts": tail.end_ns / 1000}
+    yield {**common, "ph": "f", "bp": "e", "tid": head.track, "ts": max(tail.end_ns, head.start_ns) / 1000}
