@@ -85,9 +85,9 @@ def classes() -> tuple[torch.nn.Module, tuple[Tensor, Tensor]]:
     return torch.nn.Linear(16, 8), (torch.randn(8, 16), torch.arange(8))
 
 
-def strict_step(plan: Plan, reduction: str, called: str) -> tuple[float, float, int]:
+def strict_step(plan: Plan, reduction: str, called: str) -> tuple[float, float, int, int]:
     """Errors of the loss and of gradients of `classes`, and the number of kinds of collectives that the forward pass
-    sent otherwise than planned. `called`: eager or as a graph."""
+    and the backward pass sent otherwise than planned. `called`: eager or as a graph."""
     (model, batch), (reference, _) = classes(), classes()
 
     def loss(logits: Tensor, target: Tensor) -> Tensor:
@@ -107,8 +107,8 @@ def strict_step(plan: Plan, reduction: str, called: str) -> tuple[float, float, 
         float((dict(reference.named_parameters())[name].grad - whole_of(each.grad)).abs().max())
         for name, each in ((name.split(".")[-1], each) for name, each in run.named_parameters())
     )
-    forward = [key for key in comms.differences if key[0] == "forward"]
-    return abs(float(whole_of(made) - wanted)), worst, len(forward)
+    others = [sum(key[0] == phase for key in comms.differences) for phase in ("forward", "backward")]
+    return abs(float(whole_of(made) - wanted)), worst, others[0], others[1]
 
 
 def whole_of(tensor: Tensor) -> Tensor:

@@ -87,9 +87,22 @@ def test_the_operands_of_a_loss_are_gathered_as_planned(four, reduction, called)
     )
     moved = {move.tensor for move in plan.moves if move.phase == "forward" and move.reader == plan.operators[-1].name}
     assert moved == {"target" if reduction == "mean" else "linear"}
-    for loss_error, gradient_error, differences in four.run("torch_with_loss", "strict_step", plan, reduction, called):
+    for loss_error, gradient_error, forward, _ in four.run("torch_with_loss", "strict_step", plan, reduction, called):
         assert max(loss_error, gradient_error) < 1e-5
-        assert not differences
+        assert not forward
+
+
+@pytest.mark.parametrize("called", ["eager", "graph"])
+def test_the_gradient_of_a_loss_of_split_rows_is_not_reduced(four, called):
+    """It is the same on all processes; forward the sum of the losses and their number are sent inside of the loss."""
+    model, batch = classes()
+    split = {"axes": {"machine": {"inputs": 0}, "gpu": {"inputs": 0}}, "parameters": {"*": "replicate"}}
+    asked = {"cluster": "generic", "constraints": [split], "pins": ["linear=S(0)@machine,gpu"]}
+    plan = shardplan.torch.plan(model, batch, "2x2", loss=functional.cross_entropy, **asked)
+    assert plan.operators[-1].split == ("n", "n")
+    for *errors, forward, backward in four.run("torch_with_loss", "strict_step", plan, "mean", called):
+        assert max(errors) < 1e-5
+        assert (forward, backward) == (1, 0)
 
 
 @pytest.mark.parametrize("microbatches", [1, 2])

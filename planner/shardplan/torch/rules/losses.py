@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from shardplan.layout.layout import Layout
+from shardplan.layout.placement import R
 from shardplan.torch.propagation.engine import Engine, Op
 from shardplan.torch.propagation.plan_graph import Key
 from shardplan.torch.propagation.signatures import CONSTANT
@@ -79,8 +81,8 @@ def _of_shares(engine: Engine, shares: Value, target: Value, ignored: int, how: 
     if how != _MEAN:
         return _made(engine, total, key)
     seen = elementwise(engine, Op("ne", torch.ne, [unknown(target), ignored]))
-    count = over_parts(engine, reduction(engine, Op("sum", torch.sum, [seen])))
-    return _made(engine, elementwise(engine, Op("div", torch.div, [over_parts(engine, total), count])), key)
+    numbers = [_summed_up(engine, each) for each in (total, reduction(engine, Op("sum", torch.sum, [seen])))]
+    return _made(engine, elementwise(engine, Op("div", torch.div, numbers)), key)
 
 
 def _of_weighted_shares(
@@ -171,7 +173,14 @@ def _over_all(engine: Engine, losses: Value, how: int) -> Value:
     if how == _NONE:
         return losses
     whole = (torch.mean, torch.sum)[how - _MEAN]
-    return over_parts(engine, reduction(engine, Op(whole.__name__, whole, [losses])))
+    return _summed_up(engine, reduction(engine, Op(whole.__name__, whole, [losses])))
+
+
+def _summed_up(engine: Engine, value: Value) -> Value:
+    """One number of all parts. What follows it is the same on all processes, and so is its gradient, which is not to be
+    summed as that of a statistic is, which each process reads for its own part."""
+    placements = (R if place.kind == "P" else place for place in value.layout.placements)
+    return engine.convert(value, Layout.of(*placements, order=value.layout.order), inner=True)
 
 
 def _picked(engine: Engine, shares: Value, target: Value, ignored: int) -> Value:
