@@ -111,8 +111,8 @@ CROSSOVERS_JUDGED = 16
 """Maximum number of crossovers of the best plan that are scheduled."""
 STRETCHES_GAP = 0.06
 """Gap above which stretches of other assignments are put into the best one: takes about a second for GPT-2."""
-STRETCHES_TOWARDS = (0.6,)
-"""Shares of the way from the best multipliers to those of one sum, at which such assignments are solved."""
+STRETCHES_TOWARDS = 0.6
+"""Share of the way from the best multipliers to those of one sum, at which such assignments are solved."""
 STRETCHES_FROM = 30
 """Maximum number of other assignments beside these, those with the shortest schedules first."""
 STRETCHES_ROUNDS = 40

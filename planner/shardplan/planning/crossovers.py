@@ -8,6 +8,7 @@ stretch of one goes into another where the sums say so. The last assignments are
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import islice, takewhile
 
 import numpy as np
 
@@ -22,11 +23,11 @@ from shardplan.planning.constants import (
     STRETCHES_WORK,
 )
 from shardplan.planning.equal_layers import MergedCopies, first_copies, folded
+from shardplan.planning.judge import Candidate
 from shardplan.planning.reduction import Layouts
 from shardplan.planning.search import Found, Questions, Search
-from shardplan.schedule.objective import Weights, fitting
+from shardplan.schedule.objective import Weights, fitting, towards_each_sum
 from shardplan.solve.linear_functions import Choices, Functions
-from shardplan.solve.problem import SumMultipliers
 from shardplan.solve.search.crossover_of_problems import crossovers_with
 from shardplan.solve.search.stretches import with_stretches_of
 from shardplan.solve.subproblem import Subproblem
@@ -40,13 +41,9 @@ def crossed(search: Search, found: Found) -> Questions[Found]:
     candidate, whole = found.candidate, found.whole
     if whole is None or candidate.layouts.built is not whole.built:
         return found
-    plans = [one for one in search.known.values() if one.layouts.built is whole.built and one is not candidate]
-    ranked = [candidate, *sorted(plans, key=lambda one: one.step_s)]
     below = candidate.step_s * PS_PER_S  # what its sums say is a lower bound on the schedule of each
-    others = (choices for choices, layouts in search.hopeless.items() if layouts.built is whole.built)
-    met = (*(tuple(one.priced.choice.values()) for one in ranked), *others)
     copies = MergedCopies.of(whole, merges=search.instance.options.equal_layers)
-    choices = list(dict.fromkeys(map(copies.merged, met)))
+    choices = list(dict.fromkeys(map(copies.merged, (_choices(candidate), *_met(search, whole)))))
     crossovers = crossovers_with(copies.functions, CROSSOVER_PARENTS, choices, CROSSOVERS_JUDGED, below)
     assignments = [(candidate.layouts, copies.unmerged(one)) for one in crossovers]
     return found.better(search.judged(assignments), search.limit_bytes)
@@ -60,17 +57,33 @@ def with_stretches(search: Search, found: Found) -> Questions[Found]:
     if whole is None or best.layouts.built is not whole.built or found.gap <= STRETCHES_GAP or search.is_over:
         return found
     copies = MergedCopies.of(whole, merges=search.instance.options.equal_layers)
-    known = sorted(search.known.values(), key=lambda one: one.step_s)
-    met = [tuple(one.priced.choice.values()) for one in known if one.layouts.built is whole.built]
-    met += [choices for choices, layouts in search.hopeless.items() if layouts.built is whole.built]
-    near = _with_equal_layers(whole, met[0], fitting(found.multipliers, found.objective))
+    met = (*_met(search, whole), _choices(best))
+    solved = _with_equal_layers(whole, met[0], fitting(found.multipliers, found.objective))
+    near = list(dict.fromkeys(_while_there_is_time(search, solved)))
     others = list(dict.fromkeys(map(copies.merged, (*near, *met))))[: len(near) + STRETCHES_FROM]
     numbers = copies.functions.u.size * (1 + len(copies.functions.sums)) * len(others)
     rounds = min(STRETCHES_ROUNDS, int(STRETCHES_WORK / max(1, numbers)))
     made: list[Choices] = []
     for start in dict.fromkeys((copies.merged(met[0]), _cheapest(copies.functions, others))):
-        made += with_stretches_of(copies.functions, start, others, rounds)[-STRETCHES_JUDGED:]
+        better = islice(with_stretches_of(copies.functions, start, others), rounds)
+        made += [*_while_there_is_time(search, better)][-STRETCHES_JUDGED:]
     return search.best_of(found, [(best.layouts, copies.unmerged(one)) for one in dict.fromkeys(made)])
+
+
+def _met(search: Search, whole: Layouts) -> list[Choices]:
+    """The assignments of a problem that a search has met: plans, those with the shortest steps first, and what was not
+    scheduled."""
+    plans = [one for one in search.known.values() if one.layouts.built is whole.built]
+    others = (choices for choices, layouts in search.hopeless.items() if layouts.built is whole.built)
+    return [*map(_choices, sorted(plans, key=lambda one: one.step_s)), *others]
+
+
+def _choices(plan: Candidate) -> Choices:
+    return tuple(plan.priced.choice.values())
+
+
+def _while_there_is_time(search: Search, found: Iterator[Choices]) -> Iterator[Choices]:
+    return takewhile(lambda _: not search.is_over, found)
 
 
 def _cheapest(functions: Functions, assignments: Sequence[Choices]) -> Choices:
@@ -78,22 +91,14 @@ def _cheapest(functions: Functions, assignments: Sequence[Choices]) -> Choices:
     return assignments[int(functions.costs(np.array(assignments)).argmin())]
 
 
-def _with_equal_layers(whole: Layouts, known: Choices, multipliers: Weights) -> list[Choices]:
+def _with_equal_layers(whole: Layouts, known: Choices, multipliers: Weights) -> Iterator[Choices]:
     """The best assignments with equal layers at multipliers around the best ones, without a memory limit."""
     places = first_copies(whole.built, [cost.size for cost in whole.problem.costs])
     problem = folded(whole.problem, places)
     one_copy = dict(zip(places, known, strict=True))
     start = tuple([one_copy[place] for place in range(len(one_copy))])
     part = Subproblem.of(problem, start, range(len(start)))
-    found = (part.best_at(weights) for weights in _around(multipliers))
-    return [tuple([choices[place] for place in places]) for choices in dict.fromkeys(found) if choices is not None]
-
-
-def _around(multipliers: Weights) -> Iterator[SumMultipliers]:
-    """For each phase the multipliers on the way from the best ones to those of one of its sums, or of none."""
-    best = tuple(weights for weights in multipliers if weights)
-    for phase, weights in enumerate(best):
-        for towards in range(-1, len(weights)):
-            for share in STRETCHES_TOWARDS:
-                moved = tuple([(1 - share) * weight + share * (k == towards) for k, weight in enumerate(weights)])
-                yield (*best[:phase], moved, *best[phase + 1 :])
+    for weights in towards_each_sum(multipliers, STRETCHES_TOWARDS):
+        choices = part.best_at(weights)
+        if choices is not None:
+            yield tuple([choices[place] for place in places])

@@ -9,14 +9,13 @@ problem is small while the blocks keep their choices, so it is solved at many mu
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from shardplan.planning.constants import OUTSIDE_GAIN, OUTSIDE_ROUNDS, OUTSIDE_TOWARDS, WORTH_FOLDING
 from shardplan.planning.equal_layers import first_copies
 from shardplan.planning.reduction import Layouts
 from shardplan.planning.search import Found, Questions, Search
-from shardplan.schedule.objective import Weights, fitting
-from shardplan.solve.problem import SumMultipliers
+from shardplan.schedule.objective import fitting, towards_each_sum
 from shardplan.solve.subproblem import Subproblem
 
 
@@ -59,17 +58,7 @@ def _resolved(search: Search, found: Found, whole: Layouts, free: Sequence[int])
     best = found.candidate
     part = Subproblem.of(whole.problem, tuple(best.priced.choice.values()), free)
     multipliers = fitting(found.multipliers, found.objective)  # the bound may be that of another question
-    near = dict.fromkeys(filter(None, map(part.best_at, _around(multipliers))))
+    known = tuple(weights for weights in multipliers if weights)
+    tried = (known, *towards_each_sum(multipliers, OUTSIDE_TOWARDS))
+    near = dict.fromkeys(filter(None, map(part.best_at, tried)))
     return search.best_of(found, [(best.layouts, choices) for choices in near])
-
-
-def _around(multipliers: Weights) -> Iterator[SumMultipliers]:
-    """The best multipliers, and for each phase those on the way from there to one of its sums, or to none."""
-    best = tuple(weights for weights in multipliers if weights)
-    yield best
-    for phase, weights in enumerate(best):
-        for towards in range(-1, len(weights)):
-            moved = tuple(
-                [(1 - OUTSIDE_TOWARDS) * weight + OUTSIDE_TOWARDS * (k == towards) for k, weight in enumerate(weights)]
-            )
-            yield (*best[:phase], moved, *best[phase + 1 :])

@@ -25,7 +25,7 @@ multipliers w_k >= 0 that add up to one in every phase, the minimum of sum_k w_k
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
@@ -160,6 +160,16 @@ def _on_simplex(others: tuple[float, ...]) -> tuple[float, ...]:
     """The weights of all sums of a phase, from those of all but its base: together they are one."""
     total = sum(others)
     return (0.0, *(weight / total for weight in others)) if total > 1.0 else (1.0 - total, *others)
+
+
+def towards_each_sum(multipliers: Weights, share: float) -> Iterator[Weights]:
+    """For each phase the multipliers at that share of the way from the given ones to those of one of its sums, or of
+    none. Phases without multipliers are left out, as in a problem with maxima."""
+    best = tuple(weights for weights in multipliers if weights)
+    for phase, weights in enumerate(best):
+        for towards in range(-1, len(weights)):
+            moved = tuple([(1 - share) * weight + share * (k == towards) for k, weight in enumerate(weights)])
+            yield (*best[:phase], moved, *best[phase + 1 :])
 
 
 def fitting(multipliers: Weights, objective: Objective) -> Weights:

@@ -126,14 +126,16 @@ class PricedConfiguration:
 
     @property
     def undivided(self) -> Diagnostic | None:
-        """A warning about `--zero 3` over ranks that no weight divides by: trainers pad the shards, and only whole ones
-        are priced."""
+        """A warning about `--zero 3` where weights do not divide into as many shards as there are ranks: trainers pad
+        the shards, and only whole ones are priced."""
+        if self.parallelism.zero < 3 or self.plan.pipeline is not None:
+            return None
         weights = [tensor for tensor in self.plan.tensors if tensor.role == "parameter"]
         shards, whole = self.parallelism.data * self.parallelism.context, sum(math.prod(one.shape) for one in weights)
         pieces = {one.name: shard_count(one.layout.forward, self.plan.mesh) for one in weights}
         fewer = [one for one in weights if pieces[one.name] < shards]
         share = sum(math.prod(one.shape) for one in fewer) / whole if whole else 0.0
-        if self.parallelism.zero < 3 or self.plan.pipeline is not None or share < _WORTH_TELLING:
+        if share < _WORTH_TELLING:
             return None
         most = max(pieces[one.name] for one in fewer)
         summary = (

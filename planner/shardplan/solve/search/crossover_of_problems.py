@@ -9,7 +9,7 @@ the other; their sums, which are linear, run from those of one extreme to those 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -97,23 +97,21 @@ class Crossovers:
     def costs(self, heads: Indices, tails: Indices) -> Values:
         """Entry (p, t): assignment `heads[p]` on the first t nodes, `tails[p]` on the rest; t is below the number of
         nodes."""
-        barred, base, *sums = self.values(heads, tails)
-        costs = self.functions.with_maxima(base, sums)
-        return np.asarray(np.where(barred > 0.0, np.inf, costs)[:, :-1])
+        values = self.values(heads, tails)
+        is_barred, base = next(values) > 0.0, next(values)
+        return np.asarray(np.where(is_barred, np.inf, self.functions.with_maxima(base, values))[:, :-1])
 
-    def values(self, heads: Indices, tails: Indices) -> list[Values]:
-        """The numbers of forbidden pairs, the costs without maxima, and the values of all sums: entry (p, t) of each as
-        above, t up to the number of nodes."""
+    def values(self, heads: Indices, tails: Indices) -> Iterator[Values]:
+        """The numbers of forbidden pairs, the costs without maxima, and the values of all sums, one after the other:
+        entry (p, t) of each as above, t up to the number of nodes."""
         head, tail = self.whole[heads], self.whole[tails]
         low = np.where(self.rising, head[:, self.u], tail[:, self.u])
         high = np.where(self.rising, tail[:, self.v], head[:, self.v])
         seams = self.functions.of_edges(low, high)
 
-        found = []
         for function, (before, after) in zip(self.functions_alone, self.alone, strict=True):
             seam = function[seams]
-            found.append(before[heads] + after[tails] + self.reached.sums(seam) - self.passed.sums(seam))
-        return found
+            yield before[heads] + after[tails] + self.reached.sums(seam) - self.passed.sums(seam)
 
 
 class _Running:

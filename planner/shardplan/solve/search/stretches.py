@@ -9,7 +9,7 @@ that of y. Only edges from one side of the stretch to the other are counted wron
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -18,24 +18,18 @@ from shardplan.solve.linear_functions import Choices, Functions, Indices, Values
 from shardplan.solve.search.crossover_of_problems import Crossovers
 
 
-def with_stretches_of(functions: Functions, start: Choices, others: Sequence[Choices], rounds: int) -> list[Choices]:
-    """Ever cheaper assignments: each is the one before, at first `start`, with a stretch of one of `others`. There are
-    at most `rounds`."""
-    found, best, cost = list[Choices](), start, float(functions.costs(np.array([start]))[0])
-    crossed = Crossovers(functions, [start, *others]) if rounds else None
-    for _ in range(rounds):
-        assert crossed is not None
-        tried = _promising(crossed, best, others)
-        if not tried:
-            break
+def with_stretches_of(functions: Functions, start: Choices, others: Sequence[Choices]) -> Iterator[Choices]:
+    """Ever cheaper assignments: each is the one before, at first `start`, with a stretch of one of `others`."""
+    best, cost = start, float(functions.costs(np.array([start]))[0])
+    crossed = Crossovers(functions, [start, *others])
+    while tried := _promising(crossed, best, others):
         costs = functions.costs(np.array(tried))
         place = int(costs.argmin())
         if not costs[place] < cost * (1.0 - STRETCH_GAIN):
-            break
+            return
         best, cost = tried[place], float(costs[place])
-        found.append(best)
+        yield best
         crossed.replace_first(best)
-    return found
 
 
 def _promising(crossed: Crossovers, best: Choices, others: Sequence[Choices]) -> list[Choices]:
@@ -43,7 +37,7 @@ def _promising(crossed: Crossovers, best: Choices, others: Sequence[Choices]) ->
     formula above, where one is allowed."""
     each = np.arange(1, len(others) + 1)
     first = np.zeros_like(each)
-    begins, ends = crossed.values(first, each), crossed.values(each, first)
+    begins, ends = [*crossed.values(first, each)], [*crossed.values(each, first)]
     begin_places, end_places = _places(crossed.functions, begins), _places(crossed.functions, ends)
     found = dict[Choices, None]()
     for row, other in enumerate(others):
