@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from shardplan.errors import Attempts, Diagnostic, ShardplanError, error
+from shardplan.errors import Attempts, Diagnostic
 from shardplan.text_files import in_shell, is_file
 from shardplan.verbs.asking import SIZES, budget_option, request_options, seed_option
 from shardplan.verbs.inputs import load_model, parse_sizes
@@ -147,6 +147,7 @@ def _read(
         bound = planned.model.get("dims", {}) if planned is not None else {}
         loaded = attempt(lambda: load_model(name, {**bound, **sizes}))  # type: ignore[dict-item]
     attempt.finish()
-    if name is None or loaded is None or planned is None:
-        raise ShardplanError(error("no-input", "there is nothing to verify"))
+    assert name is not None
+    assert loaded is not None
+    assert planned is not None
     return name, loaded, planned
