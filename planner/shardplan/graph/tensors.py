@@ -94,14 +94,14 @@ class TensorSpace:
     def __len__(self) -> int:
         return len(self.forward)
 
-    def code(self, placement: Placement, *, plain: bool = False) -> int | None:
+    def code(self, placement: Placement) -> int | None:
         """Code of a placement given to this tensor; `None` when the tensor cannot be sharded so."""
         count = len(self.kind.shards)
         if placement.is_shard:
             return self.kind.shards.index(placement) if placement in self.kind.shards else None
         if placement.kind == "P":
             return count + 1
-        return count + 2 if placement == RP and self.kind.has_gradient and not plain else count
+        return count + 2 if placement == RP and self.kind.has_gradient else count
 
     def forward_state(self, codes: Index) -> Index:
         """States of the values of layouts given by pair codes, shape (..., axes) -> (...); -1 where there is none."""

@@ -96,19 +96,18 @@ def count_comms(model: nn.Module | Pipeline) -> Iterator[Comms]:
     """
     applied = [applied_to(module) for module in (model.modules if isinstance(model, Pipeline) else (model,))]
     found = Comms(tuple(each.sent_plan for each in applied))
-    with _Counting([each.groups for each in applied], found.sent.append):
+    with _Counting(applied[0].groups, found.sent.append):
         yield found
 
 
 class _Counting(TorchDispatchMode):  # type: ignore[misc]
     """Sees every operation that reaches a backend."""
 
-    def __init__(self, grids: Sequence[ProcessGroups], sink: Callable[[Sent], None]) -> None:
+    def __init__(self, groups: ProcessGroups, sink: Callable[[Sent], None]) -> None:
         super().__init__()
-        groups = grids[0]
         self.groups, self.sink = groups, sink
         self.axes_of_ranks = {
-            tuple(groups.first + rank for rank in ranks): axes for axes, ranks in _axes_by_ranks(groups).items()
+            tuple(groups.first + rank for rank in ranks): axes for axes, ranks in _ranks_by_axes(groups).items()
         }
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -156,8 +155,8 @@ _COUNTED: Mapping[str, tuple[CollectiveKind, int]] = {
 """Operation -> kind, and which argument is the payload (the gathered result, else what goes in)."""
 
 
-def _axes_by_ranks(groups: ProcessGroups) -> dict[tuple[int, ...], tuple[int, ...]]:
-    """Axes -> ranks of this process's group, for every set of axes of size above 1."""
+def _ranks_by_axes(groups: ProcessGroups) -> dict[tuple[int, ...], tuple[int, ...]]:
+    """Mesh axes -> ranks of this process's group, for every set of axes of size above 1."""
     found: dict[tuple[int, ...], tuple[int, ...]] = {}
     real = [axis for axis, size in enumerate(groups.mesh.shape) if size > 1]
     for mask in range(1, 1 << len(real)):
