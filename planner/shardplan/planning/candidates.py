@@ -1,8 +1,9 @@
 """Sources of candidate plans: generators that ask questions, look at the answers, and return the best plan found.
 
-Each generator yields a `Question` and is sent its `Answer`; it does not know who answers. `searched` lists the sources
-in the order in which they are tried. Whatever a question minimises, the assignments in its answer are compared by their
-scheduled steps, and the bound in its answer holds for the schedule of every plan that the question allows.
+Each generator yields a `Question` and is sent its `Answer`; it does not know who answers. `searched` asks about all
+plans; `_improvements` lists the sources that follow, in the order in which they are tried. Whatever a question
+minimises, the assignments in its answer are compared by their scheduled steps, and the bound in its answer holds for
+the schedule of every plan that the question allows.
 """
 
 from __future__ import annotations
