@@ -93,17 +93,22 @@ def test_a_pipeline_of_a_model_without_layers(shardplan, mlp):
     [
         (
             ["--tp", "3"],
-            "tensor: 3 ways divide no dim of 'model.embed_tokens.weight' [1024, 256], and 17 other weights",
+            (
+                "the tensor-parallel degree 3 divides no dim of 'model.embed_tokens.weight' [1024, 256], "
+                "and 17 other weights"
+            ),
         ),
         (["--tp", "16"], "4 attention heads do not divide over 16 ranks"),
         (["--pp", "3", "--global-batch", "4"], None),
         (["--pp", "5", "--global-batch", "5"], "the model has 4 layers, too few for 5 stages"),
         (["--dp", "3", "--global-batch", "8"], "a batch of 8 is not a multiple of 3 ranks x 1 rows"),
-        (["--zero", "2"], "there is no zero 2 here"),
+        (["--zero", "2"], "--zero 2 cannot be priced"),
         (["--vp", "2"], "2 virtual stages need a pipeline"),
         (["--ep", "2", "--dp", "2"], "there are no experts to spread"),
-        (["--ep", "3", "--dp", "2"], "3 ways of experts do not divide 2 data-parallel ranks"),
-        (["--tp", "0"], "tensor: 0 ways"),
+        (["--ep", "3", "--dp", "2"], "3 expert-parallel ranks do not divide 2 data-parallel ranks"),
+        (["--tp", "0"], "the tensor-parallel degree is 0\nhint: --tp is a whole number of at least 1\n"),
+        (["--vp", "0"], "the virtual degree is 0\nhint: --vp is a whole number of at least 1\n"),
+        (["--etp", "0"], "--etp is 0\nhint: --etp is a whole number of at least 1\n"),
         (["--sequence-parallel"], "sequence parallelism needs tensor parallelism"),
         (["--gpus", "6", "--tp", "4"], "--gpus 6 is no multiple of 4"),
         (["--cp", "3"], "a sequence of 128 does not divide into 3"),
@@ -143,7 +148,7 @@ def test_layers_to_recompute_are_told_by_scheme(shardplan, folder):
         assert len(set(values)) == 3
     run = shardplan(*ALONE, "--recompute", "mlp,half", "--tp", "0")
     assert run.code == 2
-    assert "error[bad-parallelism]: tensor: 0 ways" in run.err
+    assert "error[bad-parallelism]: the tensor-parallel degree is 0" in run.err
     assert "error[bad-argument]: --recompute 'mlp,half' is no scheme of recomputation that can be priced" in run.err
     assert "hint: none, selective (or core_attn), alternate (or op), full, block:N, every:N, uniform:N, or " in run.err
 
@@ -182,7 +187,7 @@ def test_from_python():
     assert priced.fits
     spent = priced.spent
     assert spent.compute_ns + spent.exposed_ns + spent.host_ns == priced.plan.summary.step_ns
-    with pytest.raises(ShardplanError, match="there is no zero 2"):
+    with pytest.raises(ShardplanError, match="--zero 2 cannot be priced"):
         shardplan.price(TINY, zero=2)
 
 
