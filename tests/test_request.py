@@ -168,6 +168,9 @@ def test_the_mesh_may_be_chosen(layers):
         package.make_plan("layers.onnx", "auto", stages=2)
     with pytest.raises(InfeasibleError, match="no plan fits in memory"):
         package.make_plan("layers.onnx", "auto", devices="1x4", memory_limit=10_000)
+    with pytest.raises(ShardplanError, match="cannot be combined with stages fixed by hand") as refused:
+        package.make_plan("layers.onnx", "auto", devices="1x4", constraints=["st.yaml"])
+    assert refused.value.diagnostics[0].hint == "leave out --mesh auto"
 
 
 def test_stages_are_planned_from_python_too(layers):
@@ -182,6 +185,9 @@ def test_stages_are_planned_from_python_too(layers):
         [[one.name for one in stage.plan.operators] for stage in p.pipeline.stages] for p in (plan, as_there, by_file)
     ]
     assert names[0] == names[1] == names[2]
+    with pytest.raises(ShardplanError, match="this plan has no stages") as refused:
+        package.make_plan("layers.onnx", "1x4", stages=plan.pipeline.stages[0].plan)
+    assert refused.value.diagnostics[0].hint == "give a plan that was solved with --stages"
 
 
 def test_stages_by_hand_are_obeyed_everywhere(layers, shardplan):
@@ -247,7 +253,10 @@ def test_robustness_is_that_of_the_command_line(layers, shardplan):
     assert [round(regret, 6) for regret in found.regrets] == json.loads(run.out)["result"]["robustness"]["regrets"]
     run = shardplan("solve", "layers.onnx", "--mesh", "1x4", "--stages", "2", "--robust", "2")
     assert run.code == 2
-    assert run.err == "error[pipeline-plan]: robustness is known of plans of one mesh, not of pipelines\n"
+    assert run.err == (
+        "error[pipeline-plan]: the plan is a pipeline; sensitivity analysis is for plans of one mesh\n"
+        "hint: leave out --robust, or solve without stages\n"
+    )
 
 
 def test_helps_are_of_one_table(shardplan):

@@ -248,8 +248,10 @@ def _staging(request: Request) -> Staging | None:
             raise ShardplanError(error("bad-schedule", summary, hint="add --stages auto, or a number of stages"))
         return None
     (by_hand, place), *others = found
-    clash = "" if not request.is_auto else "mesh auto: stages by hand say on which meshes they are"
-    clash = clash or ("uneven shards go with one mesh, and not with stages" if request.uneven else "")
+    if request.is_auto:
+        summary = "--mesh auto cannot be combined with stages fixed by hand, which name their meshes"
+        raise ShardplanError(error("bad-stages", summary, file=place, hint="leave out --mesh auto"))
+    clash = "uneven shards go with one mesh, and not with stages" if request.uneven else ""
     clash = clash or ("" if asked is None else "stages are asked for and fixed here: only one can say where to cut")
     clash = clash or (f"stages are fixed here, and in {others[0][1]} too" if others else "")
     if clash:

@@ -168,7 +168,8 @@ def stages_asked_for(plan: Plan, file: str) -> ManualStages:
 
 def _stages_as(plan: Plan, file: str, fixed: Callable[[Stage], tuple[Constraint, ...]]) -> ManualStages:
     if plan.pipeline is None:
-        raise ShardplanError(error("bad-stages", "this plan has no stages", file=file))
+        hint = "give a plan that was solved with --stages"
+        raise ShardplanError(error("bad-stages", "this plan has no stages", file=file, hint=hint))
     mark = Mark(file, 1, 1)
     taken: set[str] = set()
     found = []
