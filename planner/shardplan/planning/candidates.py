@@ -94,7 +94,7 @@ def searched(
         raise NoBetterError(free.bound_s)
     if free is not None and not (free.candidate.keeps(limit_bytes) or chooses_remat or remat or search.is_over):
         yield from unless_nothing_fits(search, free.objective)
-    if free is not None and free.bound_s < below_s and free.candidate.holds_bytes <= UNLIMITED_MEMORY * limit_bytes:
+    if free is not None and free.bound_s < below_s and free.candidate.peak_bytes <= UNLIMITED_MEMORY * limit_bytes:
         free = yield from improved(roomy, free)
     if free is not None and free.bound_s >= below_s:
         return free
@@ -411,7 +411,7 @@ def needing_less_memory(search: Search, found: Found) -> Questions[Found]:
     another part of the search space."""
     if found.gap <= LESS_MEMORY_GAP:
         return found
-    less = int(LESS_MEMORY * found.candidate.holds_bytes)
+    less = int(LESS_MEMORY * found.candidate.peak_bytes)
     question = replace(about(found, None), equal_layers=True, limit_bytes=less, stay=True)
     met = search.met
     question = replace(question, averages=AVERAGES["quick"])

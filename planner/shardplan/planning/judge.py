@@ -34,17 +34,17 @@ class Candidate:
 
     def keeps(self, limit_bytes: int) -> bool:
         """Whether the plan keeps within a memory limit."""
-        return self.holds_bytes <= limit_bytes
+        return self.peak_bytes <= limit_bytes
 
     @property
-    def holds_bytes(self) -> int:
+    def peak_bytes(self) -> int:
         """The peak memory of a device."""
         return self.priced.memory.total
 
     def is_tight(self, limit_bytes: int, share: float) -> bool:
         """Whether the memory limit shapes the plan: its peak is above this share of the limit, or would be if weights
         were gathered and gradients reduced at the fastest times."""
-        return self.holds_bytes > share * limit_bytes or self.priced.scheduled.policy.holds_back
+        return self.peak_bytes > share * limit_bytes or self.priced.scheduled.policy.holds_back
 
 
 Known = dict[tuple[int, tuple[int, ...]], Candidate]

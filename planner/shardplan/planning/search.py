@@ -37,12 +37,12 @@ class NoPlanError(Exception):
 
 
 class NoScheduleError(NoPlanError):
-    """Assignments fit in memory, but no schedule of those found does: the one that needs least holds `holds_bytes` at
+    """Assignments fit in memory, but no schedule of those found does: the one that needs least holds `peak_bytes` at
     its peak."""
 
-    def __init__(self, answer: Answer, holds_bytes: int) -> None:
+    def __init__(self, answer: Answer, peak_bytes: int) -> None:
         super().__init__(answer)
-        self.holds_bytes = holds_bytes
+        self.peak_bytes = peak_bytes
 
 
 class NoBetterError(Exception):

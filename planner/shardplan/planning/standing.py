@@ -30,17 +30,17 @@ class Standing:
 
 
 def without_effort(on_progress: OnProgress | None) -> OnProgress | None:
-    """The same for one of several searches: the effort of the part says nothing about that of the whole."""
+    """A callback that forwards to `on_progress` without effort and counts, which describe one search of several."""
     return on_progress and (lambda standing: on_progress(replace(standing, effort=0.0, done=0, left=0)))
 
 
 def without_bound(on_progress: OnProgress) -> OnProgress:
-    """The same for a search over a subset of the plans, whose bound does not hold for all plans."""
+    """A callback that forwards to `on_progress` without the bound, which holds for a subset of the plans only."""
     return lambda standing: on_progress(replace(standing, bound=-math.inf))
 
 
 def of_shallow(on_progress: OnProgress | None) -> OnProgress | None:
-    """The same for the search of a shallow form: its steps and bounds are not those of the model."""
+    """A callback that forwards to `on_progress` without steps and bounds, which are those of a shallow form."""
     return on_progress and (
         lambda standing: on_progress(Standing(math.inf, -math.inf, doing=f"{standing.doing} of fewer layers"))
     )

@@ -142,7 +142,7 @@ def started(
             continue
         if found.candidate.keeps(search.limit_bytes):
             return found, start.taken(found, instance, why)
-        held, limit = size(found.candidate.holds_bytes), size(search.limit_bytes)
+        held, limit = size(found.candidate.peak_bytes), size(search.limit_bytes)
         why = why or f"does not fit in the memory limit ({held} of {limit})"
     return None, start.not_taken(why)
 
