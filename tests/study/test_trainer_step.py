@@ -288,6 +288,7 @@ def test_ranks_that_a_gradient_joins_are_those_of_the_axes_it_is_summed_over():
     assert _summed_over(replace(move, target=Layout.of(P(), R, S(1)))) == {1}
     cluster = make_cluster(load_profile("a100-dgx"), "machine=8,gpu0=2,gpu1=4")
     assert [_is_partial(axes, cluster) for axes in ({0, 1}, {0}, {1}, {0, 1, 2})] == [True, False, False, False]
+    assert _is_partial({0, 1}, make_cluster(load_profile("a100-dgx"), "machine=8,gpu=4"))  # half of each machine
 
 
 @pytest.mark.parametrize("tp", [2, 4])
