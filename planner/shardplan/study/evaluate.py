@@ -12,7 +12,7 @@ from shardplan.graph.options import UNLIMITED_BYTES, PlanOptions
 from shardplan.model.types import Model
 from shardplan.plan.agreement import require_agreement
 from shardplan.plan.interrupted import unless_interrupted
-from shardplan.plan.recorded_request import is_of
+from shardplan.plan.recorded_request import require_model
 from shardplan.plan.types import Plan
 from shardplan.planning import Planner
 from shardplan.planning.decided import Decided
@@ -50,8 +50,7 @@ def evaluate_plan(
 
     Raises `ShardplanError`: `stale-plan` if they are for another model, `impossible` if one of them cannot be.
     """
-    if not is_of(decided, model):
-        raise ShardplanError(error("stale-plan", "the plan was made for another model", file=file, hint="solve again"))
+    require_model(decided, model, file)
     if decided.pipeline is None:
         require_agreement(decided, model, file)
     planner = Planner(model, cluster, _roomy(options), on_progress, reasons=False, every_choice=True, decided=decided)

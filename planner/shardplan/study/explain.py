@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from shardplan.errors import ShardplanError, error
 from shardplan.folding import folded, pattern
 from shardplan.graph.build import Node
 from shardplan.model.types import Model
 from shardplan.plan.orientation import checkpoint_shape
-from shardplan.plan.recorded_request import is_of
+from shardplan.plan.recorded_request import require_model
 from shardplan.plan.types import Plan, TensorDecision
 from shardplan.planning import Planner
 from shardplan.planning.standing import OnProgress
@@ -43,7 +42,7 @@ def explain(plan: Plan, file: str, model: Model, name: str, on_progress: OnProgr
 
     Raises `ShardplanError`: `stale-plan`, `no-match`, `too-many` (the matches are of several kinds).
     """
-    check_model(plan, file, model)
+    require_model(plan, model, file)
     found = find(plan, model, name)
     instance = read(replace(recorded_request(plan, file, model), time_limit=_SECONDS))
     nodes: list[Node] = [("kept", tensor.name) for tensor in found.tensors]
@@ -52,12 +51,6 @@ def explain(plan: Plan, file: str, model: Model, name: str, on_progress: OnProgr
     planner = Planner(model, instance.cluster, instance.options, decided=plan)
     tried = alternatives(planner, plan, nodes, on_progress)
     return replace(described(plan, found, name), alternatives=tried)
-
-
-def check_model(plan: Plan, file: str, model: Model) -> None:
-    """Raises `ShardplanError` (`stale-plan`) unless `plan`, read from `file`, was made for `model`."""
-    if not is_of(plan, model):
-        raise ShardplanError(error("stale-plan", "the plan was made for another model", file=file, hint="solve again"))
 
 
 def described(plan: Plan, found: NamedDecisions, name: str) -> Explanation:
