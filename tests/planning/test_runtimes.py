@@ -25,7 +25,7 @@ from shardplan.planning.answers import Answers
 from shardplan.planning.chain import answer
 from shardplan.planning.finer import CoarsePlans, least_s
 from shardplan.planning.for_runtime import RuntimePlans, best_for_runtime
-from shardplan.planning.instance import instance_of, real_axes
+from shardplan.planning.instance import instance_of
 from shardplan.planning.recipes import RECIPES
 from shardplan.planning.runtimes import RUNTIMES
 from shardplan.planning.runtimes.trainer import check_kind, dividing
@@ -345,7 +345,7 @@ def test_the_bound_holds_for_roles_that_are_not_searched(models, monkeypatch):
     instance = read(Request(model=models["llama"], mesh="1x2x2", target="torchtitan", mode="training", effort="quick"))
     own = instance_of(instance.model, instance.cluster, instance.options, pytest.fail)
     runtime, answers = RUNTIMES["torchtitan"], Answers(own, pytest.fail)
-    axes = {len(real_axes(merged(own.cluster, each)[0].mesh)) for each in runtime.arrangements(own.cluster.mesh)}
+    axes = {len(merged(own.cluster, each)[0].mesh.real_axes) for each in runtime.arrangements(own.cluster.mesh)}
     assert axes == {1, 2}
     found = best_for_runtime(answers, runtime, Search.of(own), coarse=CoarsePlans())
     assert 0 < found.bound_s <= least_s(own) < found.candidate.step_s

@@ -235,7 +235,7 @@ class MovePrices:
         self.bucket_bytes = bucket_bytes
         self.seconds = seconds
         self.levels_of = levels_of
-        axes = [axis for axis, size in enumerate(mesh.shape) if size > 1]
+        axes = mesh.real_axes
         groups = [group for count in range(len(axes) + 1) for group in itertools.combinations(axes, count)]
         self.level_sets: tuple[Levels, ...] = tuple(dict.fromkeys(levels_of(group) for group in groups[1:])) or (
             levels_of(()),

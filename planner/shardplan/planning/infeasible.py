@@ -99,7 +99,7 @@ def no_coarser_plan(model: Model, cluster: Cluster, coarser: Cluster) -> Diagnos
         "limit",
         f"no plan was found for '{model.name}' on '{cluster.name}' ({cluster.mesh})",
         detail=f"on {coarser.mesh}, over the same links, none fits in memory or was found in time",
-        hint=f"solve with --mesh {','.join(f'{axis.name}={axis.size}' for axis in coarser.mesh.axes)} to see why",
+        hint=f"solve with --mesh {coarser.mesh.argument} to see why",
     )
 
 

@@ -217,8 +217,7 @@ def _cut_by_hand(pipeline: Pipeline, model: Model) -> tuple[Chain, list[Cut]]:
 def _part(cluster: Cluster, mesh: Mesh, *, by_hand: bool) -> Submesh:
     """The part of the cluster with the mesh of a stage."""
     if by_hand:
-        text = ",".join(f"{axis.name}={axis.size}" for axis in mesh.axes)
-        found = Submesh(make_cluster(profile_from_resolved(cluster.resolved), text))
+        found = Submesh(make_cluster(profile_from_resolved(cluster.resolved), mesh.argument))
     else:
         found = part(cluster, mesh.shape) if len(mesh) == len(cluster.mesh) else Submesh(cluster)
     if found.mesh != mesh:

@@ -138,10 +138,10 @@ def _larger(cluster: Cluster) -> Iterator[tuple[str, Cluster]]:
     profile = profile_from_resolved(cluster.resolved)
     first, *rest = cluster.mesh.shape
     outer = cluster.axis_levels[0] + 1
-    named = ",".join(f"{axis.name}={axis.size}" for axis in cluster.mesh.axes)
     for times in _GROWTH:
         texts = ["x".join(map(str, (times * first, *rest)))]
-        texts += [f"{cluster.levels[outer].name}={times},{named}"] if outer < len(cluster.levels) else []
+        if outer < len(cluster.levels):
+            texts.append(f"{cluster.levels[outer].name}={times},{cluster.mesh.argument}")
         grown = next(((text, made) for text in texts if (made := _made(profile, text))), None)
         if grown is None:
             return

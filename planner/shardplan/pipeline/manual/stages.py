@@ -177,8 +177,7 @@ def _stages_as(plan: Plan, file: str, fixed: Callable[[Stage], tuple[Constraint,
         mesh = stage.plan.mesh
         own = [operator.name for operator in stage.plan.operators if operator.name not in taken]
         taken.update(own)
-        text = ",".join(f"{axis.name}={axis.size}" for axis in mesh.axes)
-        found.append(ManualStage(tuple(literal(name) for name in own), text, fixed(stage), mesh.names, mark))
+        found.append(ManualStage(tuple(literal(name) for name in own), mesh.argument, fixed(stage), mesh.names, mark))
     return ManualStages(tuple(found), {})
 
 
