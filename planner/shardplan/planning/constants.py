@@ -11,13 +11,20 @@ import math
 from collections.abc import Mapping
 from typing import Final
 
-from shardplan.graph.options import Effort
+from shardplan.graph.options import Effort, PlanOptions
 
 # The whole search
 
 SEARCH_WORK: Final[Mapping[Effort, float]] = {"quick": 1e4, "thorough": 2e4, "exhaustive": math.inf}
 """Work after which no further question is asked and the best plan is the answer: more finds better plans, and better
 bounds of models whose proofs take long."""
+
+
+def work_limit(options: PlanOptions) -> float:
+    """`SEARCH_WORK` of the asked effort; infinite if the search is to leave no gap."""
+    return SEARCH_WORK[options.effort] if options.gap > 0.0 else math.inf
+
+
 CLOSING_RESERVE = 3.5
 """Reserve at the end of a time limit for making the file of the best plan, in units of the time that scheduling a plan
 takes."""

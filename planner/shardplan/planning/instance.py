@@ -93,7 +93,7 @@ def instance_of(
     options = replace(options, constraints=fixed)
     for diagnostic in (*many_axes(cluster.mesh), *partly):
         on_warning(diagnostic)
-    limit_bytes = given if given is not None else cluster.device.usable_bytes
+    limit_bytes = options.limit_bytes_on(cluster.device)
     constraints = resolve(options.constraints, model, cluster.mesh)
     pricing = Pricing.named(options.cost_model, cluster, _element_bytes(model))
     if constraints.forbidden:

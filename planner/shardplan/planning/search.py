@@ -14,7 +14,7 @@ from shardplan.graph.options import UNLIMITED_BYTES
 from shardplan.graph.problem import objective_of
 from shardplan.interruption import Deadline, Interruption
 from shardplan.planning.chain import Answer, Assigned, Question, most_solved
-from shardplan.planning.constants import CLOSING_RESERVE, SEARCH_WORK
+from shardplan.planning.constants import CLOSING_RESERVE, work_limit
 from shardplan.planning.instance import Instance
 from shardplan.planning.judge import Candidate, Known, first_judged, judged
 from shardplan.planning.reduction import Layouts
@@ -210,8 +210,7 @@ class Search:
     @property
     def work_left(self) -> float:
         """The work that may still be spent."""
-        options = self.instance.options
-        return (SEARCH_WORK[options.effort] if options.gap > 0.0 else math.inf) - self.spent.work
+        return work_limit(self.instance.options) - self.spent.work
 
     @property
     def averages(self) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from shardplan.planning.chain import Question, most_solved
-from shardplan.planning.constants import SEARCH_WORK
+from shardplan.planning.constants import work_limit
 from shardplan.planning.instance import Instance
 from shardplan.planning.search import Search
 from shardplan.solve import Progress
@@ -123,8 +123,7 @@ class Watch:
             self.bound = max(self.bound, bound)
 
     def _share(self, search: Search, work: float) -> float:
-        options = search.instance.options
-        whole = SEARCH_WORK[options.effort] if options.gap > 0.0 else math.inf
+        whole = work_limit(search.instance.options)
         return min(1.0, (search.spent.work + work) / whole) if math.isfinite(whole) else 0.0
 
 

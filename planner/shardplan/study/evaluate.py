@@ -55,7 +55,7 @@ def evaluate_plan(
         require_agreement(decided, model, file)
     planner = Planner(model, cluster, _roomy(options), on_progress, reasons=False, every_choice=True, decided=decided)
     everything = len(decided.operators) + len(decided.tensors)
-    return _evaluation(planner.plan(decisions_of(decided, file), _limit(cluster, options)), everything)
+    return _evaluation(planner.plan(decisions_of(decided, file), options.limit_bytes_on(cluster.device)), everything)
 
 
 def evaluate_constraints(
@@ -68,16 +68,11 @@ def evaluate_constraints(
     planner = Planner(model, cluster, _roomy(options), on_progress, reasons=False)
     asked = [*planner.instance.constraints.operators, *planner.instance.constraints.tensors]
     fixed = {one.operator if hasattr(one, "operator") else one.tensor for one in asked}
-    return _evaluation(planner.plan(scheduled_bytes=_limit(cluster, options)), len(fixed))
+    return _evaluation(planner.plan(scheduled_bytes=options.limit_bytes_on(cluster.device)), len(fixed))
 
 
 def _roomy(options: PlanOptions) -> PlanOptions:
     return replace(options, memory_limit_bytes=UNLIMITED_BYTES)
-
-
-def _limit(cluster: Cluster, options: PlanOptions) -> int:
-    given = options.memory_limit_bytes
-    return cluster.device.usable_bytes if given is None else given
 
 
 def _evaluation(plan: Plan, fixed: int) -> Evaluation:

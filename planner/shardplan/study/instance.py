@@ -69,8 +69,7 @@ class Instance:
     @property
     def limit_bytes(self) -> int:
         """What a device may use."""
-        given = self.options.memory_limit_bytes
-        return self.cluster.device.usable_bytes if given is None else given
+        return self.options.limit_bytes_on(self.cluster.device)
 
 
 def read(request: Request, faulty: Mapping[str, Collection[Diagnostic]] | None = None) -> Instance:

@@ -143,7 +143,7 @@ def price(
         hint = "let each kind fill a level of links or stay inside one"
         raise ShardplanError(bad(f"{len(axes)} mesh axes; at most {MOST_AXES} can be priced", hint))
     part = Submesh(perturbed(make_cluster(profile, mesh_text(axes, profile)), factors))
-    limit = cluster.device.usable_bytes if options.memory_limit_bytes is None else options.memory_limit_bytes
+    limit = options.limit_bytes_on(cluster.device)
     inside = parallelism.within_a_step
     options = replace(
         options, shard_optimizer=inside.zero == 1, effort="quick", in_time=False,
