@@ -129,7 +129,7 @@ class Spent:
     can end at any time."""
 
     work: float = 0.0
-    layout_s: float = 0.0
+    schedule_s: float = 0.0
     solved: int = 0
     left: int = 0
     later: int = 0
@@ -205,7 +205,7 @@ class Search:
     @property
     def ends_s(self) -> float:
         """The time after which no further question is asked; the rest of the time limit is for writing the plan."""
-        return self.limit_s - CLOSING_RESERVE * self.spent.layout_s
+        return self.limit_s - CLOSING_RESERVE * self.spent.schedule_s
 
     @property
     def work_left(self) -> float:
@@ -305,7 +305,7 @@ class Search:
 
     def _took(self, before: float, plans: int) -> None:
         """Records the time since `before` in which so many plans were scheduled."""
-        self.spent.layout_s = max(self.spent.layout_s, (time.monotonic() - before) / max(1, plans))
+        self.spent.schedule_s = max(self.spent.schedule_s, (time.monotonic() - before) / max(1, plans))
 
     def best_of(self, found: Found, assignments: Sequence[Assigned]) -> Found:
         """The best of the known plan and of those of `assignments` that may be better; the others are kept as
