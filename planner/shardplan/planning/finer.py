@@ -232,7 +232,9 @@ def _proven_by_single_problems(
             break
         if met:
             point, _ = best_multipliers(met, sizes)
-            multipliers = _by_phase(pulled(list(itertools.chain(*multipliers)), point) if multipliers else point, sizes)
+            multipliers = split_by_phase(
+                pulled(list(itertools.chain(*multipliers)), point) if multipliers else point, sizes
+            )
         linear, known = at_multipliers(objective, multipliers), Decided.of_priced(found.candidate.priced).fixed
         answer = yield from asked(
             search, replace(question, linear=linear, known=known, ends_s=search.share(left)), search.work_left / left
@@ -253,8 +255,9 @@ def _proven_by_single_problems(
     return found
 
 
-def _by_phase(multipliers: Sequence[float], sizes: Sequence[int]) -> Weights:
-    left = iter(multipliers)
+def split_by_phase(flat: Sequence[float], sizes: Sequence[int]) -> Weights:
+    """Multipliers of all phases one after the other, split into so many of each phase."""
+    left = iter(flat)
     return tuple(tuple(next(left) for _ in range(size)) for size in sizes)
 
 

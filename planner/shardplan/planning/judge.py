@@ -11,7 +11,7 @@ from shardplan.graph.options import UNLIMITED_BYTES
 from shardplan.plan.assemble import PricedAssignment, price
 from shardplan.plan.step.memory_timeline import bytes_by_moment, peak_of
 from shardplan.planning.chain import Assigned
-from shardplan.planning.reduction import Layouts
+from shardplan.planning.reduction import LayoutProblem
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Candidate:
     """A plan with its schedule."""
 
     priced: PricedAssignment
-    layouts: Layouts
+    layouts: LayoutProblem
 
     @property
     def step_s(self) -> float:
@@ -95,7 +95,7 @@ def first_judged(assigned: Assigned, limit_bytes: int) -> Candidate:
     return Candidate(priced, layouts)
 
 
-def _holds_bytes(layouts: Layouts, choices: tuple[int, ...]) -> int:
+def _holds_bytes(layouts: LayoutProblem, choices: tuple[int, ...]) -> int:
     """The peak memory of an assignment without gathered weights and gradients that are in flight."""
     memory = layouts.memory
     return peak_of(bytes_by_moment(memory, layouts.chosen(choices))).total

@@ -17,7 +17,7 @@ from shardplan.planning.chain import Answer, Assigned, Question, most_solved
 from shardplan.planning.constants import CLOSING_RESERVE, work_limit
 from shardplan.planning.instance import Instance
 from shardplan.planning.judge import Candidate, Known, first_judged, judged
-from shardplan.planning.reduction import Layouts
+from shardplan.planning.reduction import LayoutProblem
 from shardplan.schedule.objective import Linear, Objective, Weights, at_multipliers
 from shardplan.solve import Plane
 from shardplan.solve.linear_functions import Choices
@@ -69,7 +69,7 @@ class Found:
     outcome: str = "feasible"
     planes: tuple[Plane, ...] = ()
     memory_multipliers: Mapping[int, float] = field(default_factory=dict)
-    whole: Layouts | None = None
+    whole: LayoutProblem | None = None
 
     @property
     def linear(self) -> Linear:
@@ -95,7 +95,7 @@ class Found:
         """Whether no node has a second choice."""
         return all(np.isfinite(cost).sum() <= 1 for cost in self.candidate.layouts.problem.costs)
 
-    def hopeless(self, assignments: Sequence[Assigned], limit_bytes: int) -> dict[Choices, Layouts]:
+    def hopeless(self, assignments: Sequence[Assigned], limit_bytes: int) -> dict[Choices, LayoutProblem]:
         """Those assignments whose sums, which are lower bounds on their schedules, are no shorter than the best
         schedule."""
         whole = self.whole
@@ -169,7 +169,7 @@ class Search:
     worth_s: float = math.inf
     known: Known = field(default_factory=dict)
     """Plans that were scheduled."""
-    hopeless: dict[Choices, Layouts] = field(default_factory=dict)
+    hopeless: dict[Choices, LayoutProblem] = field(default_factory=dict)
     """Assignments that were not scheduled, as their sums bound their schedules above the best: parts of them may be
     useful in crossovers."""
     spent: Spent = field(default_factory=Spent)

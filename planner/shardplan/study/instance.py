@@ -1,4 +1,4 @@
-"""A request with its inputs read: model, cluster, planning options and pipeline; all faults of all inputs are
+"""The inputs of planning: model, cluster, planning options and pipeline; all faults of all inputs are
 collected."""
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ class Staging:
 
 
 @dataclass(frozen=True)
-class Instance:
-    """The inputs of planning: `cluster` has the mesh, or, if that is to be chosen (`is_auto`), the devices. `staging`:
-    None for one mesh; `sources`: the files of the inputs; `is_uneven`: sizes may be padded; `start`: a plan that the
-    search starts from."""
+class ReadRequest:
+    """A request with its inputs read: `cluster` has the mesh, or, if that is to be chosen (`is_auto`), the devices.
+    `staging`: None for one mesh; `sources`: the files of the inputs; `is_uneven`: sizes may be padded; `start`: a plan
+    that the search starts from."""
 
     model: Model
     cluster: Cluster
@@ -72,7 +72,7 @@ class Instance:
         return self.options.limit_bytes_on(self.cluster.device)
 
 
-def read(request: Request, faulty: Mapping[str, Collection[Diagnostic]] | None = None) -> Instance:
+def read(request: Request, faulty: Mapping[str, Collection[Diagnostic]] | None = None) -> ReadRequest:
     """Reads every input of `request`. `faulty`: fields that are known to be wrong, and why; their inputs are not read.
 
     Raises `ShardplanError` with everything that is wrong with any input.
@@ -110,7 +110,7 @@ def read(request: Request, faulty: Mapping[str, Collection[Diagnostic]] | None =
         effort=request.effort,
         target=request.target,
     )
-    return Instance(model, cluster, options, staging, request.is_auto, request.uneven, sources_of(request), start)
+    return ReadRequest(model, cluster, options, staging, request.is_auto, request.uneven, sources_of(request), start)
 
 
 def as_read(request: Request) -> Request:

@@ -20,7 +20,7 @@ from shardplan.plan.types import Plan
 from shardplan.planning import plan_model
 from shardplan.planning.standing import OnProgress
 from shardplan.request import Request
-from shardplan.study.instance import Instance, read
+from shardplan.study.instance import ReadRequest, read
 from shardplan.study.meshes import INTERRUPTED, OUT_OF_TIME, MeshTrial, best_of, logical_meshes, try_meshes
 
 OnWarning = Callable[[Diagnostic], None]
@@ -59,7 +59,7 @@ def plan(request: Request, on_progress: OnProgress | None = None, on_warning: On
 
 
 def solve(
-    instance: Instance,
+    instance: ReadRequest,
     on_progress: OnProgress | None = None,
     on_warning: OnWarning | None = None,
     *,
@@ -78,7 +78,7 @@ def solve(
 
 
 def _held_unevenly(
-    instance: Instance, plan: Plan, started_s: float, on_progress: OnProgress | None
+    instance: ReadRequest, plan: Plan, started_s: float, on_progress: OnProgress | None
 ) -> tuple[Model, Plan]:
     options = instance.options
     left_s = math.inf if options.time_limit is None else options.time_limit - (time.monotonic() - started_s)
@@ -86,7 +86,7 @@ def _held_unevenly(
 
 
 def _solved(
-    instance: Instance,
+    instance: ReadRequest,
     on_progress: OnProgress | None,
     on_warning: OnWarning | None,
     processes: int,
