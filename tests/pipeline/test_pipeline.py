@@ -117,11 +117,11 @@ def test_the_best_pipeline_is_that_of_enumeration(model, cluster, microbatches, 
 
 def test_runs_cost_what_their_parts_cost_when_solved(model, cluster):
     chain = chain_of(model, model_rules(model))
-    roomy = PlanOptions(effort="quick", microbatches=2, memory_limit_bytes=1 << 50)
-    runs = RunCosts(Planner(model, cluster, roomy).built_at()[0], chain)
+    unlimited = PlanOptions(effort="quick", microbatches=2, memory_limit_bytes=1 << 50)
+    runs = RunCosts(Planner(model, cluster, unlimited).built_at()[0], chain)
     for first, last in itertools.combinations(range(len(chain) + 1), 2):
         part = part_of(chain, first, last, "part")
-        solved = Planner(part, cluster, roomy).solve_at(()).solution
+        solved = Planner(part, cluster, unlimited).solve_at(()).solution
         rounded = runs.built.graph.number_of_nodes() + runs.built.graph.number_of_edges()
         assert runs.least(first, last) == pytest.approx(solved.cost, rel=1e-9, abs=rounded)
 

@@ -66,8 +66,8 @@ def judged(
     `is_over`, only one is. With `only_best`, a plan that cannot become the best is not scheduled fully; with
     `first_fit`, none is. `heard` is called with every plan."""
     known = {} if known is None else known
-    is_roomy = limit_bytes >= UNLIMITED_BYTES
-    fitting = [one for one in assignments if is_roomy or _holds_bytes(*one) <= limit_bytes]
+    is_unlimited = limit_bytes >= UNLIMITED_BYTES
+    fitting = [one for one in assignments if is_unlimited or _holds_bytes(*one) <= limit_bytes]
     found: list[Candidate] = []
     best_s = math.inf
     if only_best:

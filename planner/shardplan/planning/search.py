@@ -154,9 +154,9 @@ class Clock:
 class Search:
     """What is searched and until when (`time.monotonic`); `interruption` is set by Ctrl-C. `clock`: shared with the
     searches inside of it. `restricted`: the choices are few, as in a recipe, so recipes are no candidates. `only_best`:
-    plans that cannot become the best are not scheduled fully. `roomy`: there is no memory limit. `regather`: questions
-    are asked as if all gathered weights were gathered again for backward; plans are scheduled with as many staying as
-    fit. `worth_s`: if the plan without a memory limit takes so long, no other is searched."""
+    plans that cannot become the best are not scheduled fully. `unlimited`: there is no memory limit. `regather`:
+    questions are asked as if all gathered weights were gathered again for backward; plans are scheduled with as many
+    staying as fit. `worth_s`: if the plan without a memory limit takes so long, no other is searched."""
 
     instance: Instance
     limit_s: float
@@ -164,7 +164,7 @@ class Search:
     restricted: bool = False
     clock: Clock = field(default_factory=Clock)
     only_best: bool = True
-    roomy: bool = False
+    unlimited: bool = False
     regather: bool = False
     worth_s: float = math.inf
     known: Known = field(default_factory=dict)
@@ -190,7 +190,7 @@ class Search:
 
     def without_limit(self) -> Search:
         """The same search without a memory limit; it keeps its own record of scheduled plans."""
-        return replace(self, roomy=True, known={}, hopeless={})
+        return replace(self, unlimited=True, known={}, hopeless={})
 
     @property
     def met(self) -> int:
@@ -200,7 +200,7 @@ class Search:
     @property
     def limit_bytes(self) -> int:
         """The memory limit of a plan."""
-        return UNLIMITED_BYTES if self.roomy else self.instance.limit_bytes
+        return UNLIMITED_BYTES if self.unlimited else self.instance.limit_bytes
 
     @property
     def ends_s(self) -> float:

@@ -53,7 +53,9 @@ def evaluate_plan(
     require_model(decided, model, file)
     if decided.pipeline is None:
         require_agreement(decided, model, file)
-    planner = Planner(model, cluster, _roomy(options), on_progress, reasons=False, every_choice=True, decided=decided)
+    planner = Planner(
+        model, cluster, _unlimited(options), on_progress, reasons=False, every_choice=True, decided=decided
+    )
     everything = len(decided.operators) + len(decided.tensors)
     return _evaluation(planner.plan(decisions_of(decided, file), options.limit_bytes_on(cluster.device)), everything)
 
@@ -65,13 +67,13 @@ def evaluate_constraints(
 
     Raises `ShardplanError` as `plan_model`, but not for lack of memory.
     """
-    planner = Planner(model, cluster, _roomy(options), on_progress, reasons=False)
+    planner = Planner(model, cluster, _unlimited(options), on_progress, reasons=False)
     asked = [*planner.instance.constraints.operators, *planner.instance.constraints.tensors]
     fixed = {one.operator if hasattr(one, "operator") else one.tensor for one in asked}
     return _evaluation(planner.plan(scheduled_bytes=options.limit_bytes_on(cluster.device)), len(fixed))
 
 
-def _roomy(options: PlanOptions) -> PlanOptions:
+def _unlimited(options: PlanOptions) -> PlanOptions:
     return replace(options, memory_limit_bytes=UNLIMITED_BYTES)
 
 
