@@ -179,6 +179,8 @@ DEEPENING_S: Final = 3e-3
 
 # Runtimes, which name the role of each mesh axis
 
+SAME_STEP_S: Final = 1e-9
+"""Seconds by less than which no step is shorter than another: steps are integer nanoseconds."""
 ROLES_SLOWER = 1.01
 """A search for further roles ends where its plan without a memory limit takes this many times the best step."""
 ROLES_HOPELESS = 1.2

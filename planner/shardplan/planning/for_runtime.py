@@ -18,7 +18,14 @@ from shardplan.graph.problem import objective_of
 from shardplan.layout.mesh import Mesh
 from shardplan.planning.answers import Answers
 from shardplan.planning.candidates import estimated, of_phases, shortest
-from shardplan.planning.constants import AVERAGES, COARSER_HOPELESS, ROLES_FEW, ROLES_HOPELESS, ROLES_SLOWER
+from shardplan.planning.constants import (
+    AVERAGES,
+    COARSER_HOPELESS,
+    ROLES_FEW,
+    ROLES_HOPELESS,
+    ROLES_SLOWER,
+    SAME_STEP_S,
+)
 from shardplan.planning.expressible import best_expressible, expressible_with, weights_fit
 from shardplan.planning.finer import CoarsePlans, Coarser, finer, least_s, transferred, with_fewer_axes
 from shardplan.planning.infeasible import no_coarser_plan
@@ -32,9 +39,6 @@ from shardplan.planning.runtimes.trainer import check_kind, dividing
 from shardplan.planning.search import Found, NoBetterError, NoPlanError, Questions, Search
 from shardplan.planning.standing import OnProgress, Turn, without_bound
 from shardplan.schedule.objective import at_multipliers
-
-_SAME_S = 1e-9
-"""Steps are integer nanoseconds."""
 
 
 def best_for_runtime(
@@ -169,7 +173,7 @@ class RuntimePlans:
             return self._kept(roles, search, enough_s)
         coarser, own = known[0], self._search_like(search, roles)
         if coarser is not None and are_one:
-            if coarser.step_s > enough_s - _SAME_S:
+            if coarser.step_s > enough_s - SAME_STEP_S:
                 raise NoBetterError(coarser.bound_s)
             return self.answers.to(transferred(own, coarser, coarser.bound_s), own, on_progress=self.on_progress)
         if coarser is not None and coarser.step_s > COARSER_HOPELESS * enough_s:

@@ -14,12 +14,10 @@ from shardplan.plan.types import Plan, TensorDecision
 from shardplan.planning import Planner
 from shardplan.planning.standing import OnProgress
 from shardplan.study.alternatives import Alternative, alternatives
+from shardplan.study.constants import ALTERNATIVE_S
 from shardplan.study.instance import read, recorded_request
 from shardplan.study.named_decisions import NamedDecisions, find
 from shardplan.study.shares import Share, shares_of
-
-_SECONDS = 10.0
-"""Time limit of each solve."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +42,7 @@ def explain(plan: Plan, file: str, model: Model, name: str, on_progress: OnProgr
     """
     require_model(plan, model, file)
     found = find(plan, model, name)
-    instance = read(replace(recorded_request(plan, file, model), time_limit=_SECONDS))
+    instance = read(replace(recorded_request(plan, file, model), time_limit=ALTERNATIVE_S))
     nodes: list[Node] = [("kept", tensor.name) for tensor in found.tensors]
     if found.operators:
         nodes = [("operator", operator.name) for operator in found.operators]

@@ -24,7 +24,7 @@ from shardplan.graph.options import PlanOptions
 from shardplan.model.read import read_model
 from shardplan.model.size_names import PAD, TRIP
 from shardplan.model.types import Model
-from shardplan.models import NAMED, configured, described, factory_of, is_config, title_of_factory
+from shardplan.models import NAMED, PREFIX, configured, described, factory_of, is_config, title_of_factory
 from shardplan.pipeline.manual.stages import ManualStages, read_stages, stages_asked_for, stages_in, stages_of
 from shardplan.pipeline.schedule import Schedule, parse_schedule
 from shardplan.plan.file import read_plan
@@ -37,7 +37,6 @@ from shardplan.study.reuse import SECTIONS, Kept, constraints_of
 from shardplan.study.sources import sources_of
 from shardplan.text_files import is_file, is_there
 
-DESCRIBED = "transformer:"
 _ADAPTER = "shardplan.torch.planning.factory"
 _HEAD = 4096
 _SHOWN = 8
@@ -168,12 +167,12 @@ def _held_as(model: Model, pads: Mapping[str, int]) -> Model:
 
 def _as_it_is(given: str | Path, dims: Mapping[str, int]) -> Model:
     text = str(given)
-    if text.startswith(DESCRIBED):
+    if text.startswith(PREFIX):
         return described(text, dims)
     if is_config(text):
         return configured(text, dims)
     if text in NAMED and not is_there(text):
-        summary, hint = f"there is no file '{text}'", f"{DESCRIBED}{text} is the described model of that name"
+        summary, hint = f"there is no file '{text}'", f"{PREFIX}{text} is the described model of that name"
         raise ShardplanError(error("no-such-file", summary, hint=hint))
     factory = factory_of(text)
     return read_model(given, dims) if factory is None else _built(text, *factory, dims)

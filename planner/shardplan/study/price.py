@@ -26,7 +26,7 @@ from shardplan.graph.options import UNLIMITED_BYTES, PlanOptions
 from shardplan.graph.precision import PrecisionName, check_peak
 from shardplan.graph.recomputed_layers import recomputed_share
 from shardplan.model.types import Model
-from shardplan.models import is_config
+from shardplan.models import PREFIX, is_config
 from shardplan.pipeline.submeshes import Submesh
 from shardplan.plan.types import Memory, Plan
 from shardplan.planning import Planner
@@ -44,7 +44,7 @@ from shardplan.planning.parallelism import (
 from shardplan.planning.standing import OnProgress, Turn
 from shardplan.request import Request
 from shardplan.study.fixed_runs import Fixed, FixedRuns
-from shardplan.study.instance import DESCRIBED, load_model
+from shardplan.study.instance import load_model
 from shardplan.study.price_stages import priced_stages
 from shardplan.study.racks import as_filled
 from shardplan.study.recompute import recompute_in
@@ -279,7 +279,7 @@ def read_model_for(given: str | Path | Model, dims: Mapping[str, int], batch: Ba
     Raises `ShardplanError`: `bad-parallelism` if a file has another batch, and as `load_model`.
     """
     rows = batch.global_batch
-    if isinstance(given, str) and (given.startswith(DESCRIBED) or is_config(given)):
+    if isinstance(given, str) and (given.startswith(PREFIX) or is_config(given)):
         said = dims.get(BATCH)
         if rows is None:
             rows = said or batch.micro_batch * parallelism.data

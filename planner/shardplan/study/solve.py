@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from shardplan.advice.uneven import hold_unevenly
 from shardplan.cluster.build import profile_from_resolved
 from shardplan.cluster.types import Cluster
-from shardplan.errors import Diagnostic, InfeasibleError, LimitError
+from shardplan.errors import InfeasibleError, LimitError, OnWarning
 from shardplan.garbage import few_collections
 from shardplan.graph.options import PlanOptions
 from shardplan.model.types import Model
@@ -22,8 +21,6 @@ from shardplan.planning.standing import OnProgress
 from shardplan.request import Request
 from shardplan.study.instance import ReadRequest, read
 from shardplan.study.meshes import INTERRUPTED, OUT_OF_TIME, MeshTrial, best_of, logical_meshes, try_meshes
-
-OnWarning = Callable[[Diagnostic], None]
 
 
 @dataclass(frozen=True)

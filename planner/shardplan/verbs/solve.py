@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 
 _MOST_PROCESSES = 4
 """Number of processes that search logical meshes in parallel: each holds the model and its tables."""
-_SOME_SECONDS = 0.01
-"""Time for the search when reading has used up the time limit."""
 
 
 @click.command(short_help="Find the fastest plan that fits, and write it.")
@@ -189,7 +187,9 @@ def _by_now(instance: ReadRequest, session: Session) -> ReadRequest:
     limit = instance.options.time_limit
     if limit is None:
         return instance
-    left = max(_SOME_SECONDS, limit - (time.monotonic() - session.started_s))
+    from shardplan.study.constants import LEAST_SEARCH_S
+
+    left = max(LEAST_SEARCH_S, limit - (time.monotonic() - session.started_s))
     return replace(instance, options=replace(instance.options, time_limit=left))
 
 
