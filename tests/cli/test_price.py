@@ -107,7 +107,7 @@ def test_a_pipeline_of_a_model_without_layers(shardplan, mlp):
         (["--ep", "2", "--dp", "2"], "there are no experts to spread"),
         (["--ep", "3", "--dp", "2"], "3 expert-parallel ranks do not divide 2 data-parallel ranks"),
         (["--tp", "0"], "the tensor-parallel degree is 0\nhint: --tp is a whole number of at least 1\n"),
-        (["--vp", "0"], "the virtual degree is 0\nhint: --vp is a whole number of at least 1\n"),
+        (["--vp", "0"], "the number of virtual stages is 0\nhint: --vp is a whole number of at least 1\n"),
         (["--etp", "0"], "--etp is 0\nhint: --etp is a whole number of at least 1\n"),
         (["--sequence-parallel"], "sequence parallelism needs tensor parallelism"),
         (["--gpus", "6", "--tp", "4"], "--gpus 6 is no multiple of 4"),
@@ -148,7 +148,9 @@ def test_layers_to_recompute_are_told_by_scheme(shardplan, folder):
         assert len(set(values)) == 3
     run = shardplan(*ALONE, "--recompute", "mlp,half", "--tp", "0")
     assert run.code == 2
-    assert "error[bad-parallelism]: the tensor-parallel degree is 0" in run.err
+    assert (
+        "error[bad-parallelism]: the tensor-parallel degree is 0\nhint: --tp is a whole number of at least 1" in run.err
+    )
     assert "error[bad-argument]: --recompute 'mlp,half' is no scheme of recomputation that can be priced" in run.err
     assert "hint: none, selective (or core_attn), alternate (or op), full, block:N, every:N, uniform:N, or " in run.err
 
@@ -213,3 +215,15 @@ def test_a_profile_with_the_least_or_the_most_of_all_numbers(which, shardplan, m
     asked = ("mlp.onnx", "--dim", "batch=64", "--mesh", "2x2", "--cluster", "extreme.yaml", "--no-advice")
     assert shardplan("solve", *asked, "-o", "extreme.plan.json").code == 0
     assert shardplan("show", "extreme.plan.json").code == 0
+
+
+@pytest.mark.parametrize(("ranks", "told"), [(24, True), (16, False)])
+def test_weights_that_ranks_do_not_divide_are_told(shardplan, folder, ranks, told):
+    run = shardplan("price", TINY, "--no-best", "--dp", str(ranks), "--zero", "3", "--global-batch", str(ranks))
+    warned = (
+        "warning[undivided-weights]: 40 % of the weights do not divide into 24 shards, "
+        "one for each data-parallel rank\n"
+        "  they are priced in at most 8; trainers pad: weights take less memory and longer to gather\n"
+        "hint: price another number of ranks beside it, one that divides the sizes of weights\n"
+    )
+    assert run.err == (warned if told else "")

@@ -40,7 +40,7 @@ def moved(name, *turns):
     program = [(item, operator) for operator, items in enumerate(turns) for item in items]
     numbers = [(item.number,) if item.action == "issue" else () for item, _ in program]
     items, operators = zip(*program, strict=True)
-    phase = Phase(name, 1, items, tuple(numbers), operators)
+    phase = Phase(name, 1, items, tuple(numbers), (0,) * len(items), operators)
     moves = [Move(f"weight {number}", None, None, "", "forward", ()) for number in range(9)]
     step = StepMoves(StepParts((), moves, (), True, 1, 0, (0,), LINKS))
     found = just_in_time(phase, simulate(phase.program, 1.0, LINKS), step)

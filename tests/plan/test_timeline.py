@@ -10,13 +10,14 @@ import pytest
 from example_plans import example_plan
 from forced_plans import forced_plan
 
-from shardplan import make_plan
+from shardplan import load, make_plan
 from shardplan.cluster.mesh import make_cluster
 from shardplan.cluster.profile import load_profile
 from shardplan.cluster.types import Coalesce
 from shardplan.models import transformer
 from shardplan.plan.file import dumps, loads
 from shardplan.plan.views.timeline import MOST_SHOWN, chrome_trace, step_schedule, streams_of, timeline
+from shardplan.plan.views.tracks import drawn
 from shardplan.planning import Planner, PlanOptions, plan_model
 from shardplan.planning.recipes import RECIPES
 
@@ -236,10 +237,67 @@ def test_the_trace_is_what_chrome_reads(plan):
     document = json.loads(json.dumps(chrome_trace(plan)))
     events = [event for event in document["traceEvents"] if event["ph"] == "X"]
     names = [event["args"]["name"] for event in document["traceEvents"] if event["name"] == "thread_name"]
-    assert names == list(streams_of(plan)) == ["compute", "communication: up", "communication: net"]
-    assert {event["tid"] for event in events} <= {0, 1, 2}
+    assert names[:3] == list(streams_of(plan)) == ["compute", "communication: up", "communication: net"]
+    assert {event["tid"] for event in events} <= set(range(len(names)))
     last = max(event["ts"] + event["dur"] for event in events)
     assert last == pytest.approx(plan.summary.step_ns / 1000, abs=0.01)
+
+
+def assert_nothing_overlaps(trace):
+    """No two events of a track run at one time, and a track is used only if those before it are taken."""
+    tracks = defaultdict(list)
+    for event in trace:
+        if event["ph"] == "X":
+            start_ns = round(1000 * event["ts"])
+            tracks[event["pid"], event["tid"]].append((start_ns, start_ns + round(1000 * event["dur"])))
+    for spans in tracks.values():
+        spans.sort()
+        assert all(before[1] <= after[0] for before, after in itertools.pairwise(spans))
+    return tracks
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "plans").glob("*.plan.json")), ids=lambda path: path.name)
+def test_nothing_overlaps_on_a_track_of_a_trace(path):
+    plan = load(path)
+    trace = chrome_trace(plan)["traceEvents"]
+    tracks = assert_nothing_overlaps(trace)
+    names = {event["tid"]: event["args"]["name"] for event in trace if event["name"] == "thread_name"}
+    assert len(tracks) == len(names)
+    assert sum(name.startswith("compute") for name in names.values()) == 1
+
+
+def test_what_runs_at_one_time_has_the_fewest_tracks():
+    spans = [(1, 0.0, 4.0), (1, 1.0, 2.0), (0, 0.0, 9.0), (1, 2.0, 3.0), (1, 2.5, 5.0), (1, 4.0, 4.5)]
+    found = drawn(("compute", "net"), spans)
+    assert found.names == ("compute", "net", "net 2", "net 3")
+    assert [event.track for event in found.events] == [1, 2, 0, 2, 3, 1]
+    assert [event["args"]["sort_index"] for event in found.threads(0) if event["name"] == "thread_sort_index"] == [
+        0, 1, 2, 3,
+    ]  # fmt: skip
+
+
+def test_times_of_a_trace_are_rounded_where_they_begin_and_end():
+    found = drawn(("compute",), [(0, 0.0, 1.4e-9), (0, 1.4e-9, 2.8e-9), (0, 2.8e-9 - 1e-18, 4.2e-9)])
+    assert [(event.start_ns, event.end_ns) for event in found.events] == [(0, 1), (1, 3), (3, 4)]
+    assert found.names == ("compute",)
+
+
+def test_events_of_a_move_have_the_bytes_of_their_own_collective():
+    plans = (forced_plan(transformer(**SIZES), "2x4", seed=seed, bucket_bytes=0) for seed in range(40))
+    plan = next(plan for plan in plans if any(has_sizes(move) for move in plan.moves))
+    events = [event for event in chrome_trace(plan)["traceEvents"] if event["ph"] == "X" and event["args"].get("bytes")]
+    stored = {tensor.name: tensor.checkpoint for tensor in plan.tensors if tensor.checkpoint}
+    own = defaultdict(set)
+    for move in plan.moves:
+        for step in move.steps:
+            name = f"{step.collective.kind.replace('_', '-')} {stored.get(move.tensor, move.tensor)}"
+            own[name].add(step.payload_bytes)
+    assert any(event["name"] in own for event in events)
+    assert all(event["args"]["bytes"] in own[event["name"]] for event in events if event["name"] in own)
+
+
+def has_sizes(move):
+    return len({step.payload_bytes for step in move.steps}) > 1
 
 
 def test_the_trace_says_what_is_sent_and_in_which_phase(accumulated):
@@ -282,6 +340,7 @@ def test_the_trace_of_a_pipeline_says_what_is_sent_and_what_waits_for_it(schedul
         for phase, steps in (("forward", transfer.forward), ("backward", transfer.backward))
     }
     assert {event["args"]["phase"] for event in spans} <= {"forward", "backward", "update"}
+    assert_nothing_overlaps(trace)
     tails = {event["id"]: event for event in trace if event["ph"] == "s"}
     heads = {event["id"]: event for event in trace if event["ph"] == "f"}
     assert tails.keys() == heads.keys()

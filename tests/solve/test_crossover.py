@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import permutations
+from itertools import combinations, permutations
 
 import numpy as np
 import pytest
@@ -10,12 +10,13 @@ from random_problems import optimum, problem_of_maxima
 
 from shardplan.solve import LinearSum, Maximum, Plane, Problem, evaluate, solve
 from shardplan.solve.linear_functions import Functions
-from shardplan.solve.search.crossover_of_problems import _Crossovers, crossovers
+from shardplan.solve.search.crossover_of_problems import Crossovers, crossovers
+from shardplan.solve.search.stretches import with_stretches_of
 
 
 def crossover_costs(functions: Functions, head: np.ndarray, tail: np.ndarray) -> np.ndarray:
     """The cost of every crossover of two assignments: entry t has `head` on the first t nodes, `tail` on the rest."""
-    every = _Crossovers(functions, [tuple(head.tolist()), tuple(tail.tolist())])
+    every = Crossovers(functions, [tuple(head.tolist()), tuple(tail.tolist())])
     return every.costs(np.array([0]), np.array([1]))[0]
 
 
@@ -46,6 +47,36 @@ def test_crossovers_are_new_allowed_and_none_below_the_optimum(seed: int) -> Non
     least = min((crossover_costs(Functions.of(problem), head, tail).min() for head, tail in pairs), default=np.inf)
     if found and least < min(evaluate(problem, choices).cost for choices in pool):
         assert costs[0] == least
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_stretches_are_allowed_and_each_makes_an_assignment_cheaper(seed: int) -> None:
+    problem = problem_of_maxima(seed, memory=False)
+    rng = np.random.default_rng(seed)
+    start, *others = (tuple(int(rng.integers(len(cost))) for cost in problem.costs) for _ in range(6))
+    functions = Functions.of(problem)
+    found = with_stretches_of(functions, start, others, 10)
+    costs = [evaluate(problem, choices).cost for choices in (start, *found)]
+    assert all(optimum(problem) <= cost < np.inf for cost in costs[1:])
+    assert costs == sorted(costs, reverse=True)
+    assert len(set(costs)) == len(costs)
+    pool = (start, *others)
+    assert all(choice in {one[node] for one in pool} for choices in found for node, choice in enumerate(choices))
+    ends = list(combinations(range(len(start) + 1), 2))
+    replaced = ((*start[:i], *one[i:j], *start[j:]) for one in others for i, j in ends)
+    least = min(evaluate(problem, choices).cost for choices in replaced)
+    if least < costs[0]:
+        assert found
+        assert costs[1] == least or any(edge.v - edge.u > 1 for edge in problem.edges)
+
+
+def test_an_assignment_takes_stretches_of_two_others() -> None:
+    """Each layer has a choice that only one of the others takes; no crossover of two of the three has both."""
+    costs = np.array([3.0, 1.0])
+    problem = Problem(tuple(costs for _ in range(6)), ())
+    functions = Functions.of(problem)
+    *_, best = with_stretches_of(functions, (0,) * 6, [(0, 1, 1, 0, 0, 0), (0, 0, 0, 0, 1, 0)], 10)
+    assert best == (0, 1, 1, 0, 1, 0)
 
 
 def layers(count: int) -> Problem:

@@ -67,8 +67,22 @@ def test_gradients_in_fp32_take_room_that_a_search_leaves():
 
 
 def test_fp32_gradients_of_an_optimizer_are_not_counted_twice():
-    ways = {"dp": 4, "batch": 8 * ROWS, "optimizer": "adam-fp32"}
-    assert priced(**ways) == priced(**ways, grad_dtype="bf16")
+    peak = priced(dp=4, batch=8 * ROWS, optimizer="adam-fp32")
+    assert peak.gradients == 2 * peak.parameters
+
+
+@pytest.mark.parametrize("zero", [0, 1, 3])
+def test_narrow_gradients_are_refused_where_the_optimizer_keeps_them_in_fp32(zero):
+    with pytest.raises(ShardplanError, match="optimizer 'adam-fp32' keeps gradients in fp32"):
+        priced(dp=4, batch=8 * ROWS, optimizer="adam-fp32", zero=zero, grad_dtype="bf16")
+
+
+@pytest.mark.parametrize("dp", [4, 8, 24, 40, 88, 104])
+def test_fsdp_shards_the_state_over_ranks_that_do_not_divide_a_dim(dp):
+    """Its shards are padded: the state is that of a distributed optimizer with as many ranks."""
+    asked = {"dp": dp, "batch": dp * ROWS}
+    sharded, flat = (priced(zero=zero, **asked) for zero in (3, 1))
+    assert sharded.optimizer == pytest.approx(flat.optimizer, rel=1e-3)
 
 
 def test_another_type_of_gradients_is_refused():

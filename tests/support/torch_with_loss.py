@@ -77,3 +77,57 @@ def warned(plan: Plan) -> list[int]:
             model(ids)
         counts.append(sum("the plan is for inference" in str(each.message) for each in said))
     return counts
+
+
+def classes() -> tuple[torch.nn.Module, tuple[Tensor, Tensor]]:
+    """A classifier with one target for every row."""
+    torch.manual_seed(0)
+    return torch.nn.Linear(16, 8), (torch.randn(8, 16), torch.arange(8))
+
+
+def strict_step(plan: Plan, reduction: str, called: str) -> tuple[float, float, int]:
+    """Errors of the loss and of gradients of `classes`, and the number of kinds of collectives that the forward pass
+    sent otherwise than planned. `called`: eager or as a graph."""
+    (model, batch), (reference, _) = classes(), classes()
+
+    def loss(logits: Tensor, target: Tensor) -> Tensor:
+        return functional.cross_entropy(logits, target, reduction=reduction)
+
+    whole = shardplan.torch.with_loss(model, loss)
+    if called == "graph":
+        run = shardplan.torch.parallelize_exported(whole, batch, plan, mesh_of(plan))
+    else:
+        run = shardplan.torch.parallelize(whole, plan, mesh_of(plan))
+    with shardplan.torch.count_comms(run) as comms:
+        made = run(*batch)
+        made.backward()
+    wanted = loss(reference(batch[0]), batch[1])
+    wanted.backward()
+    worst = max(
+        float((dict(reference.named_parameters())[name].grad - whole_of(each.grad)).abs().max())
+        for name, each in ((name.split(".")[-1], each) for name, each in run.named_parameters())
+    )
+    forward = [key for key in comms.differences if key[0] == "forward"]
+    return abs(float(whole_of(made) - wanted)), worst, len(forward)
+
+
+def whole_of(tensor: Tensor) -> Tensor:
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
+def in_microbatches(plan: Plan, called: str) -> tuple[float, float]:
+    """Errors of the mean loss and of gradients of a graph whose example was a whole batch, or one microbatch of it, in
+    a mapping."""
+    (model, ids), (reference, _) = seeded(), seeded()
+    whole, batch = shardplan.torch.with_loss(model, next_token), {"input_ids": ids, "targets": ids.roll(-1, 1)}
+    count = int(plan.model["microbatches"])
+    one = {name: each[: len(each) // count] for name, each in batch.items()}
+    run = shardplan.torch.parallelize_exported(whole, batch if called == "whole" else one, plan, mesh_of(plan))
+    losses = []
+    for part in shardplan.torch.microbatches(run, batch):
+        losses.append(run(**part) / count)
+        losses[-1].backward()
+    wanted = next_token(reference(ids), ids.roll(-1, 1))
+    wanted.backward()
+    found = float(sum(whole_of(each.detach()) for each in losses))
+    return abs(found - float(wanted)), _gradient_error(model, reference)

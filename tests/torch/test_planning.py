@@ -15,6 +15,7 @@ from onnx.reference import ReferenceEvaluator
 from tiny_models import tiny_gpt
 from torch import nn
 from torch.nn import functional
+from torch_with_loss import classes
 
 import shardplan
 import shardplan.torch
@@ -61,6 +62,33 @@ def test_a_plan_has_the_loss_too(four, recipe, called):
     for loss_error, gradient_error, strange, differences in four.run("torch_with_loss", "step", plan, called):
         assert max(loss_error, gradient_error) < 1e-5
         assert not strange
+        assert not differences
+
+
+@pytest.mark.parametrize("called", ["whole", "one"])
+def test_the_example_of_a_graph_is_a_batch_or_a_microbatch(four, called):
+    read = read_model(FOLDER / "gpt_with_loss.onnx")
+    plan = forced_plan(read, "2x2", PlanOptions(microbatches=2), recipe="ZeRO-3")
+    for errors in four.run("torch_with_loss", "in_microbatches", plan, called):
+        assert max(errors) < 1e-5
+
+
+@pytest.mark.parametrize("called", ["eager", "graph"])
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_the_operands_of_a_loss_are_gathered_as_planned(four, reduction, called):
+    model, batch = classes()
+    split = {"axes": {"machine": {"inputs": 0}, "gpu": {"inputs": 0}}, "parameters": {"*": "replicate"}}
+
+    def loss(logits, target):
+        return functional.cross_entropy(logits, target, reduction=reduction)
+
+    plan = shardplan.torch.plan(
+        model, batch, "2x2", loss=loss, cluster="generic", constraints=[split], pins=["linear=replicate"]
+    )
+    moved = {move.tensor for move in plan.moves if move.phase == "forward" and move.reader == plan.operators[-1].name}
+    assert moved == {"target" if reduction == "mean" else "linear"}
+    for loss_error, gradient_error, differences in four.run("torch_with_loss", "strict_step", plan, reduction, called):
+        assert max(loss_error, gradient_error) < 1e-5
         assert not differences
 
 

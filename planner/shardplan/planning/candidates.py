@@ -15,17 +15,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
+from shardplan.graph.objective_cuts import binding_cuts
 from shardplan.graph.remat import Recompute
 from shardplan.planning.at_once import at_once
 from shardplan.planning.chain import Answer, Question
 from shardplan.planning.constants import (
     AVERAGES,
-    CROSSOVER_PARENTS,
-    CROSSOVERS_JUDGED,
+    CUT_LEAST,
     IMPROVED_GAP,
     LESS_MEMORY,
     LESS_MEMORY_GAP,
     LESS_MEMORY_WORK,
+    MISSING_ROUNDS,
     PLAIN_SHARES,
     PROOF_SHARE,
     RECIPE_HOPE,
@@ -39,7 +40,7 @@ from shardplan.planning.constants import (
     UNLIMITED_GAP,
     UNLIMITED_MEMORY,
 )
-from shardplan.planning.equal_layers import MergedCopies
+from shardplan.planning.crossovers import crossed, with_stretches
 from shardplan.planning.judge import Candidate
 from shardplan.planning.less_memory import TIGHTER, at_tighter_limits, under_less_memory
 from shardplan.planning.outside_blocks import outside_blocks
@@ -50,9 +51,8 @@ from shardplan.planning.rematerialisation import FLAGS, MOST_RECOMPUTED, flags
 from shardplan.planning.scheduled_buckets import at_scheduled_buckets
 from shardplan.planning.search import Found, NoBetterError, NoPlanError, Questions, Search
 from shardplan.planning.within_memory import within_memory
-from shardplan.schedule.objective import Linear, Objective, Weights, plain_sum
+from shardplan.schedule.objective import Linear, Objective, Weights, fitting, plain_sum
 from shardplan.solve import Plane
-from shardplan.solve.search.crossover_of_problems import crossovers_with
 from shardplan.units import PS_PER_S
 
 
@@ -154,6 +154,28 @@ def improved(search: Search, found: Found) -> Questions[Found]:
     return found
 
 
+def with_missing_sums(search: Search, found: Found) -> Questions[Found]:
+    """The search again with the sums that its best plan shows to be missing, from the multipliers known: the objective
+    is nearer to the schedule then, and its bound is one as well."""
+    for _ in range(MISSING_ROUNDS):
+        best, whole = found.candidate, found.whole
+        if whole is None or best.layouts.built is not whole.built or _is_final(search, found):
+            break
+        cuts = binding_cuts(whole.built, tuple(best.priced.choice.values()), found.objective, CUT_LEAST)
+        if not cuts:
+            break
+        objective = found.objective.with_cuts(cuts)
+        start, recompute = fitting(found.multipliers, objective), best.layouts.built.recompute
+        try:
+            other = yield from of_phases(
+                search, found.limit_bytes, recompute, parts=2, objective=objective, start=start
+            )
+        except NoPlanError:
+            break
+        found = replace(other, bound_s=max(found.bound_s, other.bound_s)).better([best], search.limit_bytes)
+    return found
+
+
 def _is_final(search: Search, found: Found) -> bool:
     """Whether nothing more is to be searched, whatever the gap."""
     return found.is_only_one or found.outcome == "interrupted" or search.is_over
@@ -179,7 +201,7 @@ def _improvements(search: Search) -> dict[Improvement, int]:
         with_plain_sums: 1 if instance.is_quick else len(PLAIN_SHARES),
     }
     if not (instance.is_quick or search.restricted):
-        improvements = {at_scheduled_buckets: 1, **improvements}
+        improvements = {with_missing_sums: MISSING_ROUNDS, at_scheduled_buckets: 1, **improvements}
         improvements |= {
             with_recipes: restricted * len(recipes_for(instance.options)),
             on_coarser_meshes: restricted * axes if axes > 1 else 0,
@@ -189,7 +211,7 @@ def _improvements(search: Search) -> dict[Improvement, int]:
     improvements[at_tighter_limits] = TIGHTER
     if instance.is_quick:
         return improvements
-    return {**improvements, crossed: 0, needing_less_memory: AVERAGES["quick"], outside_blocks: 0}
+    return {**improvements, crossed: 0, with_stretches: 0, needing_less_memory: AVERAGES["quick"], outside_blocks: 0}
 
 
 def without_limit(
@@ -419,22 +441,3 @@ def needing_less_memory(search: Search, found: Found) -> Questions[Found]:
     if search.met > met:
         found = yield from crossed(search, found)
     return found
-
-
-def crossed(search: Search, found: Found) -> Questions[Found]:
-    """Crossovers of the best plans with all assignments met: one plan in the first layers, the other plan in
-    the rest. Layers that have to be equal are one layer."""
-    yield from ()
-    candidate, whole = found.candidate, found.whole
-    if whole is None or candidate.layouts.built is not whole.built:
-        return found
-    plans = [one for one in search.known.values() if one.layouts.built is whole.built and one is not candidate]
-    ranked = [candidate, *sorted(plans, key=lambda one: one.step_s)]
-    below = candidate.step_s * PS_PER_S  # what its sums say is a lower bound on the schedule of each
-    others = (choices for choices, layouts in search.hopeless.items() if layouts.built is whole.built)
-    met = (*(tuple(one.priced.choice.values()) for one in ranked), *others)
-    copies = MergedCopies.of(whole, merges=search.instance.options.equal_layers)
-    choices = list(dict.fromkeys(map(copies.merged, met)))
-    crossovers = crossovers_with(copies.functions, CROSSOVER_PARENTS, choices, CROSSOVERS_JUDGED, below)
-    assignments = [(candidate.layouts, copies.unmerged(one)) for one in crossovers]
-    return found.better(search.judged(assignments), search.limit_bytes)

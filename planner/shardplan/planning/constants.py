@@ -49,6 +49,8 @@ CUT_ROUNDS = 2
 """Maximum number of times that sums are added to the objective of a step."""
 CUT_LEAST = 0.05
 """Share of the step that a sum must add."""
+MISSING_ROUNDS = 3
+"""Maximum number of times that a search is repeated with the sums that its best plan shows to be missing."""
 WORTH_FOLDING: Final = 0.5
 """Share of the nodes that may remain if a problem of equal layers is to be worth its time."""
 
@@ -115,6 +117,18 @@ CROSSOVER_PARENTS = 2
 """Number of the best simulated plans that are crossed over with all others."""
 CROSSOVERS_JUDGED = 16
 """Maximum number of crossovers of the best plan that are scheduled."""
+STRETCHES_GAP = 0.06
+"""Gap above which stretches of other assignments are put into the best one: takes about a second for GPT-2."""
+STRETCHES_TOWARDS = (0.6,)
+"""Shares of the way from the best multipliers to those of one sum, at which such assignments are solved."""
+STRETCHES_FROM = 30
+"""Maximum number of other assignments beside these, those with the shortest schedules first."""
+STRETCHES_ROUNDS = 40
+"""Maximum number of stretches, one after the other."""
+STRETCHES_WORK = 4e8
+"""Numbers of all sums of all edges in all rounds: large problems have fewer rounds."""
+STRETCHES_JUDGED = 8
+"""Assignments that are scheduled, of the last rounds."""
 RESCUE_S = 0.4
 """Seconds for each recipe after a time limit that gave no plan."""
 

@@ -63,7 +63,7 @@ class Parallelism:
     def _faults(self) -> Iterator[Diagnostic]:
         for name, option in OPTION.items():
             if getattr(self, name) < 1:
-                summary = f"the {_adjective(name)} degree is {getattr(self, name)}"
+                summary = f"the {_degree(name)} is {getattr(self, name)}"
                 yield bad(summary, f"{option} is a whole number of at least 1")
         if self.zero not in (0, 1, 3):
             levels = "0 shards nothing, 1 optimizer state (gradients are reduce-scattered to it), 3 parameters as well"
@@ -136,8 +136,8 @@ class KindOfAxis:
     level: int
 
 
-def _adjective(name: str) -> str:
-    return name if name == "virtual" else f"{name}-parallel"
+def _degree(name: str) -> str:
+    return "number of virtual stages" if name == "virtual" else f"{name}-parallel degree"
 
 
 def bad(summary: str, hint: str) -> Diagnostic:

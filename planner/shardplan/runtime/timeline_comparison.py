@@ -13,6 +13,7 @@ from shardplan.escapes import visible
 from shardplan.plan.file import write_other
 from shardplan.plan.types import Plan
 from shardplan.plan.views.timeline import chrome_trace, step_schedule, stored_names
+from shardplan.plan.views.tracks import drawn
 from shardplan.units import NS_PER_S, counted
 
 PhaseName = Literal["forward", "backward", "update"]
@@ -163,18 +164,17 @@ def _seconds(spans: Iterable[Span]) -> float:
 
 def _events(plan: Plan, step: Step) -> list[dict[str, Any]]:
     """A step as trace events of process 1: its phases, its communication, and its waiting."""
-    tracks = ("phases", "sent", "waited for")
+    streams = ("phases", "sent", "waited for")
+    kinds = [0 if not span.numbers else 2 if span.waits else 1 for span in step]
+    drawing = drawn(streams, [(kind, span.start, span.end) for kind, span in zip(kinds, step, strict=True)])
     events: list[dict[str, Any]] = [{"ph": "M", "name": "process_name", "pid": 1, "args": {"name": "measured"}}]
-    for number, name in enumerate(tracks):
-        events.append({"ph": "M", "name": "thread_name", "pid": 1, "tid": number, "args": {"name": name}})
-    for span in step:
-        track = 0 if not span.numbers else 2 if span.waits else 1
-        about = {"moves": list(span.numbers), "issued_us": round(1e6 * span.issued, 3)} if track == 1 else {}
+    events += drawing.threads(1)
+    for span, kind, event in zip(step, kinds, drawing.events, strict=True):
+        about = {"moves": list(span.numbers), "issued_us": round(1e6 * span.issued, 3)} if kind == 1 else {}
         events.append(
             {
-                "ph": "X", "name": span.phase or _tensors(plan, span.numbers), "cat": tracks[track],
-                "pid": 1, "tid": track, "ts": round(1e6 * span.start, 3),
-                "dur": round(1e6 * (span.end - span.start), 3), "args": about,
+                "ph": "X", "name": span.phase or _tensors(plan, span.numbers), "cat": streams[kind], "pid": 1,
+                "tid": event.track, **event.times, "args": about,
             }
         )  # fmt: skip
     return events

@@ -403,3 +403,7 @@ NEAR_PAIRS = 150_000.0
 """which has this many pairs at first,"""
 NEAR_WIDER = 3.0
 """and this factor more after it found nothing quickly."""
+STRETCH_PLACES = 96
+"""Number of places, spread over a problem, where a stretch of another assignment may begin or end."""
+STRETCH_GAIN = 1e-4
+"""Share of the cost that a stretch must save."""

@@ -39,8 +39,8 @@ class Fixed:
 
     @property
     def flat(self) -> tuple[int, ...]:
-        """Axes over which the optimizer's state is sharded as flat buffers."""
-        return tuple(place for place, kind in enumerate(self.kinds) if kind in FLAT) if self.zero == 1 else ()
+        """Axes over which the optimizer's state is sharded as flat buffers, or in padded shards (FSDP)."""
+        return tuple(place for place, kind in enumerate(self.kinds) if kind in FLAT) if self.zero else ()
 
 
 @dataclass(frozen=True, slots=True)

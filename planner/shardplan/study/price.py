@@ -7,6 +7,7 @@ one of each kind between.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,7 +21,8 @@ from shardplan.cluster.mesh import make_cluster
 from shardplan.cluster.perturb import all_constants, perturbed
 from shardplan.cluster.profile import load_profile
 from shardplan.cluster.types import Cluster
-from shardplan.errors import InfeasibleError, ShardplanError
+from shardplan.cost.recipes import recipe
+from shardplan.errors import Diagnostic, InfeasibleError, ShardplanError, warning
 from shardplan.graph.hidden_state import hidden_of
 from shardplan.graph.options import UNLIMITED_BYTES, PlanOptions
 from shardplan.graph.precision import PrecisionName, check_peak
@@ -28,6 +30,7 @@ from shardplan.graph.recomputed_layers import recomputed_share
 from shardplan.model.types import Model
 from shardplan.models import PREFIX, is_config
 from shardplan.pipeline.submeshes import Submesh
+from shardplan.plan.step.buckets import shard_count
 from shardplan.plan.types import Memory, Plan
 from shardplan.planning import Planner
 from shardplan.planning.instance import MOST_AXES
@@ -60,6 +63,10 @@ from shardplan.study.trainer_step import (
 
 GRADIENTS: Final = ("fp32", "bf16")
 """What gradients that a device holds whole are accumulated in: fp32, or the type of 16-bit weights."""
+
+
+_WORTH_TELLING = 0.1
+"""Share of the weights' elements below which those that do not divide are not told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +123,25 @@ class PricedConfiguration:
     @property
     def fits(self) -> bool:
         return self.peak.total <= self.limit_bytes
+
+    @property
+    def undivided(self) -> Diagnostic | None:
+        """A warning about `--zero 3` over ranks that no weight divides by: trainers pad the shards, and only whole ones
+        are priced."""
+        weights = [tensor for tensor in self.plan.tensors if tensor.role == "parameter"]
+        shards, whole = self.parallelism.data * self.parallelism.context, sum(math.prod(one.shape) for one in weights)
+        pieces = {one.name: shard_count(one.layout.forward, self.plan.mesh) for one in weights}
+        fewer = [one for one in weights if pieces[one.name] < shards]
+        share = sum(math.prod(one.shape) for one in fewer) / whole if whole else 0.0
+        if self.parallelism.zero < 3 or self.plan.pipeline is not None or share < _WORTH_TELLING:
+            return None
+        most = max(pieces[one.name] for one in fewer)
+        summary = (
+            f"{100 * share:.0f} % of the weights do not divide into {shards} shards, one for each data-parallel rank"
+        )
+        detail = f"they are priced in at most {most}; trainers pad: weights take less memory and longer to gather"
+        hint = "price another number of ranks beside it, one that divides the sizes of weights"
+        return warning("undivided-weights", summary, detail=detail, hint=hint)
 
 
 def price(
@@ -220,8 +246,7 @@ def price_as_asked(
     """
     assert isinstance(request.dims, Mapping)
     assert not isinstance(request.memory_limit, str)
-    if grad_dtype not in GRADIENTS:
-        raise ShardplanError(bad(f"gradients are not accumulated in '{grad_dtype}'", f"{' or '.join(GRADIENTS)}"))
+    _check_gradients(grad_dtype, request.optimizer)
     model = read_model_for(request.model, request.dims, batch, parallelism)
     if overlap_exchange and parallelism.expert == 1:
         raise ShardplanError(bad("no tokens are exchanged: --ep is 1", "leave out --overlap-exchange"))
@@ -253,6 +278,15 @@ def price_as_asked(
 
     steps = steps_under(on_other, cluster, robust) if robust else None
     return PriceReport(priced, best, rows_of(model), batch.micro_batch, compare, precision, steps)
+
+
+def _check_gradients(grad_dtype: str, optimizer: str) -> None:
+    """Refuses a type of gradients that does not exist, or that the optimizer does not have."""
+    if grad_dtype not in GRADIENTS:
+        raise ShardplanError(bad(f"gradients are not accumulated in '{grad_dtype}'", f"{' or '.join(GRADIENTS)}"))
+    if grad_dtype == "bf16" and recipe(optimizer).gradient == "float":
+        summary = f"--grad-dtype bf16: optimizer '{optimizer}' keeps gradients in fp32"
+        raise ShardplanError(bad(summary, "leave out --grad-dtype, or take --optimizer adam-mixed"))
 
 
 def _run_so(cluster: Cluster, *, fused_loss: bool, eager: bool, overlap_exchange: bool) -> Cluster:

@@ -8,7 +8,7 @@ which reads are copies:
   backward does not read is freed;
 * a weight that is served as it is kept is not gathered;
 * the loss runs between the last operator's forward and its backward, when neither holds workspace;
-* a trainer's sharded optimizer shards flat buffers, padded, and not the dims of weights: its state divides evenly;
+* a trainer's sharded optimizer shards flat buffers, and FSDP pads its shards: the state divides evenly;
 * an activation that only products in a narrow type read again in backward is saved in that type (Transformer Engine).
 """
 

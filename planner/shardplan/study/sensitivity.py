@@ -29,10 +29,9 @@ WORTH_HAVING = 0.01
 """A plan that is faster by at most this share is no reason to change."""
 FARTHEST = 2.0
 NOT_OF_A_PIPELINE = error(
-    "pipeline-plan",
-    "the plan is a pipeline; sensitivity analysis is for plans of one mesh",
+    "pipeline-plan", "the plan is a pipeline; sensitivity analysis is for plans of one mesh",
     hint="leave out --robust, or solve without stages",
-)
+)  # fmt: skip
 _HALVINGS = 2
 _MOST_ASKED = 2 * (1 + _HALVINGS)
 """Factors of one constant that are tried."""

@@ -65,6 +65,7 @@ def just_in_time(phase: Phase, ran: Simulation, step: StepMoves) -> Phase:
         phase,
         program=tuple(phase.program[index] for index in order),
         moves=tuple(phase.moves[index] for index in order),
+        steps=tuple(phase.steps[index] for index in order),
         operators=tuple(phase.operators[keys[index][0]] for index in order),
     )
 

@@ -158,7 +158,7 @@ class StepMoves:
             self._levels[axes] = frozenset(self.parts.links[axis] for axis in axes)
         name = f"{one.collective.kind.replace('_', '-')} {self.parts.stored.get(move.tensor, move.tensor)}"
         more = f" and {len(numbers) - 1} more" if len(numbers) > 1 else ""
-        return Unit(name + more, nanoseconds * _SECOND * times, self._levels[axes], numbers)
+        return Unit(name + more, nanoseconds * _SECOND * times, self._levels[axes], numbers, step)
 
     def bucket(self, number: int) -> list[Unit]:
         numbers = tuple(self.buckets[number])

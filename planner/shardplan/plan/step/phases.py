@@ -52,23 +52,26 @@ HOLDING_LESS = (Policy(0), Policy(AT_ITS_READER), Policy(AT_ITS_READER, deferred
 @dataclass(frozen=True, slots=True)
 class Phase:
     """`count`: how often a step runs it. `program`: items of `shardplan.schedule.streams`; `moves[i]`: numbers of the
-    moves that item i belongs to; `operators[i]`: number of the operator that item i belongs to, or -1."""
+    moves that item i belongs to, `steps[i]`: the place of its collective in these; `operators[i]`: number of the
+    operator that item i belongs to, or -1."""
 
     name: PhaseName
     count: int
     program: tuple[Item, ...]
     moves: tuple[tuple[int, ...], ...]
+    steps: tuple[int, ...]
     operators: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """One collective of a move or of a bucket, once: `moves` are those that it carries."""
+    """One collective of a move or of a bucket, once: `moves` are those that it carries, `step` its place in each."""
 
     name: str
     seconds: float
     levels: Levels
     moves: tuple[int, ...]
+    step: int = 0
 
 
 class PhaseWriter:
@@ -77,13 +80,15 @@ class PhaseWriter:
     def __init__(self) -> None:
         self.items: list[Item] = []
         self.moves: list[tuple[int, ...]] = []
+        self.steps: list[int] = []
         self.operators: list[int] = []
         self.waited: set[int] = set()
         self._issued = 0
 
-    def add(self, item: Item, operator: int, moves: tuple[int, ...] = ()) -> None:
+    def add(self, item: Item, operator: int, moves: tuple[int, ...] = (), step: int = 0) -> None:
         self.items.append(item)
         self.moves.append(moves)
+        self.steps.append(step)
         self.operators.append(operator)
 
     def compute(self, name: str, nanoseconds: float, operator: int) -> None:
@@ -93,14 +98,14 @@ class PhaseWriter:
     def block(self, units: Sequence[Unit], operator: int) -> None:
         for unit in units:
             if unit.seconds > 0.0:
-                self.add(Item("blocking", unit.name, unit.seconds, unit.levels), operator, unit.moves)
+                self.add(Item("blocking", unit.name, unit.seconds, unit.levels), operator, unit.moves, unit.step)
 
     def issue(self, units: Sequence[Unit], operator: int, after: Numbers = (), *, deferred: bool = False) -> Numbers:
         """Issues collectives one after the other; returns the number of the last one, or `after`."""
         for unit in units:
             if unit.seconds > 0.0:
                 item = Item("issue", unit.name, unit.seconds, unit.levels, self._issued, after, deferred)
-                self.add(item, operator, unit.moves)
+                self.add(item, operator, unit.moves, unit.step)
                 after = (self._issued,)
                 self._issued += 1
         return after
@@ -112,4 +117,4 @@ class PhaseWriter:
                 self.add(Item("wait", name, number=number), operator)
 
     def phase(self, name: PhaseName, count: int) -> Phase:
-        return Phase(name, count, tuple(self.items), tuple(self.moves), tuple(self.operators))
+        return Phase(name, count, tuple(self.items), tuple(self.moves), tuple(self.steps), tuple(self.operators))

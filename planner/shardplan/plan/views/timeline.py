@@ -19,6 +19,7 @@ from shardplan.plan.step.schedule import StepSchedule, schedule_step, serial_sch
 from shardplan.plan.types import Move, Plan
 from shardplan.plan.views.pipeline_timeline import pipeline_streams, pipeline_tasks
 from shardplan.plan.views.span_details import SpanDetails
+from shardplan.plan.views.tracks import Drawn, drawn
 from shardplan.schedule.links import WHOLE, LinkLevels
 from shardplan.schedule.streams import Item, Span
 from shardplan.schedule.tasks import COMPUTE, Task, Timeline, Unlisted
@@ -154,8 +155,8 @@ def _streams(item: Item, stream: Mapping[str, int]) -> Iterator[int]:
 
 
 def _about(plan: Plan, phase: Phase, repeat: int, span: Span) -> SpanDetails:
-    moves = [plan.moves[number] for number in phase.moves[span.item]]
-    payload = sum(step.payload_bytes for move in moves for step in move.steps)
+    moves, step = [plan.moves[number] for number in phase.moves[span.item]], phase.steps[span.item]
+    payload = sum(move.steps[step].payload_bytes for move in moves)
     first = moves[0] if moves else None
     after, before = (first.issue_after, first.wait_before) if first else ("", "")
     return SpanDetails(phase.name, repeat, payload, span.exposed, after, before)
@@ -164,27 +165,29 @@ def _about(plan: Plan, phase: Phase, repeat: int, span: Span) -> SpanDetails:
 def chrome_trace(plan: Plan) -> dict[str, object]:
     """The timeline as Chrome's trace event format, which Perfetto reads; times in microseconds.
 
+    What a stream does at a time has tracks of its own, so that no two events of one overlap.
     Every collective carries its bytes, its phase and its exposed time; arrows lead from the operator after which it is
     issued to it, and from it to the operator that waits for it. Of a pipeline, what is sent between stages carries its
     bytes, and arrows lead from the stage that sends to it and from it to the stage that receives.
     """
     made, about = scheduled_tasks(plan) if plan.pipeline is None else pipeline_tasks(plan)
     streams = streams_of(plan)
+    tasks = zip(made.tasks, made.starts, made.ends, strict=True)
+    drawing = drawn(streams, [(task.stream, start, end) for task, start, end in tasks])
     events: list[dict[str, object]] = [
         {"ph": "M", "name": "process_name", "pid": 0, "args": {"name": str(plan.model.get("name", ""))}},
-        *(
-            {"ph": "M", "name": "thread_name", "pid": 0, "tid": stream, "args": {"name": name}}
-            for stream, name in enumerate(streams)
-        ),
+        *drawing.threads(0),
     ]
-    for task, start, end, one in zip(made.tasks, made.starts, made.ends, about, strict=True):
+    for task, event, one in zip(made.tasks, drawing.events, about, strict=True):
         events.append(
             {
-                "ph": "X", "name": task.name, "cat": streams[task.stream], "pid": 0, "tid": task.stream,
-                "ts": round(start * 1e6, 3), "dur": round((end - start) * 1e6, 3), "args": _args(one),
+                "ph": "X", "name": task.name, "cat": streams[task.stream], "pid": 0, "tid": event.track, **event.times,
+                "args": _args(one),
             }
         )  # fmt: skip
-    events += _arrows(made, about) if plan.pipeline is None else _dependencies(made)
+    arrows = _arrows(made, about) if plan.pipeline is None else _dependencies(made)
+    for number, (tail, head) in arrows:
+        events += _arrow(number, drawing.events[tail], drawing.events[head])
     return {"displayTimeUnit": "ms", "traceEvents": events}
 
 
@@ -201,8 +204,12 @@ def _args(one: SpanDetails) -> dict[str, object]:
     return said
 
 
-def _arrows(made: Timeline, about: Sequence[SpanDetails]) -> Iterator[dict[str, object]]:
-    """Flow events between compute and what runs beside it, in one repetition of a phase."""
+_Arrow = tuple[int, tuple[int, int]]
+"""Its number, and those of the tasks from and to which it leads."""
+
+
+def _arrows(made: Timeline, about: Sequence[SpanDetails]) -> Iterator[_Arrow]:
+    """Arrows between compute and what runs beside it, in one repetition of a phase."""
     computed: dict[tuple[str, int, str], int] = {}
     for number, (task, one) in enumerate(zip(made.tasks, about, strict=True)):
         if task.stream == COMPUTE:
@@ -213,21 +220,20 @@ def _arrows(made: Timeline, about: Sequence[SpanDetails]) -> Iterator[dict[str, 
         before = computed.get((one.phase, one.repeat, one.issue_after))
         after = computed.get((one.phase, one.repeat, one.wait_before))
         if before is not None:
-            yield from _arrow(2 * number, made, before, number)
+            yield 2 * number, (before, number)
         if after is not None:
-            yield from _arrow(2 * number + 1, made, number, after)
+            yield 2 * number + 1, (number, after)
 
 
-def _dependencies(made: Timeline) -> Iterator[dict[str, object]]:
-    """Flow events between tasks of different streams of which one waits for the other."""
+def _dependencies(made: Timeline) -> Iterator[_Arrow]:
+    """Arrows between tasks of different streams of which one waits for the other."""
     pairs = ((before, number) for number, task in enumerate(made.tasks) for before in task.after)
     between = ((tail, head) for tail, head in pairs if made.tasks[tail].stream != made.tasks[head].stream)
-    for identity, (tail, head) in enumerate(between):
-        yield from _arrow(identity, made, tail, head)
+    yield from enumerate(between)
 
 
-def _arrow(identity: int, made: Timeline, tail: int, head: int) -> Iterator[dict[str, object]]:
+def _arrow(identity: int, tail: Drawn, head: Drawn) -> Iterator[dict[str, object]]:
+    """The flow events of an arrow."""
     common: dict[str, object] = {"name": "waits", "cat": "schedule", "id": identity, "pid": 0}
-    ends, starts = made.ends[tail], made.starts[head]
-    yield {**common, "ph": "s", "tid": made.tasks[tail].stream, "ts": round(ends * 1e6, 3)}
-    yield {**common, "ph": "f", "bp": "e", "tid": made.tasks[head].stream, "ts": round(max(ends, starts) * 1e6, 3)}
+    yield {**common, "ph": "s", "tid": tail.track, "ts": tail.end_ns / 1000}
+    yield {**common, "ph": "f", "bp": "e", "tid": head.track, "ts": max(tail.end_ns, head.start_ns) / 1000}

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from shardplan.solve.linear_functions import Choices, Functions, Indices, LinearFunction, Values
+from shardplan.solve.linear_functions import Choices, Functions, Indices, Values
 
 
 def crossovers(functions: Functions, assignments: Sequence[Choices], most: int) -> list[Choices]:
@@ -42,7 +42,7 @@ def _cheapest(
     below: float = np.inf,
 ) -> list[Choices]:
     """At most `most` new assignments: the cheapest crossover of every pair."""
-    crossed = _Crossovers(functions, assignments)
+    crossed = Crossovers(functions, assignments)
     found: dict[Choices, float] = {}
     for heads, tails in pairs:
         costs = crossed.costs(heads, tails)
@@ -55,7 +55,7 @@ def _cheapest(
     return sorted(found, key=lambda choices: (found[choices], choices))[:most]
 
 
-class _Crossovers:
+class Crossovers:
     """The costs of all crossovers of some assignments.
 
     With the first t nodes from one assignment and the rest from the other, an edge has the other's cost until the first
@@ -70,36 +70,50 @@ class _Crossovers:
         count = self.whole.shape[1]
         self.reached = _Running(np.minimum(self.u, self.v) + 1, count)
         self.passed = _Running(np.maximum(self.u, self.v) + 1, count)
-        nodes = functions.of_nodes(self.whole)
-        edges = functions.of_edges(self.whole[:, self.u], self.whole[:, self.v])
         is_barred = np.isinf(functions.base)
-        self.barred = self._alone(is_barred.astype(np.float64), nodes, edges)
-        self.base = self._alone(np.where(is_barred, 0.0, functions.base), nodes, edges)
-        self.sums = [self._alone(one, nodes, edges) for one in functions.sums]
+        base = np.where(is_barred, 0.0, functions.base)
+        self.functions_alone = (is_barred.astype(np.float64), base, *functions.sums)
+        self.alone = self._alone(self.whole)
 
-    def _alone(self, function: LinearFunction, nodes: Indices, edges: Indices) -> tuple[LinearFunction, Values, Values]:
-        """By assignment and t, the costs of the first t nodes alone, and those of the other nodes. `nodes`, `edges`:
-        the places of their numbers."""
-        first = np.pad(function[nodes].cumsum(axis=1), ((0, 0), (1, 0)))
-        values = function[edges]
-        reached = self.reached.sums(values)
-        return function, first + self.passed.sums(values), first[:, -1:] - first + reached[:, -1:] - reached
+    def replace_first(self, choices: Choices) -> None:
+        """Puts another assignment in the place of the first one."""
+        self.whole[0] = choices
+        for (before, after), (first, rest) in zip(self.alone, self._alone(self.whole[:1]), strict=True):
+            before[0], after[0] = first[0], rest[0]
+
+    def _alone(self, whole: Indices) -> list[tuple[Values, Values]]:
+        """For every linear function, by assignment and t: the costs of the first t nodes alone, and those of the other
+        nodes."""
+        nodes = self.functions.of_nodes(whole)
+        edges = self.functions.of_edges(whole[:, self.u], whole[:, self.v])
+        found = []
+        for function in self.functions_alone:
+            first = np.pad(function[nodes].cumsum(axis=1), ((0, 0), (1, 0)))
+            values = function[edges]
+            reached = self.reached.sums(values)
+            found.append((first + self.passed.sums(values), first[:, -1:] - first + reached[:, -1:] - reached))
+        return found
 
     def costs(self, heads: Indices, tails: Indices) -> Values:
         """Entry (p, t): assignment `heads[p]` on the first t nodes, `tails[p]` on the rest; t is below the number of
         nodes."""
+        barred, base, *sums = self.values(heads, tails)
+        costs = self.functions.with_maxima(base, sums)
+        return np.asarray(np.where(barred > 0.0, np.inf, costs)[:, :-1])
+
+    def values(self, heads: Indices, tails: Indices) -> list[Values]:
+        """The numbers of forbidden pairs, the costs without maxima, and the values of all sums: entry (p, t) of each as
+        above, t up to the number of nodes."""
         head, tail = self.whole[heads], self.whole[tails]
         low = np.where(self.rising, head[:, self.u], tail[:, self.u])
         high = np.where(self.rising, tail[:, self.v], head[:, self.v])
         seams = self.functions.of_edges(low, high)
 
-        def along(alone: tuple[LinearFunction, Values, Values]) -> Values:
-            function, before, after = alone
+        found = []
+        for function, (before, after) in zip(self.functions_alone, self.alone, strict=True):
             seam = function[seams]
-            return np.asarray(before[heads] + after[tails] + self.reached.sums(seam) - self.passed.sums(seam))
-
-        costs = self.functions.with_maxima(along(self.base), map(along, self.sums))
-        return np.asarray(np.where(along(self.barred) > 0.0, np.inf, costs)[:, :-1])
+            found.append(before[heads] + after[tails] + self.reached.sums(seam) - self.passed.sums(seam))
+        return found
 
 
 class _Running:

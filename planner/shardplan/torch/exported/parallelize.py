@@ -21,6 +21,7 @@ from shardplan.torch.applied_plan import AppliedPlan, attach, prepare
 from shardplan.torch.argument_paths import Inputs, called_with
 from shardplan.torch.exported.call_form import CallForm
 from shardplan.torch.exported.compiled import Compiler, compile_between_moves
+from shardplan.torch.exported.example_batch import first_microbatch
 from shardplan.torch.exported.modes import Mode, PlannedGraph, UnweightedModel, exchange, root_for, run_graph_under
 from shardplan.torch.exported.program import export_program, hold_all, parameter_tree
 from shardplan.torch.exported.rewriter import GraphRewriter
@@ -42,7 +43,8 @@ def parallelize_exported(
 ) -> fx.GraphModule:
     """The graph of `model` (by `torch.export`, with the shapes of `example_inputs`) with `plan` written into it.
 
-    `example_inputs`: arguments by place (a tuple, or one tensor) or by name (a mapping), as `plan` takes them.
+    `example_inputs`: arguments by place (a tuple, or one tensor) or by name (a mapping), as `plan` takes them:
+    the batch of a step, of which the graph gets the first microbatch under a plan of several, or one microbatch.
     The result is called as the model is, returns DTensors in the layouts of the plan's outputs, and holds the model's
     parameters as DTensors under their own names. All that `strict` refuses (see `parallelize`) is refused here, before
     anything runs. `eval()` and `train()` of the result write the graph of that mode when it is first asked for, from a
@@ -53,6 +55,7 @@ def parallelize_exported(
     """
     args, kwargs = called_with(example_inputs, example_kwargs)
     applied = prepare(model, plan, mesh, rename=rename, ignore=ignore, strict=strict)
+    args, kwargs = first_microbatch(model, applied, args, kwargs)
     form = CallForm.of(model, args, kwargs)
     program, unweighted = export_program(model, args, kwargs), UnweightedModel.of(model, args, kwargs)
     attach(model, applied)

@@ -23,6 +23,7 @@ from shardplan.errors import ShardplanError, error, warn
 from shardplan.torch.argument_paths import named_tensors, tensors_in
 from shardplan.torch.exported.program import with_fake_parameters, without_looking_into_masks
 from shardplan.torch.plain_forms import in_plain_forms
+from shardplan.torch.planning.batch_statistics import by_batch, training_norms
 from shardplan.torch.planning.below_autograd import below_autograd, ending_transforms
 from shardplan.torch.planning.complex_pairs import has_complex_numbers, in_pairs
 from shardplan.torch.planning.example_runs import has_values, run_example
@@ -58,10 +59,16 @@ def weights_of(model: nn.Module) -> dict[str, bool]:
 
 
 def onnx_bytes(
-    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, by_example: bool = False
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    *,
+    by_example: bool = False,
+    trains: bool = False,
 ) -> bytes:
     """The graph of `model(*args, **kwargs)`, a forward pass as in evaluation, so that dropout is left out of it.
     `by_example`: what the program reads from values is as in these arguments, in place of the largest shapes.
+    `trains`: batch norms in training take the statistics of their batch.
 
     Nothing of the model is changed and no weight copied; it may be on the meta device. Raises `ShardplanError`
     (`cannot-export`, `missing-package`).
@@ -69,6 +76,7 @@ def onnx_bytes(
     _check_packages()
     names = _input_names(model, args, kwargs)
     inner, shapes = model.model if isinstance(model, WithLoss) else model, LargestShapes()
+    norms = training_norms(inner) if trains else frozenset[str]()
     try:
         with (
             _quiet(),
@@ -79,6 +87,7 @@ def onnx_bytes(
         ):
             export = _as_in_example if by_example else _exported
             program = export(inner, given, named, names, shapes)
+            by_batch(program, norms)
             _strip(program, inner)
             data: bytes = program.model_proto.SerializeToString()
     except ShardplanError:

@@ -39,14 +39,20 @@ def plan(
 
     Raises `ShardplanError` as `make_plan`, and `wrong-inputs`, `cannot-export`, `missing-package`, `loss-parameters`.
     """
-    return make_plan(read_module(model, example_inputs, loss=loss), mesh, **asked)
+    trains = asked.get("mode", "training") == "training"
+    return make_plan(read_module(model, example_inputs, loss=loss, trains=trains), mesh, **asked)
 
 
 def read_module(
-    model: nn.Module, example_inputs: Inputs, *, loss: Callable[..., Any] | None = None, name: str = ""
+    model: nn.Module,
+    example_inputs: Inputs,
+    *,
+    loss: Callable[..., Any] | None = None,
+    name: str = "",
+    trains: bool = True,
 ) -> Model:
-    """What plans are made of, read from a module. Raises `ShardplanError` (`wrong-inputs`, `cannot-export`,
-    `missing-package`)."""
+    """What plans are made of, read from a module. `trains`: its batch norms that are in training take the statistics of
+    their batch. Raises `ShardplanError` (`wrong-inputs`, `cannot-export`, `missing-package`)."""
     refuse_parallel(model)
     whole = model if loss is None else with_loss(model, loss)
     args, kwargs = called_with(example_inputs)
@@ -54,12 +60,12 @@ def read_module(
     _check_call(whole, args, kwargs)
     called, weights = name or type(inner).__name__, weights_of(whole)
     try:
-        return read_model_bytes(onnx_bytes(whole, args, kwargs), called, weights)
+        return read_model_bytes(onnx_bytes(whole, args, kwargs, trains=trains), called, weights)
     except ShardplanError as problem:
         if not _is_of_shapes(problem):
             raise
     try:  # shapes that only values decide
-        return read_model_bytes(onnx_bytes(whole, args, kwargs, by_example=True), called, weights)
+        return read_model_bytes(onnx_bytes(whole, args, kwargs, by_example=True, trains=trains), called, weights)
     except ShardplanError as problem:
         raise (ShardplanError(_of_shapes(whole)) if _is_of_shapes(problem) else problem) from problem
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from shardplan.torch.propagation.plan_graph import Key
 from shardplan.torch.propagation.signatures import CONSTANT
 from shardplan.torch.propagation.values import Call, Dims, Site, Value
 from shardplan.torch.rules.elementwise import as_value, elementwise
-from shardplan.torch.rules.norms import normalised, over_parts, unknown
+from shardplan.torch.rules.norms import known_as, normalised, over_parts, unknown
 from shardplan.torch.rules.reductions import reduction
 from shardplan.torch.rules.views import reshape
 
@@ -28,12 +29,16 @@ def cross_entropy(engine: Engine, op: Op) -> Any:
     logits, target = as_value(engine, given["input"]), as_value(engine, given["target"])
     weight, smoothing = given.get("weight"), float(given.get("label_smoothing", 0.0))
     ignored, how = int(given.get("ignore_index", -100)), given.get("reduction", _MEAN)
+    of_rows = not target.dtype.is_floating_point
+    key = _key(engine, [logits, target, weight], target, how)
+    if of_rows:
+        logits, target, weight = _as_planned(engine, [logits, target, weight], key)
     shares = normalised(engine, Op("log_softmax", torch.log_softmax, [logits, 1 if logits.rank > 1 else 0]))
-    if target.dtype.is_floating_point:
+    if not of_rows:
         return _of_soft_labels(engine, shares, target, weight, smoothing, how)
     if weight is not None or smoothing:
-        return _of_weighted_shares(engine, shares, target, weight, smoothing, ignored, how)
-    return _of_shares(engine, shares, target, ignored, how)
+        return _of_weighted_shares(engine, shares, target, weight, smoothing, ignored, how, key)
+    return _of_shares(engine, shares, target, ignored, how, key)
 
 
 def nll_loss(engine: Engine, op: Op) -> Any:
@@ -41,29 +46,45 @@ def nll_loss(engine: Engine, op: Op) -> Any:
     given = {**dict(zip(_OF_NLL, op.args, strict=False)), **op.kwargs}
     shares, target = as_value(engine, given["input"]), as_value(engine, given["target"])
     ignored, how = int(given.get("ignore_index", -100)), given.get("reduction", _MEAN)
-    if given.get("weight") is not None:
-        return _of_weighted_shares(engine, shares, target, given["weight"], 0.0, ignored, how)
-    return _of_shares(engine, shares, target, ignored, how)
+    key = _key(engine, [shares, target, given.get("weight")], target, how)
+    shares, target, weight = _as_planned(engine, [shares, target, given.get("weight")], key)
+    if weight is not None:
+        return _of_weighted_shares(engine, shares, target, weight, 0.0, ignored, how, key)
+    return _of_shares(engine, shares, target, ignored, how, key)
 
 
 _OF_NLL = ("input", "target", "weight", "reduction", "ignore_index")
 
 
-def _of_shares(engine: Engine, shares: Value, target: Value, ignored: int, how: int) -> Value:
+def _key(engine: Engine, operands: Sequence[Any], target: Value, how: int) -> Key:
+    """What a plan has a loss of these operands as."""
+    known = [as_value(engine, each).key.signature for each in operands if each is not None]
+    return Key(engine.graph.signatures.nonlinear(known), target.shape if how == _NONE else ())
+
+
+def _as_planned(engine: Engine, operands: Sequence[Any], key: Key) -> list[Any]:
+    """The operands of a loss as its operator reads them in the plan: whole, or split by rows."""
+    return [each if each is None else engine.read(as_value(engine, each), [key]) for each in operands]
+
+
+def _made(engine: Engine, loss: Value, key: Key) -> Value:
+    """A loss, of which each process may have a part, as the plan keeps it; whole, if no plan knows it."""
+    return known_as(engine, loss, key) if engine.knows(key) else over_parts(engine, loss)
+
+
+def _of_shares(engine: Engine, shares: Value, target: Value, ignored: int, how: int, key: Key) -> Value:
     """The negative share of every row's target, added up as `how` says."""
     losses = _picked(engine, unknown(shares), target, ignored)
-    if how == _NONE:
-        return over_parts(engine, losses)
-    total = over_parts(engine, reduction(engine, Op("sum", torch.sum, [losses])))
+    total = losses if how == _NONE else reduction(engine, Op("sum", torch.sum, [losses]))
     if how != _MEAN:
-        return total
+        return _made(engine, total, key)
     seen = elementwise(engine, Op("ne", torch.ne, [unknown(target), ignored]))
     count = over_parts(engine, reduction(engine, Op("sum", torch.sum, [seen])))
-    return elementwise(engine, Op("div", torch.div, [total, count]))
+    return _made(engine, elementwise(engine, Op("div", torch.div, [over_parts(engine, total), count])), key)
 
 
 def _of_weighted_shares(
-    engine: Engine, shares: Value, target: Value, weight: Any, smoothing: float, ignored: int, how: int
+    engine: Engine, shares: Value, target: Value, weight: Any, smoothing: float, ignored: int, how: int, key: Key
 ) -> Value:
     """The same with a weight for each class (`None`: 1), and a part `smoothing` of every label spread over all classes;
     a mean is by the weights of the targets."""
@@ -79,14 +100,15 @@ def _of_weighted_shares(
 
         losses = elementwise(engine, Op("mixed", mixed, [losses, all_classes, target]))
     if how != _MEAN:
-        return _over_all(engine, losses, how)
+        losses = losses if how == _NONE else reduction(engine, Op("sum", torch.sum, [losses]))
+        return _made(engine, losses, key)
     if weight is None:
         counted = elementwise(engine, Op("ne", torch.ne, [target, ignored]))
     else:
         ones = elementwise(engine, Op("full_like", lambda local: torch.full_like(local, -1.0), [shares]))
         counted = over_parts(engine, _picked(engine, _scaled(engine, ones, weight), target, ignored))
     total, count = (_over_all(engine, each, _SUM) for each in (losses, counted))
-    return elementwise(engine, Op("div", torch.div, [total, count]))
+    return _made(engine, elementwise(engine, Op("div", torch.div, [total, count])), key)
 
 
 def _of_soft_labels(engine: Engine, shares: Value, labels: Value, weight: Any, smoothing: float, how: int) -> Value:
