@@ -168,6 +168,9 @@ def test_the_mesh_may_be_chosen(layers):
         package.make_plan("layers.onnx", "auto", stages=2)
     with pytest.raises(InfeasibleError, match="no plan fits in memory"):
         package.make_plan("layers.onnx", "auto", devices="1x4", memory_limit=10_000)
+    with pytest.raises(ShardplanError, match="cannot be combined with stages fixed by hand") as refused:
+        package.make_plan("layers.onnx", "auto", devices="1x4", constraints=["st.yaml"])
+    assert refused.value.diagnostics[0].hint == "leave out --mesh auto"
 
 
 def test_stages_are_planned_from_python_too(layers):
@@ -182,6 +185,9 @@ def test_stages_are_planned_from_python_too(layers):
         [[one.name for one in stage.plan.operators] for stage in p.pipeline.stages] for p in (plan, as_there, by_file)
     ]
     assert names[0] == names[1] == names[2]
+    with pytest.raises(ShardplanError, match="this plan has no stages") as refused:
+        package.make_plan("layers.onnx", "1x4", stages=plan.pipeline.stages[0].plan)
+    assert refused.value.diagnostics[0].hint == "give a plan that was solved with --stages"
 
 
 def test_stages_by_hand_are_obeyed_everywhere(layers, shardplan):

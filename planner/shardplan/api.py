@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec
 
-from shardplan.errors import Diagnostic, ShardplanError, error, warn
+from shardplan.errors import Diagnostic, OnWarning, ShardplanError, error, warn
 from shardplan.plan.file import read_signed, read_whole, write_plan
 from shardplan.plan.format.digest import edited
 from shardplan.plan.legality import faults as illegal
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from shardplan.study.sensitivity import Robustness
 
 P = ParamSpec("P")
-OnWarning = Callable[[Diagnostic], None]
 
 
 def _asking(_request: Callable[P, Request]) -> Callable[[Callable[[Request, OnWarning], Plan]], Callable[P, Plan]]:

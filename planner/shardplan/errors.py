@@ -48,6 +48,10 @@ class Diagnostic:
         return visible("\n".join(lines))
 
 
+OnWarning = Callable[[Diagnostic], None]
+"""What is called with every warning."""
+
+
 def error(code: str, summary: str, **fields: object) -> Diagnostic:
     """A diagnostic of severity `error`; `fields` are those of `Diagnostic`."""
     return Diagnostic("error", code, summary, **fields)  # type: ignore[arg-type]

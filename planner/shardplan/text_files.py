@@ -35,12 +35,12 @@ def is_there(given: str | Path) -> bool:
 
 
 def is_file(given: str | Path) -> bool:
-    """The same of a file."""
+    """Whether `given` is a file; False where it cannot be looked at."""
     return os.path.isfile(given)  # noqa: PTH113
 
 
 def is_folder(given: str | Path) -> bool:
-    """The same of a folder."""
+    """Whether `given` is a folder; False where it cannot be looked at."""
     return os.path.isdir(given)  # noqa: PTH112
 
 

@@ -176,7 +176,7 @@ def test_that_nothing_fits_is_an_answer_without_remedies(shardplan, mlp, monkeyp
     def stop(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    for changes in ({"_first": stop}, {"_IN_ALL": -1.0}):
+    for changes in ({"_first": stop}, {"REMEDIES_S": -1.0}):
         with monkeypatch.context() as patch:
             for name, value in changes.items():
                 patch.setattr(f"shardplan.study.remedies.{name}", value)

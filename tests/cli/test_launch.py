@@ -125,6 +125,13 @@ def test_torchrun_starts_every_process_and_its_exit_code_is_ours(folder, shardpl
     assert subprocess.run([*command, "tell.py"], capture_output=True, check=False, timeout=120).returncode == 1
 
 
+def test_a_machine_that_there_is_not_is_refused(folder, shardplan):
+    pytest.importorskip("torch")
+    run = shardplan("launch", PLAN, "--for", "torchrun", "--hosts", "a,b,c,d", "--node-rank", "4", "--", "tell.py")
+    said = "error[unknown-machine]: --node-rank 4: there are 4 machines\nhint: machines are 0 to 3\n"
+    assert (run.code, run.err) == (2, said)
+
+
 def _is_open_mpi() -> bool:
     if shutil.which("mpirun") is None:
         return False

@@ -93,7 +93,10 @@ def test_a_pipeline_of_a_model_without_layers(shardplan, mlp):
     [
         (
             ["--tp", "3"],
-            "tensor: 3 ways divide no dim of 'model.embed_tokens.weight' [1024, 256], and 17 other weights",
+            (
+                "the tensor-parallel degree 3 divides no dim of 'model.embed_tokens.weight' [1024, 256], "
+                "and 17 other weights"
+            ),
         ),
         (["--tp", "16"], "4 attention heads do not divide over 16 ranks"),
         (["--pp", "3", "--global-batch", "4"], None),
@@ -102,8 +105,10 @@ def test_a_pipeline_of_a_model_without_layers(shardplan, mlp):
         (["--zero", "2"], "--zero 2 cannot be priced"),
         (["--vp", "2"], "2 virtual stages need a pipeline"),
         (["--ep", "2", "--dp", "2"], "there are no experts to spread"),
-        (["--ep", "3", "--dp", "2"], "3 ways of experts do not divide 2 data-parallel ranks"),
-        (["--tp", "0"], "the tensor-parallel degree is 0"),
+        (["--ep", "3", "--dp", "2"], "3 expert-parallel ranks do not divide 2 data-parallel ranks"),
+        (["--tp", "0"], "the tensor-parallel degree is 0\nhint: --tp is a whole number of at least 1\n"),
+        (["--vp", "0"], "the number of virtual stages is 0\nhint: --vp is a whole number of at least 1\n"),
+        (["--etp", "0"], "--etp is 0\nhint: --etp is a whole number of at least 1\n"),
         (["--sequence-parallel"], "sequence parallelism needs tensor parallelism"),
         (["--gpus", "6", "--tp", "4"], "--gpus 6 is no multiple of 4"),
         (["--cp", "3"], "a sequence of 128 does not divide into 3"),

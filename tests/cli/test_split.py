@@ -84,6 +84,7 @@ def test_everything_that_is_wrong_is_said_together(shardplan, inputs):
         "error[bad-rename]: --rename 'model' is not OLD=NEW\n"
         "hint: write for example --rename =transformer. where the checkpoint leaves a prefix out\n"
         "m.safetensors: error[not-a-plan]: this is not a plan of shardplan: it is not text\n"
+        "hint: plans are written by shardplan solve\n"
         "absent.safetensors: error[unreadable-checkpoint]: cannot read the checkpoint: no such file or directory\n"
     )
     assert not Path("out").exists()

@@ -35,6 +35,11 @@ def cluster():
     return make_cluster(load_profile("h100-dgx"), "2x4")
 
 
+def test_the_limit_is_what_is_asked_for_or_what_a_device_has(cluster):
+    assert PlanOptions().limit_bytes_on(cluster.device) == cluster.device.usable_bytes
+    assert PlanOptions(memory_limit_bytes=0).limit_bytes_on(cluster.device) == 0
+
+
 @pytest.fixture(scope="module")
 def plan(cluster):
     """`plan(mode="inference")`: two blocks of GPT-2 small as asked; what is asked again is not planned again."""

@@ -224,6 +224,18 @@ def test_layers_are_loaded_into_stacks(llama, zero, devices):
     np.testing.assert_array_equal(loaded["norm"], scales)
 
 
+def test_leaves_and_weights_that_are_ignored_are_not_loaded(llama, zero, devices):
+    _, _, path = llama
+    mesh = shardplan.jax.mesh(zero)
+    tree = {
+        "model.norm.weight": jax.ShapeDtypeStruct((32,), jnp.float32),
+        "own.scale": jax.ShapeDtypeStruct((7,), jnp.float32),
+    }
+    found = shardplan.jax.load(zero, mesh, tree, path, ignore=("own.*", "model.layers.*", "model.embed*", "lm_head*"))
+    assert found["own.scale"] is tree["own.scale"]
+    np.testing.assert_array_equal(found["model.norm.weight"], llama[0].weights["model.norm.weight"])
+
+
 def test_a_fused_weight_is_loaded_into_its_three_parts(tmp_path, devices):
     tiny = tiny_gpt(fused=True)
     save_file(dict(tiny.weights), tmp_path / "model.safetensors")
@@ -241,6 +253,7 @@ def test_a_fused_weight_is_loaded_into_its_three_parts(tmp_path, devices):
     np.testing.assert_array_equal(loaded, tiny.weights[name].T.reshape(32, 3, 4, 8))
     held = np.concatenate([tiny.weights[name][part * 32 : part * 32 + 8] for part in range(3)])
     np.testing.assert_array_equal(loaded.addressable_shards[0].data, held.T.reshape(32, 3, 1, 8))
+    assert shardplan.jax.sharding(plan, mesh, name, shape=(3, 32, 32)).spec == PartitionSpec(None, "gpu")
     message = refusal(lambda: load(32, 96))
     assert message.startswith("error[segmented-dim]: dim 1 of 'qkv' is sharded in each of its segments (32, 32, 32), ")
 

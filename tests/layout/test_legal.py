@@ -90,5 +90,11 @@ def test_mesh_groups_and_numbers():
     assert MESH.groups((0,)) == ((0, 2, 4, 6), (1, 3, 5, 7))
     assert MESH.groups((0, 1)) == ((0, 1, 2, 3, 4, 5, 6, 7),)
     assert MESH.groups(()) == tuple((rank,) for rank in range(8))
+
+
+def test_axes_of_several_devices_and_the_argument_of_a_mesh():
+    mesh = Mesh.of(machine=1, gpu=4, core=2)
+    assert (mesh.real_axes, mesh.argument) == ((1, 2), "machine=1,gpu=4,core=2")
+    assert Mesh.of(gpu=1).real_axes == ()
     assert MESH.number((1, 0), (3, 1)) == 7
     assert MESH.number((), (3, 1)) == 0

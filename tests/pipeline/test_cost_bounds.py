@@ -84,8 +84,8 @@ def test_no_plan_that_fits_takes_less(parts):
 
 def test_memory_makes_a_difference(parts):
     """What layers hand on is held under every flag, so bounds rise where it is nearly all that there is."""
-    roomy = planned(parts, 1, 4, 4, UNLIMITED_BYTES)
-    limit = int(TIGHT[parts.built.options.remat] * roomy.memory.total)
+    unlimited = planned(parts, 1, 4, 4, UNLIMITED_BYTES)
+    limit = int(TIGHT[parts.built.options.remat] * unlimited.memory.total)
     bounds = CostBounds(parts, limit)
     assert bounds.raise_for(1, 4, 4, parts.least(1, 4))
     assert bounds.table(4)[1, 4] > parts.least(1, 4)

@@ -97,9 +97,9 @@ def test_what_first_and_last_cost_besides_decides():
     run[0, 1], run[1, 2] = 10.0, 10.0
     costs = [run, run + np.array([[0, 0, 0], [0, 0, 3], [0, 0, 0]])[:, :, None, None]]
     still = [[np.zeros((3, 1, 1))] * 2] * 2
-    roomy = [np.full((3, 3), 9)] * 2
+    unlimited = [np.full((3, 3), 9)] * 2
     found = [
-        search(Choices(costs, [1, 1], still, roomy, 2, 0.5, 2, {}, np.array([[apart, apart], [2 * apart, 0.0]])))
+        search(Choices(costs, [1, 1], still, unlimited, 2, 0.5, 2, {}, np.array([[apart, apart], [2 * apart, 0.0]])))
         for apart in (0.0, 1.0, 9.0)
     ]
     assert [[cut.submesh for cut in one.cuts] for one in found] == [[0, 0], [0, 0], [1, 1]]

@@ -117,11 +117,11 @@ def test_the_best_pipeline_is_that_of_enumeration(model, cluster, microbatches, 
 
 def test_runs_cost_what_their_parts_cost_when_solved(model, cluster):
     chain = chain_of(model, model_rules(model))
-    roomy = PlanOptions(effort="quick", microbatches=2, memory_limit_bytes=1 << 50)
-    runs = RunCosts(Planner(model, cluster, roomy).built_at()[0], chain)
+    unlimited = PlanOptions(effort="quick", microbatches=2, memory_limit_bytes=1 << 50)
+    runs = RunCosts(Planner(model, cluster, unlimited).built_at()[0], chain)
     for first, last in itertools.combinations(range(len(chain) + 1), 2):
         part = part_of(chain, first, last, "part")
-        solved = Planner(part, cluster, roomy).solve_at(()).solution
+        solved = Planner(part, cluster, unlimited).solve_at(()).solution
         rounded = runs.built.graph.number_of_nodes() + runs.built.graph.number_of_edges()
         assert runs.least(first, last) == pytest.approx(solved.cost, rel=1e-9, abs=rounded)
 
@@ -220,14 +220,14 @@ def test_a_wrong_stage_is_found(model, staged):
 
 
 def test_the_timeline_of_a_pipeline(staged):
-    laid_out = timeline(staged)
+    chart = timeline(staged)
     assert streams_of(staged) == ("stage 0", "stage 1", "stage 0 to 1")
     stages = [stage.plan.summary.step_ns for stage in staged.pipeline.stages]
     for stream, step_ns in enumerate(stages):
-        assert laid_out.busy(stream) == pytest.approx(step_ns / 1e9, rel=1e-6)
+        assert chart.busy(stream) == pytest.approx(step_ns / 1e9, rel=1e-6)
     handed = 2 * sum(transfer.time_ns for transfer in staged.pipeline.transfers) / 1e9
     formula = SCHEDULE.step(stages, 4) / 1e9
-    assert formula * (1 - 1e-6) <= laid_out.seconds <= formula + handed
+    assert formula * (1 - 1e-6) <= chart.seconds <= formula + handed
 
 
 def test_what_differs_between_pipelines(model, cluster, staged):
@@ -323,11 +323,11 @@ def test_weights_that_two_stages_hold_are_kept_equal(tied, cluster):
 def test_the_timeline_ends_with_tied_weights(tied):
     _, plan = tied
     shared = plan.pipeline.transfers[-1]
-    laid_out = timeline(plan)
+    chart = timeline(plan)
     assert streams_of(plan)[-1] == "stage 0 to 1: shared"
-    assert [task.name for task in laid_out.tasks[-2:]] == ["gradient", "weight"]
-    assert laid_out.starts[-2] == pytest.approx(max(laid_out.ends[:-2]))
-    assert laid_out.ends[-1] - laid_out.starts[-2] == pytest.approx(shared.time_ns * 1e-9)
+    assert [task.name for task in chart.tasks[-2:]] == ["gradient", "weight"]
+    assert chart.starts[-2] == pytest.approx(max(chart.ends[:-2]))
+    assert chart.ends[-1] - chart.starts[-2] == pytest.approx(shared.time_ns * 1e-9)
 
 
 def with_all_tied_layouts(stager, cuts):

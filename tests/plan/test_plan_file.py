@@ -210,11 +210,14 @@ def test_any_parameter_and_any_time_come_back(parameter: TensorDecision, time_ns
 
 class TestRefused:
     def test_not_json(self):
-        assert refused("# notes\n") == "a.plan.json: error[not-a-plan]: this is not a plan of shardplan: it is not JSON"
-        assert refused("[" * 100_000).endswith("this is not a plan of shardplan: it is nested too deeply")
+        written = "hint: plans are written by shardplan solve"
+        said = "a.plan.json: error[not-a-plan]: this is not a plan of shardplan: it is not JSON"
+        assert refused("# notes\n") == f"{said}\n{written}"
+        assert refused("[" * 100_000).endswith(f"this is not a plan of shardplan: it is nested too deeply\n{written}")
 
     def test_other_json(self):
-        assert refused("[1, 2]") == "a.plan.json: error[not-a-plan]: this is JSON, but not a plan of shardplan"
+        said = "a.plan.json: error[not-a-plan]: this is JSON, but not a plan of shardplan"
+        assert refused("[1, 2]") == f"{said}\nhint: plans are written by shardplan solve"
 
     def test_cut_off(self):
         cut = TEXT[: TEXT.index('  "tensors"')]

@@ -95,17 +95,17 @@ def test_all_work_of_the_plan_is_scheduled_once(which, request):
 
 
 def test_the_step_lies_between_perfect_overlap_and_none(plan):
-    laid_out = timeline(plan)
-    streams = [laid_out.busy(stream) for stream in range(len(streams_of(plan)))]
+    chart = timeline(plan)
+    streams = [chart.busy(stream) for stream in range(len(streams_of(plan)))]
     work = sum(item.seconds for _, item, *_ in step_schedule(plan).spans())
-    assert max(streams) <= laid_out.seconds * (1 + 1e-9)
-    assert laid_out.seconds <= 1.1 * work
-    assert plan.summary.step_ns == round(laid_out.seconds * 1e9)
+    assert max(streams) <= chart.seconds * (1 + 1e-9)
+    assert chart.seconds <= 1.1 * work
+    assert plan.summary.step_ns == round(chart.seconds * 1e9)
 
 
 def test_one_operator_is_computed_at_a_time(plan):
-    laid_out = timeline(plan)
-    spans = zip(laid_out.tasks, laid_out.starts, laid_out.ends, strict=True)
+    chart = timeline(plan)
+    spans = zip(chart.tasks, chart.starts, chart.ends, strict=True)
     computed = sorted((start, end) for task, start, end in spans if task.stream == 0)
     assert all(end <= start + 1e-12 for (_, end), (start, _) in itertools.pairwise(computed))
 
@@ -121,23 +121,23 @@ def test_the_file_alone_has_the_schedule(which, request):
 
 
 def test_forward_comes_before_backward_and_the_optimizer_last(plan):
-    laid_out = timeline(plan)
-    named = {task.name: number for number, task in enumerate(laid_out.tasks)}
-    forward = max(laid_out.ends[n] for name, n in named.items() if name in {o.name for o in plan.operators})
-    backward = min(laid_out.starts[n] for name, n in named.items() if name.startswith("backward: "))
+    chart = timeline(plan)
+    named = {task.name: number for number, task in enumerate(chart.tasks)}
+    forward = max(chart.ends[n] for name, n in named.items() if name in {o.name for o in plan.operators})
+    backward = min(chart.starts[n] for name, n in named.items() if name.startswith("backward: "))
     assert forward <= backward
-    assert laid_out.ends[named["optimizer step"]] == pytest.approx(laid_out.seconds, rel=1e-12)
+    assert chart.ends[named["optimizer step"]] == pytest.approx(chart.seconds, rel=1e-12)
     module = "model.layers.1.mlp.down_proj.MatMul"
-    assert laid_out.starts[named[f"backward: {module}"]] >= laid_out.ends[named[module]]
+    assert chart.starts[named[f"backward: {module}"]] >= chart.ends[named[module]]
 
 
 def test_the_first_microbatches_of_a_phase_are_shown_and_the_rest_counts(accumulated):
-    laid_out, scheduled = timeline(accumulated), step_schedule(accumulated)
-    shown = sum(task.name == accumulated.operators[0].name for task in laid_out.tasks)
+    chart, scheduled = timeline(accumulated), step_schedule(accumulated)
+    shown = sum(task.name == accumulated.operators[0].name for task in chart.tasks)
     counts = {phase.name: phase.count for phase in scheduled.phases}
     assert counts == {"forward": 4, "backward": 3, "last backward": 1, "update": 1}
     assert shown == MOST_SHOWN
-    assert laid_out.seconds == pytest.approx(
+    assert chart.seconds == pytest.approx(
         sum(phase.count * ran.seconds for phase, ran in scheduled.phases_ran()), rel=1e-12
     )
 
@@ -182,8 +182,8 @@ def tight():
 
 
 def test_second_runs_are_work_of_their_own(tight):
-    laid_out = timeline(tight)
-    seconds = {task.name: task.seconds for task in laid_out.tasks if task.stream == 0}
+    chart = timeline(tight)
+    seconds = {task.name: task.seconds for task in chart.tasks if task.stream == 0}
     twice = [operator for operator in tight.operators if operator.recomputed_before and operator.recompute_ns]
     assert twice
     for operator in twice:
@@ -195,8 +195,8 @@ def test_second_runs_are_work_of_their_own(tight):
 
 
 def test_second_runs_come_right_before_the_backward_that_asks_for_them(tight):
-    laid_out = timeline(tight)
-    named = {task.name: number for number, task in enumerate(laid_out.tasks)}
+    chart = timeline(tight)
+    named = {task.name: number for number, task in enumerate(chart.tasks)}
     order = [name for operator in tight.operators if (name := f"backward: {operator.name}") in named]
     checked = 0
     for operator in tight.operators:
@@ -204,16 +204,16 @@ def test_second_runs_come_right_before_the_backward_that_asks_for_them(tight):
         if number is None or f"backward: {operator.recomputed_before}" not in named:
             continue
         wanted = order.index(f"backward: {operator.recomputed_before}")
-        assert laid_out.ends[number] <= laid_out.starts[named[order[wanted]]]
+        assert chart.ends[number] <= chart.starts[named[order[wanted]]]
         if wanted + 1 < len(order):
-            assert laid_out.starts[number] >= laid_out.ends[named[order[wanted + 1]]]
+            assert chart.starts[number] >= chart.ends[named[order[wanted + 1]]]
             checked += 1
     assert checked
 
 
 def test_what_reads_a_recomputed_value_waits_for_its_second_run(tight):
-    laid_out = timeline(tight)
-    named = {task.name: number for number, task in enumerate(laid_out.tasks)}
+    chart = timeline(tight)
+    named = {task.name: number for number, task in enumerate(chart.tasks)}
     again = {tensor.name for tensor in tight.tensors if tensor.recomputed}
     makers = {name: operator for operator in tight.operators for name in operator.outputs}
     waited = 0
@@ -221,7 +221,7 @@ def test_what_reads_a_recomputed_value_waits_for_its_second_run(tight):
         for name in again & set(operator.inputs):
             made, reads = (named.get(f"recompute: {one}") for one in (makers[name].name, operator.name))
             if made is not None and reads is not None and makers[name].recomputed_before == operator.recomputed_before:
-                assert laid_out.ends[made] <= laid_out.starts[reads]
+                assert chart.ends[made] <= chart.starts[reads]
                 waited += 1
     assert waited
 

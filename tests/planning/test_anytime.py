@@ -112,7 +112,7 @@ def test_an_effort_ends_with_an_assignment_and_a_bound_that_holds(seed, effort):
 
 def test_a_tighter_effort_gives_the_same_plan_twice(model, cluster, monkeypatch):
     monkeypatch.setattr(
-        "shardplan.planning.search.SEARCH_WORK", dict.fromkeys(("quick", "thorough", "exhaustive"), 1e-3)
+        "shardplan.planning.constants.SEARCH_WORK", dict.fromkeys(("quick", "thorough", "exhaustive"), 1e-3)
     )
     one, other = (plan_model(model, cluster, PlanOptions()) for _ in range(2))
     assert one == other

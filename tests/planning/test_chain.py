@@ -132,7 +132,7 @@ def test_where_the_best_of_all_plans_fits_nothing_else_is_asked(model):
     questions, found = asked(shortest(search), graphs)
     assert all(not question.chooses_remat for question in questions)
     limits = {question.limit_bytes for question in questions} - {None}
-    assert all(limit < found.candidate.holds_bytes for limit in limits)  # to find others, not because they have to
+    assert all(limit < found.candidate.peak_bytes for limit in limits)  # to find others, not because they have to
     assert found.candidate.keeps(graphs.instance.limit_bytes)
     assert found.candidate.step_s >= found.bound_s - TIES_S
 

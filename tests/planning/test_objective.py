@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from step_problems import every_assignment
 
 from shardplan.planning.objective import Maxima
-from shardplan.planning.reduction import Layouts, Problems
+from shardplan.planning.reduction import LayoutProblem, Problems
 from shardplan.solve import solve
 from shardplan.solve.problem import Edge, Problem
 
@@ -35,7 +35,7 @@ def of_sums(numbers, closed, sizes):
     """The problems of four sums, and the one problem that `Maxima` makes of them."""
     shut = np.array([*closed, False]).reshape(SIZES[0], SIZES[1])
     sums = [drawn(each, shut) for each in numbers]
-    problems = Problems(tuple(Layouts(None, None, problem, {}) for problem in sums))
+    problems = Problems(tuple(LayoutProblem(None, None, problem, {}) for problem in sums))
     (whole,) = Maxima(sizes).apply(problems)[0].sums
     return sums, whole.problem
 
@@ -67,5 +67,5 @@ def test_the_solver_finds_the_least_of_it_and_proves_it(numbers, closed):
 
 def test_one_sum_stays_as_it_is():
     sums, _ = of_sums([[1] * COUNT] * 4, [False] * 5, (3,))
-    problems = Problems((Layouts(None, None, sums[0], {}),))
+    problems = Problems((LayoutProblem(None, None, sums[0], {}),))
     assert Maxima(()).apply(problems) == (problems, None)

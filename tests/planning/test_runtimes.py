@@ -12,6 +12,7 @@ from small_models import proto_of
 from tensor_parallel import MIXTRAL, QWEN, one_layer
 
 from shardplan import make_plan
+from shardplan.cluster.mesh import merged
 from shardplan.errors import InfeasibleError, ShardplanError
 from shardplan.export.targets import TARGETS as FORMATS
 from shardplan.export.targets import find_target
@@ -19,10 +20,10 @@ from shardplan.export.types import Source
 from shardplan.graph.options import PlanOptions
 from shardplan.layout.mesh import Mesh
 from shardplan.model.read import read_model, read_model_bytes
-from shardplan.planning import Planner, answers
+from shardplan.planning import Planner, answers, for_runtime
 from shardplan.planning.answers import Answers
 from shardplan.planning.chain import answer
-from shardplan.planning.finer import CoarsePlans
+from shardplan.planning.finer import CoarsePlans, least_s
 from shardplan.planning.for_runtime import RuntimePlans, best_for_runtime
 from shardplan.planning.instance import instance_of
 from shardplan.planning.recipes import RECIPES
@@ -199,8 +200,8 @@ def test_on_meshes_of_other_shapes_and_names(models, target, mesh):
 
 def test_an_axis_of_one_device_is_no_axis_of_a_runtime(models):
     """Under memory that data parallelism does not keep, weights are split over the other axis."""
-    roomy = planned(models["llama"], "1x4", "torchtitan", "training").summary.memory.total
-    plan = planned(models["llama"], "1x4", "torchtitan", "training", memory_limit=roomy // 2)
+    unlimited = planned(models["llama"], "1x4", "torchtitan", "training").summary.memory.total
+    plan = planned(models["llama"], "1x4", "torchtitan", "training", memory_limit=unlimited // 2)
     assert any(p.is_shard for t in plan.tensors if t.role == "parameter" for p in t.layout.placements)
     assert refusals(plan, "torchtitan") == []
 
@@ -336,6 +337,18 @@ def test_roles_are_searched_in_the_order_of_their_estimates(models, monkeypatch)
     assert asked == every[:1]
     assert best_s <= first_s <= 1.01 * best_s
     assert first_bound_s <= bound_s <= best_s
+
+
+def test_the_bound_holds_for_roles_that_are_not_searched(models, monkeypatch):
+    """Roles are left out on more than three axes; the limit is lower here, so that the search is short."""
+    monkeypatch.setattr(for_runtime, "MOST_WHOLE", 1)
+    instance = read(Request(model=models["llama"], mesh="1x2x2", target="torchtitan", mode="training", effort="quick"))
+    own = instance_of(instance.model, instance.cluster, instance.options, pytest.fail)
+    runtime, answers = RUNTIMES["torchtitan"], Answers(own, pytest.fail)
+    axes = {len(merged(own.cluster, each)[0].mesh.real_axes) for each in runtime.arrangements(own.cluster.mesh)}
+    assert axes == {1, 2}
+    found = best_for_runtime(answers, runtime, Search.of(own), coarse=CoarsePlans())
+    assert 0 < found.bound_s <= least_s(own) < found.candidate.step_s
 
 
 def test_degrees_that_divide_no_size_are_not_tried(models):

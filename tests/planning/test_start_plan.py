@@ -87,7 +87,7 @@ def test_no_plan_is_slower_than_its_start(seed):
 
 
 def test_a_better_plan_than_the_search_finds_is_kept(model, cluster, best, monkeypatch):
-    monkeypatch.setattr("shardplan.planning.search.SEARCH_WORK", dict.fromkeys(("quick", "thorough"), 1e-3))
+    monkeypatch.setattr("shardplan.planning.constants.SEARCH_WORK", dict.fromkeys(("quick", "thorough"), 1e-3))
     alone = plan_model(model, cluster, PlanOptions())
     assert alone.summary.step_ns > best.summary.step_ns
     found, notes = started(model, cluster, PlanOptions(), best)
@@ -155,7 +155,7 @@ def test_a_model_of_other_sizes_takes_what_is_valid(sizes, said, cluster, best):
 
 
 def test_many_axes_take_a_plan_whose_layouts_are_legal(monkeypatch):
-    monkeypatch.setattr("shardplan.planning.search.SEARCH_WORK", {"quick": 1e-3})
+    monkeypatch.setattr("shardplan.planning.constants.SEARCH_WORK", {"quick": 1e-3})
     sizes, cluster = MODEL.replace("layers=2", "layers=1"), on("2x2x2x2")
     plan = plan_model(described(sizes), cluster, QUICK)
     found, _ = started_alone(described(sizes), cluster, QUICK, plan)

@@ -11,7 +11,7 @@ from shardplan.graph.memory import MemoryRows
 from shardplan.graph.options import PlanOptions
 from shardplan.graph.problem import objective_of, to_problem
 from shardplan.models import transformer
-from shardplan.planning.reduction import Assignment, Layouts, Problems
+from shardplan.planning.reduction import Assignment, LayoutProblem, Problems
 from shardplan.planning.staying_weights import StayingWeights, staying
 from shardplan.rules import model_rules
 from shardplan.schedule.objective import single_sums
@@ -30,7 +30,9 @@ def built():
 def combined(built):
     memory, linear = MemoryRows(built), single_sums(objective_of(built))[0]
     stay, again = (to_problem(graph, memory, None, linear) for graph in (built, regathering(built)))
-    problems = Problems((Layouts(built, memory, stay, {}),), regathered=(Layouts(built, memory, again, {}),))
+    problems = Problems(
+        (LayoutProblem(built, memory, stay, {}),), regathered=(LayoutProblem(built, memory, again, {}),)
+    )
     reduced, sizes = StayingWeights().apply(problems)
     return stay, again, reduced.sums[0].problem, sizes
 

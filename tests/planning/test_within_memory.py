@@ -38,8 +38,8 @@ def profile(tmp_path_factory):
 def test_the_schedule_of_a_plan_keeps_the_limit_or_there_is_no_plan(profile, mesh, remat, percent) -> None:
     """The best assignment fits in the first two cases, its schedule does not."""
     cluster, options = make_cluster(profile, mesh), PlanOptions(remat=remat, effort="quick")
-    roomy = plan_model(MODEL, cluster, options).summary.memory.total
-    limited = replace(options, memory_limit_bytes=roomy * percent // 100)
+    unlimited = plan_model(MODEL, cluster, options).summary.memory.total
+    limited = replace(options, memory_limit_bytes=unlimited * percent // 100)
     if percent == 90:
         assert plan_model(MODEL, cluster, limited).summary.memory.total <= limited.memory_limit_bytes
     elif percent == 80:

@@ -18,7 +18,7 @@ from evil_plans import EVIL, evil_plan
 from shardplan.api import make_plan
 from shardplan.plan.diff import diff_plans
 from shardplan.plan.file import read_plan
-from shardplan.plan.views.timeline import laid_out
+from shardplan.plan.views.timeline import scheduled_tasks
 from shardplan.reports.page import page
 from shardplan.reports.plan import plan_report
 from shardplan.reports.studies import comparison_report, diff_report, sweep_report
@@ -200,7 +200,7 @@ def test_a_model_without_parameters_says_so(view, tmp_path):
 
 def test_the_schedule_zooms_by_keyboard_and_says_what_is_under_the_mouse(view, plan, gpt2):
     tab = view(gpt2)
-    made, about = laid_out(plan)
+    made, about = scheduled_tasks(plan)
     spans = zip(made.starts, made.ends, made.tasks, about, strict=True)
     parts = [
         (end - start, start) for start, end, task, one in spans if task.stream == 0 and one.phase.endswith("backward")

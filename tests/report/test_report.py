@@ -17,7 +17,7 @@ from shardplan.plan.diff import diff_plans
 from shardplan.plan.file import read_plan
 from shardplan.plan.types import Plan
 from shardplan.plan.views.lifetimes import spans
-from shardplan.plan.views.timeline import laid_out
+from shardplan.plan.views.timeline import scheduled_tasks
 from shardplan.render.diff import effects
 from shardplan.reports.notebook import report
 from shardplan.reports.page import page
@@ -93,7 +93,7 @@ def test_what_is_not_proven_optimal_is_called_so_nowhere(plan: Plan) -> None:
 
 
 def test_the_critical_path_takes_as_long_as_the_step_and_its_tasks_follow_each_other(plan: Plan) -> None:
-    made, _ = laid_out(plan)
+    made, _ = scheduled_tasks(plan)
     path = sorted(critical_path(made), key=lambda number: made.starts[number])
     assert sum(made.ends[number] - made.starts[number] for number in path) == pytest.approx(made.seconds)
     for before, after in itertools.pairwise(path):

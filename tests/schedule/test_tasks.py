@@ -32,20 +32,20 @@ def longest_chain(tasks):
 
 @given(graphs(), st.sampled_from([1.0, 1.1, 2.0]))
 def test_nothing_starts_early_and_nobody_idles_for_nothing(tasks, kappa):
-    laid_out = schedule(tasks, kappa)
+    chart = schedule(tasks, kappa)
     for number, task in enumerate(tasks):
-        assert laid_out.ends[number] >= laid_out.starts[number] + task.seconds
-        assert all(laid_out.ends[before] <= laid_out.starts[number] for before in task.after)
+        assert chart.ends[number] >= chart.starts[number] + task.seconds
+        assert all(chart.ends[before] <= chart.starts[number] for before in task.after)
     for stream in range(3):
         spans = sorted(
             (start, end)
-            for task, start, end in zip(tasks, laid_out.starts, laid_out.ends, strict=True)
+            for task, start, end in zip(tasks, chart.starts, chart.ends, strict=True)
             if task.stream == stream and end > start
         )
         assert all(end <= start for (_, end), (start, _) in itertools.pairwise(spans))
     busiest = max(sum(task.seconds for task in tasks if task.stream == stream) for stream in range(3))
-    assert laid_out.seconds >= max(busiest, longest_chain(tasks)) - 1e-9
-    assert laid_out.seconds <= kappa * sum(task.seconds for task in tasks) + 1e-9
+    assert chart.seconds >= max(busiest, longest_chain(tasks)) - 1e-9
+    assert chart.seconds <= kappa * sum(task.seconds for task in tasks) + 1e-9
 
 
 @given(graphs())
@@ -72,17 +72,17 @@ def test_two_communication_streams_do_not_wait_for_each_other():
 
 
 def test_busy_counts_the_work_of_one_stream():
-    laid_out = schedule([Task("a", 1, 2.0), Task("b", 0, 5.0, (0,)), Task("c", 1, 1.0)])
-    assert [laid_out.busy(stream) for stream in range(3)] == [5.0, 3.0, 0]
+    chart = schedule([Task("a", 1, 2.0), Task("b", 0, 5.0, (0,)), Task("c", 1, 1.0)])
+    assert [chart.busy(stream) for stream in range(3)] == [5.0, 3.0, 0]
     assert schedule([]).seconds == 0.0
 
 
 def test_a_collective_that_gives_way_to_another_keeps_its_stream_busy_once():
     tasks = tuple(Task(name, 1, 1.0) for name in "abcd")
-    laid_out = Timeline(tasks, (0.0, 1.0, 6.0, 2.0), (5.0, 2.0, 7.0, 3.0), unlisted=(Unlisted(0, 2, 3, 7.0, 25.0),))
-    assert laid_out.spans(1) == [(0.0, 5.0), (6.0, 7.0)]
-    assert laid_out.busy(1) == 6.0 + 3 * 5.0
-    assert laid_out.busy_unlisted(1, laid_out.unlisted[0]) == 15.0 / 18.0
+    chart = Timeline(tasks, (0.0, 1.0, 6.0, 2.0), (5.0, 2.0, 7.0, 3.0), unlisted=(Unlisted(0, 2, 3, 7.0, 25.0),))
+    assert chart.spans(1) == [(0.0, 5.0), (6.0, 7.0)]
+    assert chart.busy(1) == 6.0 + 3 * 5.0
+    assert chart.busy_unlisted(1, chart.unlisted[0]) == 15.0 / 18.0
 
 
 def test_a_circle_is_refused():

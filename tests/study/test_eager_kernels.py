@@ -31,7 +31,9 @@ def test_kernels_of_a_llama_are_counted():
     rotated = 4 * 2 * (8 + 13) * wide
     gates = 4 * (2 + 4) * 2 * 2 * 128 * 768
     assert moved == (4 * 2 + 1) * (16 + 43) * wide + rotated + gates
-    assert unfused_of(plan, 1.0)[0] == 2 * forward + backward
+    again, moved_again = unfused_of(plan, 1.0)
+    assert again == 2 * forward + backward
+    assert moved_again - moved == (4 * 2 + 1) * 16 * wide + 4 * 2 * 8 * wide + 4 * 2 * 2 * 2 * 128 * 768
 
 
 @pytest.mark.parametrize("model", [LLAMA, GPT])

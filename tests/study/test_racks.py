@@ -55,9 +55,9 @@ def test_of_a_rack_that_powers_of_two_do_not_fill_64_devices_are_taken():
 
 def test_machines_of_a_power_of_two_stay_as_they_are():
     assert filled("h100-dgx", data=16).levels == load_profile("h100-dgx").levels
-    with pytest.raises(ShardplanError, match="data: 12 ways do not fill a level of links") as wrong:
+    with pytest.raises(ShardplanError, match="12 data-parallel ranks do not fill a level of links") as wrong:
         filled("h100-dgx", data=12)
-    assert wrong.value.diagnostics[0].hint == "8 or 16 ways fill it, or take a power of two"
+    assert wrong.value.diagnostics[0].hint == "8 or 16 ranks fill it, or take a power of two"
 
 
 def test_a_configuration_over_several_racks_is_priced():

@@ -12,7 +12,7 @@ from shardplan.cluster.profile import load_profile
 from shardplan.models import transformer
 from shardplan.planning import Planner, PlanOptions, plan_model
 from shardplan.planning.decided import Decided
-from shardplan.study.sensitivity import drawn, regret, robustness
+from shardplan.study.sensitivity import _slack, drawn, regret, robustness
 
 SIZES = {"layers": 1, "hidden": 1024, "heads": 16, "vocab": 4096, "seq": 512, "batch": 16}
 OPTIONS = PlanOptions(effort="quick")
@@ -61,6 +61,12 @@ def test_ends_of_the_slack_are_around_the_profile(model, cluster, plan):
     assert [done for done, _ in counted] == list(range(1, len(counted) + 1))
     assert totals == sorted(totals, reverse=True)
     assert (totals[0], totals[-1]) == (2 + 6 * len(found.slacks), len(counted))
+
+
+def test_ends_of_the_slack_are_where_another_plan_becomes_better():
+    """Between 0.8 and 1.5 times the constant the plan is the best; the interval is halved twice on the logarithm."""
+    found = _slack("up", lambda factors, _: 0.0 if 0.8 <= factors["up"] <= 1.5 else 1.0)
+    assert (found.low, found.high) == (pytest.approx(2**-0.25), pytest.approx(2**0.5))
 
 
 def test_draws_depend_on_the_seed_alone(cluster):

@@ -288,6 +288,7 @@ def test_ranks_that_a_gradient_joins_are_those_of_the_axes_it_is_summed_over():
     assert _summed_over(replace(move, target=Layout.of(P(), R, S(1)))) == {1}
     cluster = make_cluster(load_profile("a100-dgx"), "machine=8,gpu0=2,gpu1=4")
     assert [_is_partial(axes, cluster) for axes in ({0, 1}, {0}, {1}, {0, 1, 2})] == [True, False, False, False]
+    assert _is_partial({0, 1}, make_cluster(load_profile("a100-dgx"), "machine=8,gpu=4"))  # half of each machine
 
 
 @pytest.mark.parametrize("tp", [2, 4])
@@ -309,10 +310,10 @@ def test_whole_experts_are_spread_over_tensor_parallel_ranks_as_well():
             assert all(each.is_shard and each.dim == 0 for each in tensor.layout.placements)
     assert shardplan.price(model, ep=2, etp=1, **asked).peak.parameters > whole.peak.parameters
     refused = {
-        "8 ways of experts do not divide 4 data-parallel ranks": {"ep": 8},
-        "3 ways of experts are no multiple of 2 tensor-parallel ranks": {"ep": 3, "etp": 1},
-        "4 ways of experts do not divide 2 data-parallel ranks": {"ep": 8, "etp": 1, "dp": 2},
-        "3 tensor-parallel ways of experts beside 2": {"ep": 4, "etp": 3},
+        "8 expert-parallel ranks do not divide 4 data-parallel ranks": {"ep": 8},
+        "the expert-parallel degree 3 is no multiple of the tensor-parallel degree 2": {"ep": 3, "etp": 1},
+        "4 expert-parallel ranks do not divide 2 data-parallel ranks": {"ep": 8, "etp": 1, "dp": 2},
+        "the tensor-parallel degree of experts is 3, that of the rest 2": {"ep": 4, "etp": 3},
     }
     for told, ways in refused.items():
         with pytest.raises(ShardplanError, match=told):

@@ -12,7 +12,7 @@ from shardplan.graph.build import CostGraph
 from shardplan.graph.memory import MemoryRows
 from shardplan.graph.problem import objective_of, to_problem
 from shardplan.planning.objective import Maxima
-from shardplan.planning.reduction import Layouts, Problems
+from shardplan.planning.reduction import LayoutProblem, Problems
 from shardplan.schedule.objective import Linear, serial_objective, single_sums
 from shardplan.solve.problem import Problem
 
@@ -39,7 +39,9 @@ def base_problem(built: CostGraph, limit_bytes: int | None = None) -> Problem:
 def step_problem(built: CostGraph, limit_bytes: int | None = None) -> Problem:
     """The problem of a step: the sum over phases of the largest of their sums."""
     objective, memory = objective_of(built), MemoryRows(built)
-    sums = (Layouts(built, memory, to_problem(built, memory, limit_bytes, one), {}) for one in single_sums(objective))
+    sums = (
+        LayoutProblem(built, memory, to_problem(built, memory, limit_bytes, one), {}) for one in single_sums(objective)
+    )
     problems, _ = Maxima(objective.sizes).apply(Problems(tuple(sums)))
     return problems.sums[0].problem
 

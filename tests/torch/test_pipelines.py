@@ -336,7 +336,7 @@ def test_plans_that_torch_cannot_run_are_refused_at_once():
 
     plan = plan_of("gpt packed", inside="Megatron")
     assert said(replace(plan, pipeline=None)) == (
-        "error[no-pipeline]: the plan has no stages\nhint: use shardplan.torch.parallelize, or solve with --stages"
+        "error[no-stages]: the plan has no stages\nhint: use shardplan.torch.parallelize, or solve with --stages"
     )
     odd = replace(plan, model={**plan.model, "microbatches": 5})
     assert said(replace(odd, pipeline=replace(odd.pipeline, schedule="interleaved:2"))) == (

@@ -33,7 +33,7 @@ from shardplan.plan.interrupted import unless_interrupted
 from shardplan.plan.types import Plan
 from shardplan.planning import Planner
 from shardplan.planning.finer import with_an_axis_per_link
-from shardplan.planning.instance import MOST_WHOLE, real_axes
+from shardplan.planning.instance import MOST_WHOLE
 from shardplan.rules import model_rules
 from shardplan.units import NS_PER_S, counted
 
@@ -111,7 +111,7 @@ class Asked:
     @property
     def has_many_axes(self) -> bool:
         """Whether the mesh has too many axes for one search over all layouts."""
-        return len(real_axes(self.cluster.mesh)) > MOST_WHOLE
+        return len(self.cluster.mesh.real_axes) > MOST_WHOLE
 
     def size(self) -> Iterator[Advice]:
         """The size that is most useful to round up, if any is; usual sizes first."""
@@ -250,7 +250,7 @@ class Asked:
             yield Advice(size.what, size.old, size.new, step_ns, saves, option)
         else:
             before, after = self.cluster.mesh.size, cluster.mesh.size
-            yield Advice("devices", before, after, step_ns, saves, f"--mesh {_text(cluster)}")
+            yield Advice("devices", before, after, step_ns, saves, f"--mesh {cluster.mesh.argument}")
 
     def _searched_step_ns(self, model: Model, cluster: Cluster, effort: Effort) -> int:
         """The step that a search finds. Raises `ShardplanError`."""
@@ -273,7 +273,3 @@ def _coarser(cluster: Cluster) -> Iterator[Cluster]:
             named = zip(cluster.mesh.names, sizes, strict=True)
             with contextlib.suppress(ShardplanError):
                 yield make_cluster(profile, ",".join(f"{name}={size}" for name, size in named))
-
-
-def _text(cluster: Cluster) -> str:
-    return ",".join(f"{axis.name}={axis.size}" for axis in cluster.mesh.axes)

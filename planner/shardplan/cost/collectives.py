@@ -34,7 +34,7 @@ class CollectiveModel:
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
-        self._real = tuple(axis for axis, size in enumerate(cluster.mesh.shape) if size > 1)
+        self._real = cluster.mesh.real_axes
         self._groups: dict[Axes, Group] = {}
         self._bases: dict[tuple[CollectiveKind, Axes], Envelope] = {}
         self._envelopes: dict[tuple[CollectiveKind, Axes], Envelope] = {}

@@ -193,7 +193,7 @@ def move_space(mesh: Mesh, count: int, chosen: tuple[State, ...] | None = None) 
 def _table(mesh: Mesh, alphabet: Sequence[Placement], chosen: tuple[State, ...] | None) -> TransitionTable:
     """The transitions on axes of several devices: nothing is split or moved on the others, which would only multiply
     the states."""
-    real = tuple(axis for axis, size in enumerate(mesh.shape) if size > 1)
+    real = mesh.real_axes
     if chosen is not None:
         place = {axis: number for number, axis in enumerate(real)}
 

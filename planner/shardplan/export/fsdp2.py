@@ -149,7 +149,7 @@ def _style(module: ModuleStyle) -> tuple[str, str]:
 
 def _sizes(plan: Plan, found: OneAxis) -> tuple[dict[str, int], list[str]]:
     """The sizes of the program's mesh, and why ranks cannot be counted so."""
-    names, real = plan.mesh.names, [axis for axis, size in enumerate(plan.mesh.shape) if size > 1]
+    names, real = plan.mesh.names, plan.mesh.real_axes
     roles = {
         axis: "tensor" if axis == found.axis else "shard" if names[axis] in found.in_pieces else "replicate"
         for axis in real

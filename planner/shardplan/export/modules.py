@@ -68,7 +68,7 @@ def one_axis(plan: Plan, *, gathers: bool = False) -> OneAxis:
         examples = "; ".join(_examples(plan, sharding))
         found.refused.append(f"parameters are sharded over {names}, and the format has one axis: {examples}")
         return found
-    others = [a for a, size in enumerate(plan.mesh.shape) if size > 1 and a != found.axis]
+    others = [axis for axis in plan.mesh.real_axes if axis != found.axis]
     for axis in others:
         found.refused += _only_batch(plan, axis)
     found.other_axes = tuple(plan.mesh.names[axis] for axis in others if axis not in in_pieces)

@@ -132,5 +132,5 @@ def _violations(masks: Allowed, allowed: Allowed) -> Iterator[str]:
 
 
 def _roles_text(plan: Plan, roles: Roles) -> str:
-    real = [axis for axis, size in enumerate(plan.mesh.shape) if size > 1]
+    real = plan.mesh.real_axes
     return ", ".join(f"{plan.mesh.names[axis]} as {roles[axis]}" for axis in real)

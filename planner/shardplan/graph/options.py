@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from shardplan.cluster.types import Device
 from shardplan.constraints.types import Constraint
 from shardplan.cost.named import OURS, CostModel
 from shardplan.graph.precision import PrecisionName
@@ -68,6 +69,10 @@ class PlanOptions:
     dealt_sequence: bool = False
     full_layers: Layers | None = None
     modules: tuple[str, ...] = ()
+
+    def limit_bytes_on(self, device: Device) -> int:
+        """What a plan may take of a device's memory: the limit that is asked for, else what is usable."""
+        return device.usable_bytes if self.memory_limit_bytes is None else self.memory_limit_bytes
 
     @property
     def training(self) -> bool:

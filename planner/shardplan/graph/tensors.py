@@ -94,14 +94,14 @@ class TensorSpace:
     def __len__(self) -> int:
         return len(self.forward)
 
-    def code(self, placement: Placement, *, plain: bool = False) -> int | None:
+    def code(self, placement: Placement) -> int | None:
         """Code of a placement given to this tensor; `None` when the tensor cannot be sharded so."""
         count = len(self.kind.shards)
         if placement.is_shard:
             return self.kind.shards.index(placement) if placement in self.kind.shards else None
         if placement.kind == "P":
             return count + 1
-        return count + 2 if placement == RP and self.kind.has_gradient and not plain else count
+        return count + 2 if placement == RP and self.kind.has_gradient else count
 
     def forward_state(self, codes: Index) -> Index:
         """States of the values of layouts given by pair codes, shape (..., axes) -> (...); -1 where there is none."""
@@ -235,7 +235,7 @@ class MovePrices:
         self.bucket_bytes = bucket_bytes
         self.seconds = seconds
         self.levels_of = levels_of
-        axes = [axis for axis, size in enumerate(mesh.shape) if size > 1]
+        axes = mesh.real_axes
         groups = [group for count in range(len(axes) + 1) for group in itertools.combinations(axes, count)]
         self.level_sets: tuple[Levels, ...] = tuple(dict.fromkeys(levels_of(group) for group in groups[1:])) or (
             levels_of(()),

@@ -61,14 +61,14 @@ def jobset(launch: Launch) -> str:
     """The manifest. Pods find the first by the name that the JobSet gives it; every pod is on a machine of its own."""
     assert launch.image is not None
     words = [*launch.program] if is_python(launch) else ["--no-python", *launch.program]
-    meeting = "--standalone"
+    rendezvous = "--standalone"
     if launch.machines > 1:
         first = f"{launch.name}-machine-0-0.{launch.name}"
-        meeting = (
+        rendezvous = (
             f'--nnodes={launch.machines} --node-rank="$JOB_COMPLETION_INDEX" '
             f"--master-addr={first} --master-port={launch.port}"
         )
-    command = f"exec torchrun {meeting} --nproc-per-node={launch.per_machine} {shlex.join(words)}"
+    command = f"exec torchrun {rendezvous} --nproc-per-node={launch.per_machine} {shlex.join(words)}"
     env = "".join(
         f"                    - {{name: {name}, value: {_quoted(value)}}}\n"
         for name, value in launch.environment.items()

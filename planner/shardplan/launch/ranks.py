@@ -40,7 +40,7 @@ class Launch:
         return self.ranks // self.per_machine
 
     @property
-    def meeting(self) -> tuple[str, str]:
+    def rendezvous(self) -> tuple[str, str]:
         """The rendezvous address and port: of the first machine, or from `environment`, if a scheduler's machine names
         are not names in its network."""
         first = self.hosts[0] if self.hosts else ""

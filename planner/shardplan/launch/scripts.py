@@ -25,15 +25,15 @@ def is_python(launch: Launch) -> bool:
 def torchrun_words(launch: Launch, node_rank: int | None, command: Iterable[str] = ("torchrun",)) -> list[str]:
     """The command of torchrun on the machine `node_rank` of known hosts; of one machine alone for None."""
     if launch.machines == 1:
-        meeting = ["--standalone"]
+        rendezvous = ["--standalone"]
     else:
         assert node_rank is not None
-        address, port = launch.meeting
-        meeting = [
+        address, port = launch.rendezvous
+        rendezvous = [
             f"--nnodes={launch.machines}", f"--node-rank={node_rank}",
             f"--master-addr={address}", f"--master-port={port}",
         ]  # fmt: skip
-    return [*command, *meeting, f"--nproc-per-node={launch.per_machine}", *_torchrun_program(launch)]
+    return [*command, *rendezvous, f"--nproc-per-node={launch.per_machine}", *_torchrun_program(launch)]
 
 
 def _torchrun_program(launch: Launch) -> list[str]:
@@ -43,7 +43,7 @@ def _torchrun_program(launch: Launch) -> list[str]:
 def torchrun_script(launch: Launch) -> str:
     """The same script for every machine; it finds the machine's number by its name."""
     lines = [*_head(launch), *_exports(launch)]
-    address, port = launch.meeting
+    address, port = launch.rendezvous
     if launch.machines == 1:
         return _text([*lines, f"exec {shlex.join(torchrun_words(launch, None))}"])
     if launch.hosts:
@@ -133,7 +133,7 @@ def mpirun_words(launch: Launch, hosts: str | None, python: str = _PYTHON) -> li
     words += ["--map-by", "slot", "--rank-by", "slot", "--bind-to", "none"]
     told = dict(launch.environment)
     if launch.machines > 1:
-        told = {**dict(zip(("MASTER_ADDR", "MASTER_PORT"), launch.meeting, strict=True)), **told}
+        told = {**dict(zip(("MASTER_ADDR", "MASTER_PORT"), launch.rendezvous, strict=True)), **told}
     words += [word for name, value in told.items() for word in ("-x", f"{name}={value}")]
     return [*words, *program_words(launch, python)]
 

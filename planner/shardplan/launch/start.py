@@ -95,7 +95,8 @@ def _node_rank(launch: Launch, given: int | None) -> int | None:
         raise ShardplanError(error("no-hosts", summary, hint=hint))
     if given is not None:
         if given >= launch.machines:
-            raise ShardplanError(error("unknown-machine", f"--node-rank {given}: there are {launch.machines} machines"))
+            summary, hint = f"--node-rank {given}: there are {launch.machines} machines", f"0 to {launch.machines - 1}"
+            raise ShardplanError(error("unknown-machine", summary, hint=f"machines are {hint}"))
         return given
     name = socket.gethostname()
     names = {name, name.partition(".")[0], socket.getfqdn()}

@@ -47,6 +47,16 @@ class Mesh:
         return tuple(axis.size for axis in self.axes)
 
     @property
+    def real_axes(self) -> tuple[int, ...]:
+        """The axes with more than one device."""
+        return tuple(axis for axis, size in enumerate(self.shape) if size > 1)
+
+    @property
+    def argument(self) -> str:
+        """As `--mesh` takes it: machine=4,gpu=4."""
+        return ",".join(f"{axis.name}={axis.size}" for axis in self.axes)
+
+    @property
     def size(self) -> int:
         return math.prod(self.shape)
 

@@ -66,7 +66,7 @@ def matrix_scheme(layout: Layout | None, mesh: Mesh, rank: int) -> str:
     """
     if layout is None:
         return "-"
-    real = [axis for axis, size in enumerate(mesh.shape) if size > 1]
+    real = mesh.real_axes
     letters = ["R"] * rank
     for (dim, _), axes in layout.dims().items():
         sharding = [axis for axis in axes if axis in real]

@@ -47,7 +47,7 @@ def dropless_mlp(
     taken = graph.apply("Transpose", [taken], (e, b, c, h), module, perm=(1, 0, 2, 3))
     done = _each_expert(graph, spec, taken, module)
     done = graph.apply("Transpose", [done], (b, e, c, h), module, perm=(1, 0, 2, 3))
-    done = graph.apply("Reshape", [done, graph.integers(b, e * c, h)], (b, e * c, h), module)
+    done = graph.reshape(done, (b, e * c, h), module)
     back = graph.apply("GatherND", [done, slot], (b, s, k, h), module, batch_dims=1)
     shares = graph.apply("Mul", [shares, in_time], (b, s, k), router)
     done = graph.apply("Einsum", [back, shares], (b, s, h), module, equation="bskh,bsk->bsh")
@@ -151,7 +151,7 @@ def _queue(graph: GraphWriter, spec: TransformerSpec, mask: str, router: str) ->
     """[b, s, k, e] -> [b, s, k]: the place of every choice in the queue of its expert."""
     b, s, k, e = spec.batch, spec.seq, spec.top_k, spec.experts
     ranked = graph.apply("Transpose", [mask], (b, k, s, e), router, perm=(0, 2, 1, 3))
-    line = graph.apply("Reshape", [ranked, graph.integers(b, k * s, e)], (b, k * s, e), router)
+    line = graph.reshape(ranked, (b, k * s, e), router)
     ahead = graph.apply("CumSum", [line, _scalar(graph, 1)], (b, k * s, e), router, exclusive=1)
     own = graph.apply("Mul", [ahead, line], (b, k * s, e), router)
     place = graph.apply("ReduceSum", [own, graph.integers(2)], (b, k * s), router, keepdims=0)

@@ -74,6 +74,10 @@ class GraphWriter:
         """A constant list of integers, for shapes, axes and sizes."""
         return self.constant(f"int64.{'x'.join(map(str, values))}", np.array(values, dtype=np.int64))
 
+    def reshape(self, x: str, shape: Shape, module: str) -> str:
+        """`x` in another shape."""
+        return self.apply("Reshape", [x, self.integers(*shape)], shape, module)
+
     def apply(
         self,
         op_type: str,

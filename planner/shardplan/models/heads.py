@@ -11,7 +11,7 @@ def repeated(graph: GraphWriter, x: str, rows: tuple[int, int], sizes: tuple[int
     groups, heads, size = sizes
 
     def reshaped(value: str, shape: tuple[int, ...]) -> str:
-        return graph.apply("Reshape", [value, graph.integers(*shape)], shape, module)
+        return graph.reshape(value, shape, module)
 
     shape = (*rows, groups, heads, size)
     x = graph.apply("Expand", [reshaped(x, (*rows, groups, 1, size)), graph.integers(*shape)], shape, module)

@@ -39,5 +39,5 @@ def latent_heads(
 def by_head(graph: GraphWriter, x: str, rows: tuple[int, int], heads: int, width: int, module: str) -> str:
     """[batch, seq, heads * width] -> [batch, heads, seq, width]."""
     shape = (*rows, heads, width)
-    x = graph.apply("Reshape", [x, graph.integers(*shape)], shape, module)
+    x = graph.reshape(x, shape, module)
     return graph.apply("Transpose", [x], (rows[0], heads, rows[1], width), module, perm=(0, 2, 1, 3))

@@ -114,4 +114,4 @@ class _Mixer:
         return self.graph.apply(op_type, operands, shape, self.module)
 
     def _reshape(self, x: str, shape: tuple[int, ...]) -> str:
-        return self._apply("Reshape", [x, self.graph.integers(*shape)], shape)
+        return self.graph.reshape(x, shape, self.module)

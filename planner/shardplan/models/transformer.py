@@ -312,9 +312,9 @@ class _Builder:
         * width]."""
         heads, width = self.spec.heads, self.spec.width
         shape, flat = (*self.rows, heads, 2 * width), (*self.rows, heads * width)
-        both = self.graph.apply("Reshape", [both, self.graph.integers(*shape)], shape, module)
+        both = self.graph.reshape(both, shape, module)
         parts = self.graph.split(both, shape, (width, width), module, axis=3)
-        q, gate = (self.graph.apply("Reshape", [part, self.graph.integers(*flat)], flat, module) for part in parts)
+        q, gate = (self.graph.reshape(part, flat, module) for part in parts)
         return q, gate
 
     def _out(self, y: str, module: str, core: str, width: int, gate: str = "") -> str:
@@ -323,7 +323,7 @@ class _Builder:
         heads = self.spec.heads
         y = self.graph.apply("Transpose", [y], (*self.rows, heads, width), core, perm=(0, 2, 1, 3))
         shape = (*self.rows, heads * width)
-        y = self.graph.apply("Reshape", [y, self.graph.integers(*shape)], shape, core)
+        y = self.graph.reshape(y, shape, core)
         if gate:
             gate = self.graph.apply("Sigmoid", [gate], shape, core)
             y = self.graph.apply("Mul", [y, gate], shape, core)
@@ -346,18 +346,18 @@ class _Builder:
         spec, groups = self.spec, self.spec.key_heads
         counts = (spec.heads // groups, 1, 1)
         shape = (*self.rows, groups, sum(counts), spec.width)
-        packed = self.graph.apply("Reshape", [packed, self.graph.integers(*shape)], shape, module)
+        packed = self.graph.reshape(packed, shape, module)
         flat = []
         for part, count in zip(self.graph.split(packed, shape, counts, module, axis=3), counts, strict=True):
             size = (*self.rows, groups * count * spec.width)
-            flat.append(self.graph.apply("Reshape", [part, self.graph.integers(*size)], size, module))
+            flat.append(self.graph.reshape(part, size, module))
         return tuple(flat)
 
     def _by_head(self, x: str, heads: int, module: str) -> str:
         """[batch, seq, heads * width] -> [batch, heads, seq, width]."""
         batch, seq = self.rows
         shape = (batch, seq, heads, self.spec.width)
-        x = self.graph.apply("Reshape", [x, self.graph.integers(*shape)], shape, module)
+        x = self.graph.reshape(x, shape, module)
         by_head = (batch, heads, seq, self.spec.width)
         return self.graph.apply("Transpose", [x], by_head, module, perm=(0, 2, 1, 3))
 
@@ -427,4 +427,4 @@ class _Builder:
         x = self.graph.apply("Unsqueeze", [x, self.graph.integers(2)], single, module)
         x = self.graph.apply("Expand", [x, self.graph.integers(*repeated)], repeated, module)
         shape = (spec.batch, spec.heads, spec.seq, spec.width)
-        return self.graph.apply("Reshape", [x, self.graph.integers(*shape)], shape, module)
+        return self.graph.reshape(x, shape, module)

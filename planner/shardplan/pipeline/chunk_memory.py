@@ -22,7 +22,7 @@ class ChunkMemory:
 
     @property
     def running_bytes(self) -> int:
-        """What it holds more while it runs."""
+        """Bytes that the chunk holds only while it runs: peak activations and temporaries, less waiting activations."""
         return self.peak.activations + self.peak.temporaries - self.waiting_bytes
 
 

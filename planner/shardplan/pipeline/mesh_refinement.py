@@ -32,7 +32,7 @@ from shardplan.plan.types import Plan
 from shardplan.planning import Planner
 from shardplan.planning.decided import Decided
 from shardplan.planning.finer import Coarser, work_s
-from shardplan.planning.instance import MOST_WHOLE, real_axes
+from shardplan.planning.instance import MOST_WHOLE
 from shardplan.units import NS_PER_S
 
 
@@ -40,7 +40,7 @@ def searched_on(model: Model, cluster: Cluster, options: PlanOptions) -> Cluster
     """The cluster whose mesh a pipeline is searched on: one axis per link, if there are too many axes to consider all
     layouts and no constraint names an axis."""
     coarser, _ = merged(cluster)
-    if len(real_axes(cluster.mesh)) <= MOST_WHOLE:
+    if len(cluster.mesh.real_axes) <= MOST_WHOLE:
         return cluster
     try:
         resolve(options.constraints, model, coarser.mesh)

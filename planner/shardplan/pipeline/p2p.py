@@ -45,7 +45,7 @@ class Transfers:
         self.cluster = cluster
         self.hidden = min(cluster.overlap.p2p, _MOST_HIDDEN)
         self._whole = CollectiveModel(cluster)
-        self._outermost = next((axis for axis, size in enumerate(cluster.mesh.shape) if size > 1), 0)
+        self._outermost = next(iter(cluster.mesh.real_axes), 0)
         self._inside: dict[_Links, CollectiveModel] = {}
         self._known: dict[tuple[object, ...], SendReceive] = {}
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from shardplan.graph.options import PlanOptions
 from shardplan.interruption import Interruption
 from shardplan.pipeline.constants import FINISHING, LATE_S
-from shardplan.planning.constants import SEARCH_WORK
+from shardplan.planning.constants import work_limit
 from shardplan.planning.standing import OnProgress, Standing
 from shardplan.units import PS_PER_NS
 
@@ -59,7 +59,7 @@ class SearchState:
 
     @property
     def _most_work(self) -> float:
-        return SEARCH_WORK[self.options.effort] if self.options.gap > 0.0 else math.inf
+        return work_limit(self.options)
 
     def before_end(self, share: float) -> float:
         """The time (`time.monotonic`) after that share of what is left; infinite without a time limit."""

@@ -258,12 +258,12 @@ class PipelineSolver:
         know of it; that one is planned.
         """
         best: PipelineResult | None = None
-        bound, roomy = 0.0, math.inf
+        bound, unlimited = 0.0, math.inf
         tried = set()
         for _ in range(MOST_ROUNDS):
             found = self._cut() if best else self._first_cut()
-            roomy = min(roomy, found.bound)
-            if found.cuts is None or (best is None and found.bound > HOPELESS * roomy):
+            unlimited = min(unlimited, found.bound)
+            if found.cuts is None or (best is None and found.bound > HOPELESS * unlimited):
                 break
             bound = self._bound(found, bound)
             self.search_state.know(math.inf if best is None else best.step_ns, bound)

@@ -24,7 +24,7 @@ from shardplan.pipeline.cut_points import Chain
 from shardplan.pipeline.cut_search import FoundCuts, OnBound, search
 from shardplan.pipeline.p2p import Transfers, exposed_ns
 from shardplan.pipeline.schedule import Schedule
-from shardplan.pipeline.stage_inputs import limit_bytes, weight_bytes
+from shardplan.pipeline.stage_inputs import weight_bytes
 from shardplan.pipeline.submeshes import Submesh
 from shardplan.pipeline.tied_weights import least_tied_ns, tied_at_both_ends, tied_ns
 from shardplan.plan.types import Summary
@@ -275,7 +275,7 @@ class StageCosts:
         """Bring memory into the bound of a run (`shardplan.pipeline.bounds.cost`); whether that made it costlier."""
         runs = self.runs_on(cut.submesh).first
         if cut.submesh not in self._memory_bounds:
-            self._memory_bounds[cut.submesh] = CostBounds(runs, limit_bytes(self.options, self.cluster))
+            self._memory_bounds[cut.submesh] = CostBounds(runs, self.options.limit_bytes_on(self.cluster.device))
         return self._memory_bounds[cut.submesh].raise_for(
             cut.first, cut.last, in_flight, runs.least(cut.first, cut.last)
         )
@@ -321,7 +321,7 @@ class StageCosts:
         """How many stages may follow a run of units on `part`, as far as its weights and their states tell."""
         held = np.array([weight_bytes(self.model, unit, self.options) for unit in self.chain.units])
         sums = np.concatenate([[0.0], held.cumsum()])
-        fits = (sums[None, :] - sums[:, None]) / part.size <= limit_bytes(self.options, self.cluster)
+        fits = (sums[None, :] - sums[:, None]) / part.size <= self.options.limit_bytes_on(self.cluster.device)
         return np.where(fits, count, -1).astype(np.int64)
 
     def _costs_behind(self, costs: Sequence[Costs], easing: float | None) -> dict[tuple[int, int], Costs]:

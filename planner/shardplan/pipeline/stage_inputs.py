@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from shardplan.cluster.types import Cluster
 from shardplan.constraints.resolve import resolve
 from shardplan.constraints.types import Constraint
 from shardplan.cost.recipes import state_bytes
@@ -20,12 +19,6 @@ from shardplan.layout.mesh import Mesh
 from shardplan.model.types import Model
 from shardplan.plan.types import TensorDecision
 from shardplan.planning.reduction import Allowed
-
-
-def limit_bytes(options: PlanOptions, cluster: Cluster) -> int:
-    """Bytes that a device may hold."""
-    given = options.memory_limit_bytes
-    return given if given is not None else cluster.device.usable_bytes
 
 
 def weight_bytes(model: Model, operators: Iterable[int], options: PlanOptions) -> float:

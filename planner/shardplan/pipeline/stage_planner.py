@@ -21,7 +21,7 @@ from shardplan.pipeline.cut_choices import Cut
 from shardplan.pipeline.cut_points import part_of, stage_name
 from shardplan.pipeline.search_state import SearchState
 from shardplan.pipeline.stage_costs import StageCosts
-from shardplan.pipeline.stage_inputs import all_kept_so, constraints_on, kept_so, limit_bytes
+from shardplan.pipeline.stage_inputs import all_kept_so, constraints_on, kept_so
 from shardplan.plan.types import Plan, TensorDecision
 from shardplan.planning import Planner
 from shardplan.planning.search import NoBetterError
@@ -196,7 +196,7 @@ class StagePlanner:
     @property
     def limit_bytes(self) -> int:
         """Bytes that one model chunk of a stage may hold on a device."""
-        return limit_bytes(self.options, self.cluster) // self.chunks
+        return self.options.limit_bytes_on(self.cluster.device) // self.chunks
 
     def options_of(self, model: Model, mesh: Mesh, in_flight: int) -> PlanOptions:
         """The options under which a stage, which is `model`, is planned on its part of the devices."""

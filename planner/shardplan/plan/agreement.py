@@ -20,15 +20,14 @@ def require_agreement(plan: Plan, model: Model, file: str | None = None) -> None
     found = list(disagreements(plan, model))
     if found:
         more = [f"and {len(found) - _MOST_SHOWN} more"] if len(found) > _MOST_SHOWN else []
-        raise ShardplanError(
-            error(
-                "inconsistent-plan",
-                f"the plan does not speak of what the model '{model.name}' has",
-                detail="\n".join([*found[:_MOST_SHOWN], *more]),
-                hint="solve again; the plan file may have been edited",
-                file=file,
-            )
-        )
+        summary = f"the plan does not speak of what the model '{model.name}' has"
+        raise inconsistent(summary, "\n".join([*found[:_MOST_SHOWN], *more]), file)
+
+
+def inconsistent(summary: str, detail: str = "", file: str | None = None) -> ShardplanError:
+    """The error about a plan that contradicts its model or itself."""
+    hint = "solve again; the plan file may have been edited"
+    return ShardplanError(error("inconsistent-plan", summary, detail=detail, hint=hint, file=file))
 
 
 def disagreements(plan: Plan, model: Model) -> Iterator[str]:

@@ -14,7 +14,7 @@ from shardplan.layout.mesh import Mesh
 from shardplan.plan.format.decode import loads, loads_subject, loads_whole
 from shardplan.plan.format.encode import dumps
 from shardplan.plan.format.fields import MAJOR
-from shardplan.plan.format.parse import Document
+from shardplan.plan.format.parse import WRITTEN, Document
 from shardplan.plan.format.signature import UnsignedError, signature_fault, signing_command
 from shardplan.plan.types import Plan
 from shardplan.whole_files import write_whole
@@ -76,14 +76,14 @@ def _text_of(path: str | Path) -> str:
         with Path(path).open("rb") as file:
             data = file.read(MOST_BYTES + 1)
         if len(data) > MOST_BYTES:
-            raise ShardplanError(error("not-a-plan", "this is larger than any plan", file=str(path)))
+            raise ShardplanError(error("not-a-plan", "this is larger than any plan", file=str(path), hint=WRITTEN))
         if str(path).endswith(".onnx"):
             hint = "shardplan solve makes a plan of it"
             raise ShardplanError(error("not-a-plan", "this is a model, not a plan", hint=hint, file=str(path)))
         text = data.decode().removeprefix("\ufeff")  # the mark that some editors put first
     except UnicodeDecodeError:
         summary = "this is not a plan of shardplan: it is not text"
-        raise ShardplanError(error("not-a-plan", summary, file=str(path))) from None
+        raise ShardplanError(error("not-a-plan", summary, file=str(path), hint=WRITTEN)) from None
     except OSError as problem:
         summary = f"cannot read the plan: {reason_of(problem)}"
         hint = _nearest(Path(path))

@@ -63,6 +63,12 @@ def is_of(plan: Plan, model: Model) -> bool:
     return plan.model.get("digest") == structure_digest(model)
 
 
+def require_model(plan: Plan, model: Model, file: str | None = None) -> None:
+    """Raises `ShardplanError` (`stale-plan`) unless `plan`, read from `file`, was made for `model`."""
+    if not is_of(plan, model):
+        raise ShardplanError(error("stale-plan", "the plan was made for another model", file=file, hint="solve again"))
+
+
 def _constraints(asked: Mapping[str, object], file: str) -> tuple[Constraint, ...]:
     texts, names = asked.get("constraints"), asked.get("mesh_axis_names")
     aliases = tuple(str(name) for name in names) if isinstance(names, list | tuple) else ()

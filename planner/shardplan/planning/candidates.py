@@ -86,43 +86,43 @@ def searched(
     """The best plan of all candidate sources. `remat` fixes which operators are recomputed, unless the search chooses
     that. The search ends once it is proven that no step is shorter than `below_s` seconds. Raises `NoPlanError`, and
     `NoBetterError` if every plan takes `enough_s` or more, or the plan without a memory limit `search.worth_s`."""
-    limit_bytes, roomy = search.limit_bytes, search.without_limit()
+    limit_bytes, unlimited = search.limit_bytes, search.without_limit()
     search.spent.left = _most_solved(search)
     skips = search.regather and search.is_late  # the same was done at other prices, in vain
-    free = None if skips else (yield from without_limit(roomy, remat, enough_s))
+    free = None if skips else (yield from without_limit(unlimited, remat, enough_s))
     if free is not None and free.candidate.step_s >= search.worth_s:
         raise NoBetterError(free.bound_s)
     if free is not None and not (free.candidate.keeps(limit_bytes) or chooses_remat or remat or search.is_over):
         yield from unless_nothing_fits(search, free.objective)
-    if free is not None and free.bound_s < below_s and free.candidate.holds_bytes <= UNLIMITED_MEMORY * limit_bytes:
-        free = yield from improved(roomy, free)
+    if free is not None and free.bound_s < below_s and free.candidate.peak_bytes <= UNLIMITED_MEMORY * limit_bytes:
+        free = yield from improved(unlimited, free)
     if free is not None and free.bound_s >= below_s:
         return free
     if free is not None and free.candidate.keeps(limit_bytes):
-        return (yield from as_if_regathered(roomy, free, remat, limit_bytes))
+        return (yield from as_if_regathered(unlimited, free, remat, limit_bytes))
     search.spent.left = _most_solved(search) // 2
     if free is not None and free.candidate.layouts.built.recompute.held and not (chooses_remat or search.regather):
-        return (yield from _with_fewer_staying(search, roomy, free, remat, below_s))
+        return (yield from _with_fewer_staying(search, unlimited, free, remat, below_s))
     try:
         found = yield from under_the_limit(search, free, remat, chooses_remat=chooses_remat, enough_s=enough_s)
     except NoPlanError as none:
         found = yield from from_recipes(search, none.answer)
         found = found.proven_by(free) if free is not None and search.is_late else found
     if not (chooses_remat or search.has_to_stop):
-        found = found.better([*search.known.values(), *_rescheduled(search, roomy)], limit_bytes)
+        found = found.better([*search.known.values(), *_rescheduled(search, unlimited)], limit_bytes)
     if found.candidate.step_s < min(below_s, search.worth_s):
         found = yield from improved(search, found)
     return found
 
 
 def _with_fewer_staying(
-    search: Search, roomy: Search, free: Found, remat: Recompute | None, below_s: float
+    search: Search, unlimited: Search, free: Found, remat: Recompute | None, below_s: float
 ) -> Questions[Found]:
     """The best plan if memory is too short for all gathered weights of `free`, the best plan without a limit, to stay:
     that plan with as many as fit, and the result of a search at prices as if none stayed. The bound holds for any
     choice of what stays."""
     limit_bytes = search.limit_bytes
-    others = [] if search.has_to_stop else _rescheduled(search, roomy, RESCHEDULED_STAYING)
+    others = [] if search.has_to_stop else _rescheduled(search, unlimited, RESCHEDULED_STAYING)
     free = replace(free, limit_bytes=limit_bytes).better(others, limit_bytes)
     if free.candidate.keeps(limit_bytes) and (free.gap <= UNLIMITED_GAP or search.is_over):
         return free
@@ -135,9 +135,9 @@ def _with_fewer_staying(
     return proven.proven_by(free).better([free.candidate, found.candidate], limit_bytes)
 
 
-def _rescheduled(search: Search, roomy: Search, most: int = RESCHEDULED) -> list[Candidate]:
+def _rescheduled(search: Search, unlimited: Search, most: int = RESCHEDULED) -> list[Candidate]:
     """The best plans of a search without a memory limit, scheduled again so that they keep the limit where they can."""
-    ranked = sorted(roomy.known.values(), key=lambda one: one.step_s)
+    ranked = sorted(unlimited.known.values(), key=lambda one: one.step_s)
     plans = [(one.layouts, tuple(one.priced.choice.values())) for one in ranked]
     return search.judged(plans[:most]) if plans else []
 
@@ -433,7 +433,7 @@ def needing_less_memory(search: Search, found: Found) -> Questions[Found]:
     another part of the search space."""
     if found.gap <= LESS_MEMORY_GAP:
         return found
-    less = int(LESS_MEMORY * found.candidate.holds_bytes)
+    less = int(LESS_MEMORY * found.candidate.peak_bytes)
     question = replace(about(found, None), equal_layers=True, limit_bytes=less, stay=True)
     met = search.met
     question = replace(question, averages=AVERAGES["quick"])

@@ -31,7 +31,7 @@ from shardplan.planning.constraint_masks import ConstraintMasks
 from shardplan.planning.equal_layers import EqualLayers
 from shardplan.planning.instance import CostGraphs, Instance
 from shardplan.planning.objective import Maxima
-from shardplan.planning.reduction import Assignment, Layouts, Problems, Reduction, Restrict
+from shardplan.planning.reduction import Assignment, LayoutProblem, Problems, Reduction, Restrict
 from shardplan.planning.rematerialisation import Rematerialisation, everything, flagged
 from shardplan.planning.restrictions import KnownToPlanner, Restriction
 from shardplan.planning.staying_weights import StayingWeights
@@ -74,7 +74,7 @@ class Question:
     shortfall: bool = True  # an infeasible answer says how many bytes are missing
 
 
-Assigned: TypeAlias = tuple[Layouts, tuple[int, ...]]
+Assigned: TypeAlias = tuple[LayoutProblem, tuple[int, ...]]
 """An assignment with the problem to whose choices it refers."""
 
 
@@ -86,13 +86,13 @@ class Answer:
 
     question: Question
     objective: Objective
-    within: Layouts | None
+    within: LayoutProblem | None
     solution: Solution
-    whole: Layouts | None = None
+    whole: LayoutProblem | None = None
     candidates: tuple[Assigned, ...] = ()
 
     @property
-    def layouts(self) -> Layouts:
+    def layouts(self) -> LayoutProblem:
         """`within`, of a question that was not given up."""
         assert self.within is not None
         return self.within
@@ -175,7 +175,9 @@ def _answered(
         chosen = layouts
         if assignment.remat is not None:
             decided = graphs.recomputing(assignment.remat)
-            alone = Layouts(*decided, to_problem(*decided, question.limit_bytes, _linears(question, objective)[0]), {})
+            alone = LayoutProblem(
+                *decided, to_problem(*decided, question.limit_bytes, _linears(question, objective)[0]), {}
+            )
             restricted, _ = _applied(chain(instance, question, objective)[0], Problems((alone,)))
             chosen = restricted.sums[0]
         candidates.append((chosen, assignment.choices))
@@ -191,7 +193,7 @@ class _Reduced:
     of the solver, the data that take assignments back, and where the search starts."""
 
     objective: Objective
-    layouts: Layouts
+    layouts: LayoutProblem
     whole: Problem
     problem: Problem
     undo: Sequence[tuple[Reduction[Any], Any]]
@@ -306,9 +308,9 @@ def _problems(
 ) -> Problems:
     """The problems of layouts for every sum of the objective."""
 
-    def layouts_of(priced: tuple[CostGraph, MemoryRows]) -> tuple[Layouts, ...]:
+    def layouts_of(priced: tuple[CostGraph, MemoryRows]) -> tuple[LayoutProblem, ...]:
         made = to_problems(*priced, question.limit_bytes, linears, question.deadline)
-        return tuple(Layouts(*(priced if question.chooses_remat else asked), problem, {}) for problem in made)
+        return tuple(LayoutProblem(*(priced if question.chooses_remat else asked), problem, {}) for problem in made)
 
     if question.chooses_remat:
         repeated = graphs.recomputing(everything(asked[0]), question.deadline)

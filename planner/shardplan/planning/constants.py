@@ -11,21 +11,28 @@ import math
 from collections.abc import Mapping
 from typing import Final
 
-from shardplan.graph.options import Effort
+from shardplan.graph.options import Effort, PlanOptions
 
 # The whole search
 
 SEARCH_WORK: Final[Mapping[Effort, float]] = {"quick": 1e4, "thorough": 2e4, "exhaustive": math.inf}
 """Work after which no further question is asked and the best plan is the answer: more finds better plans, and better
 bounds of models whose proofs take long."""
+
+
+def work_limit(options: PlanOptions) -> float:
+    """`SEARCH_WORK` of the asked effort; infinite if the search is to leave no gap."""
+    return SEARCH_WORK[options.effort] if options.gap > 0.0 else math.inf
+
+
 CLOSING_RESERVE = 3.5
 """Reserve at the end of a time limit for making the file of the best plan, in units of the time that scheduling a plan
 takes."""
 
 SEARCH_GAP: Final = 5e-3
-"""Gap that the first search leaves open if none is good enough."""
+"""With `--gap 0`, the gap at which the first of two searches ends."""
 PROOF_TIMES: Final = 8.0
-"""A proof without a gap begins if a time limit leaves it this many times what that search took."""
+"""The second search, for a proof, begins if the time limit leaves at least this many times what the first took."""
 
 # One question
 
@@ -75,12 +82,13 @@ RESCHEDULED_STAYING = 4
 IMPROVED_GAP = 0.01
 """If the gap is larger than this share of the step, hand-written recipes, flags and tighter limits are tried too."""
 REGATHERED_GAP = 0.1
-"""If the gap is larger than this share of the step,"""
+"""Gap (share of the step) above which, together with `REGATHERED_EXCESS`, the search is repeated at prices as if all
+gathered weights were re-gathered in backward."""
 REGATHERED_EXCESS = 0.05
-"""and the schedule longer than its sums by this share, all is searched again at prices as if gathered weights were
-gathered again for backward, which takes nearly as long as the search before: GPT-2 on 4x4 8.50 -> 8.33 ms in 9.3 s of
-CPU for 5.4. Of 23 cells of 16 models, 12 are below this excess, and one of those would gain 0.9 %, the others nothing;
-7 of the 11 above gain 0.4 to 5.5 %."""
+"""Excess of the schedule over its sums (share) above which, together with `REGATHERED_GAP`, the search is repeated at
+those prices, which takes nearly as long as the first one: GPT-2 on 4x4 8.50 -> 8.33 ms in 9.3 s of CPU for 5.4. Of 23
+cells of 16 models, 12 are below this excess, and one of those would gain 0.9 %, the others nothing; 7 of the 11 above
+gain 0.4 to 5.5 %."""
 RECIPE_HOPE = 2 / 3
 """Recipes are searched further if their bound is below the step by more than this share of the gap: their schedule
 exceeds their bound by about as much as the best plan's does."""
@@ -93,9 +101,9 @@ FEW_OPERATORS: Final = 30
 a gap: it takes a second or two there, and as long as the search itself where models have layers, which it helps less.
 """
 TIGHTER_SHARES = (0.9, 0.8, 0.7, 0.6)
-"""Shares of the memory limit whose own best plans are searched"""
+"""Shares of the memory limit under which plans are searched too if the gap is above `TIGHTER_GAP`."""
 TIGHTER_GAP = 0.1
-"""if the gap is larger than this."""
+"""Gap (share of the step) above which plans under the limits of `TIGHTER_SHARES` are searched."""
 LESS_MEMORY = 0.98
 """Share of the best plan's memory under which others are searched: a tighter limit must not lead to a better plan."""
 LESS_MEMORY_GAP = 0.03
@@ -146,10 +154,11 @@ and the search, which takes a fifth of the time of all, finds nothing."""
 
 # What may be recomputed together
 
-STRETCH_LEAST = 4
-"""A stretch of operators that are recomputed together has at most this many of them,"""
+STRETCH_MIN_CAP = 4
+"""Lower limit of the cap on a stretch's operators, which is otherwise STRETCH_FACTOR * sqrt(all operators)."""
 STRETCH_FACTOR = 1.25
-"""or this many times the square root of all: longer ones keep less and hold more at a time."""
+"""The cap on the operators that are recomputed together, in units of the square root of all operators: longer stretches
+keep less and hold more at a time."""
 
 # Finer meshes, from the plan of a coarser one
 
@@ -160,7 +169,8 @@ PAIR_JUDGED = 4
 ALL_SUMS_AXES = 2
 """Number of mesh axes up to which one problem may have the tables of all sums: on more, they take gigabytes."""
 WHOLE_GAP = 0.02
-"""Gap from which on one plain problem of all axes is enough: another one closes a part of it, and takes as long."""
+"""Gap at or below which no further plain problem of all axes is solved: another one closes a part of it, and takes as
+long."""
 WHOLE_AVERAGES = 2
 """Plain problems of all axes together, each of which takes seconds; good multipliers are known from the pairs. From the
 multipliers of a shallow model there is one: a second one raised no bound."""
@@ -183,6 +193,8 @@ DEEPENING_S: Final = 3e-3
 
 # Runtimes, which name the role of each mesh axis
 
+SAME_STEP_S: Final = 1e-9
+"""Seconds by less than which no step is shorter than another: steps are integer nanoseconds."""
 ROLES_SLOWER = 1.01
 """A search for further roles ends where its plan without a memory limit takes this many times the best step."""
 ROLES_HOPELESS = 1.2

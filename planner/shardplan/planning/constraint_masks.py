@@ -16,7 +16,7 @@ from shardplan.graph.build import CostGraph, Node
 from shardplan.graph.problem import node_order
 from shardplan.graph.tensors import TensorSpace
 from shardplan.layout.collective import CollectiveKind
-from shardplan.planning.reduction import Layouts, Mask, Problems, Reduction, Restricting
+from shardplan.planning.reduction import LayoutProblem, Mask, Problems, Reduction, Restricting
 from shardplan.solve.problem import Costs, Problem
 from shardplan.units import PS_PER_US
 
@@ -106,7 +106,7 @@ class ConstraintMasks(Reduction[None]):
 
         limited = Restricting(lambda built: allowed(masks(built), without=self.without))
 
-        def masked(layouts: Layouts) -> Layouts:
+        def masked(layouts: LayoutProblem) -> LayoutProblem:
             built = layouts.built
             penalties = penalties_of(masks(built))
             problem = limited(penalised(layouts.problem, built, penalties), built)

@@ -24,7 +24,7 @@ from shardplan.planning.constants import (
 )
 from shardplan.planning.equal_layers import MergedCopies, first_copies, folded
 from shardplan.planning.judge import Candidate
-from shardplan.planning.reduction import Layouts
+from shardplan.planning.reduction import LayoutProblem
 from shardplan.planning.search import Found, Questions, Search
 from shardplan.schedule.objective import Weights, fitting, towards_each_sum
 from shardplan.solve.linear_functions import Choices, Functions
@@ -70,7 +70,7 @@ def with_stretches(search: Search, found: Found) -> Questions[Found]:
     return search.best_of(found, [(best.layouts, copies.unmerged(one)) for one in dict.fromkeys(made)])
 
 
-def _met(search: Search, whole: Layouts) -> list[Choices]:
+def _met(search: Search, whole: LayoutProblem) -> list[Choices]:
     """The assignments of a problem that a search has met: plans, those with the shortest steps first, and what was not
     scheduled."""
     plans = [one for one in search.known.values() if one.layouts.built is whole.built]
@@ -91,7 +91,7 @@ def _cheapest(functions: Functions, assignments: Sequence[Choices]) -> Choices:
     return assignments[int(functions.costs(np.array(assignments)).argmin())]
 
 
-def _with_equal_layers(whole: Layouts, known: Choices, multipliers: Weights) -> Iterator[Choices]:
+def _with_equal_layers(whole: LayoutProblem, known: Choices, multipliers: Weights) -> Iterator[Choices]:
     """The best assignments with equal layers at multipliers around the best ones, without a memory limit."""
     places = first_copies(whole.built, [cost.size for cost in whole.problem.costs])
     problem = folded(whole.problem, places)

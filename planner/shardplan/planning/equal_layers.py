@@ -15,7 +15,7 @@ import numpy as np
 
 from shardplan.graph.build import CostGraph, Node
 from shardplan.graph.problem import node_order
-from shardplan.planning.reduction import Assignment, Layouts, Problems, Reduction
+from shardplan.planning.reduction import Assignment, LayoutProblem, Problems, Reduction
 from shardplan.solve.linear_functions import Choices, Functions
 from shardplan.solve.problem import Costs, Edge, LinearSum, Maximum, Problem
 
@@ -55,7 +55,7 @@ class MergedCopies:
     functions: Functions
 
     @classmethod
-    def of(cls, whole: Layouts, *, merges: bool) -> MergedCopies:
+    def of(cls, whole: LayoutProblem, *, merges: bool) -> MergedCopies:
         """The problem with its copies merged, if it `merges` any."""
         places = first_copies(whole.built, [cost.size for cost in whole.problem.costs]) if merges else ()
         return cls(places, Functions.of(folded(whole.problem, places)) if places else whole.functions)

@@ -38,7 +38,7 @@ from shardplan.planning.constants import (
 )
 from shardplan.planning.decided import Decided
 from shardplan.planning.infeasible import no_coarser_plan
-from shardplan.planning.instance import MOST_WHOLE, CostGraphs, Instance, instance_of, real_axes
+from shardplan.planning.instance import MOST_WHOLE, CostGraphs, Instance, instance_of
 from shardplan.planning.questions import asked
 from shardplan.planning.runtimes.table import Roles
 from shardplan.planning.search import Found, NoPlanError, Questions, Search
@@ -111,7 +111,7 @@ def without_idle_axes(instance: Instance) -> tuple[Cluster, tuple[tuple[int, ...
     """The mesh without those axes of size 1 that lie beside another one over the same link, if there are any and all
     layouts can be searched at once: both meshes have the same plans."""
     cluster, groups = merged(instance.cluster, only_idle=True)
-    is_same = len(groups) == len(instance.cluster.mesh) or len(real_axes(cluster.mesh)) > MOST_WHOLE
+    is_same = len(groups) == len(instance.cluster.mesh) or len(cluster.mesh.real_axes) > MOST_WHOLE
     return None if is_same or instance.every_choice or not instance.options.cost_model.is_ours else (cluster, groups)
 
 
@@ -137,16 +137,14 @@ def refuse_whole(search: Search, other: tuple[Cluster, tuple[tuple[int, ...], ..
     asked = search.instance
     if search.interruption.asked:
         raise KeyboardInterrupt
-    if other is not None and (
-        len(real_axes(asked.cluster.mesh)) > MOST_WHOLE or search.is_over or search.clock.decided
-    ):
+    if other is not None and (len(asked.cluster.mesh.real_axes) > MOST_WHOLE or search.is_over or search.clock.decided):
         raise LimitError(no_coarser_plan(asked.model, asked.cluster, other[0]))
 
 
 def finer(search: Search, coarser: Coarser, no_less_s: float) -> Questions[Found]:
     """The best plan of a finer mesh. `no_less_s`: a lower bound on the step of any. Raises `NoPlanError` where the plan
     of the coarser mesh is none of this one."""
-    axes = len(real_axes(search.instance.cluster.mesh))
+    axes = len(search.instance.cluster.mesh.real_axes)
     together = WHOLE_AVERAGES if axes <= MOST_WHOLE else 0
     search.spent.left = search.averages + AVERAGES["quick"] * math.comb(axes, 2) + together
     found = yield from transferred(search, coarser, no_less_s)
@@ -199,7 +197,7 @@ def _proven(
 ) -> Questions[Found]:
     """The known plan or a better one, with the bound of a search over all plans at few multipliers (from `start`, or by
     `planes`); the known plan and bound on too many axes, and where the search is over."""
-    axes = len(real_axes(search.instance.cluster.mesh))
+    axes = len(search.instance.cluster.mesh.real_axes)
     if axes > MOST_WHOLE or search.is_over or found.outcome == "interrupted":
         return found
     if axes > ALL_SUMS_AXES and (planes or start):
@@ -234,7 +232,9 @@ def _proven_by_single_problems(
             break
         if met:
             point, _ = best_multipliers(met, sizes)
-            multipliers = _by_phase(pulled(list(itertools.chain(*multipliers)), point) if multipliers else point, sizes)
+            multipliers = split_by_phase(
+                pulled(list(itertools.chain(*multipliers)), point) if multipliers else point, sizes
+            )
         linear, known = at_multipliers(objective, multipliers), Decided.of_priced(found.candidate.priced).fixed
         answer = yield from asked(
             search, replace(question, linear=linear, known=known, ends_s=search.share(left)), search.work_left / left
@@ -255,8 +255,9 @@ def _proven_by_single_problems(
     return found
 
 
-def _by_phase(multipliers: Sequence[float], sizes: Sequence[int]) -> Weights:
-    left = iter(multipliers)
+def split_by_phase(flat: Sequence[float], sizes: Sequence[int]) -> Weights:
+    """Multipliers of all phases one after the other, split into so many of each phase."""
+    left = iter(flat)
     return tuple(tuple(next(left) for _ in range(size)) for size in sizes)
 
 
@@ -265,7 +266,7 @@ def by_pairs(search: Search, found: Found) -> Questions[Found]:
     instance = search.instance
     remat: Recompute = found.candidate.layouts.built.recompute
     question = Question(found.limit_bytes, found.objective, remat=remat, averages=AVERAGES["quick"], unproven=ROUGH_GAP)
-    for pair in itertools.combinations(real_axes(instance.cluster.mesh), 2):
+    for pair in itertools.combinations(instance.cluster.mesh.real_axes, 2):
         if search.is_over or found.outcome == "interrupted":
             break
         near = Neighbourhood(Decided.of_priced(found.candidate.priced).met(), frozenset(pair))

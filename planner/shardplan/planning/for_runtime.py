@@ -18,11 +18,18 @@ from shardplan.graph.problem import objective_of
 from shardplan.layout.mesh import Mesh
 from shardplan.planning.answers import Answers
 from shardplan.planning.candidates import estimated, of_phases, shortest
-from shardplan.planning.constants import AVERAGES, COARSER_HOPELESS, ROLES_FEW, ROLES_HOPELESS, ROLES_SLOWER
+from shardplan.planning.constants import (
+    AVERAGES,
+    COARSER_HOPELESS,
+    ROLES_FEW,
+    ROLES_HOPELESS,
+    ROLES_SLOWER,
+    SAME_STEP_S,
+)
 from shardplan.planning.expressible import best_expressible, expressible_with, weights_fit
 from shardplan.planning.finer import CoarsePlans, Coarser, finer, least_s, transferred, with_fewer_axes
 from shardplan.planning.infeasible import no_coarser_plan
-from shardplan.planning.instance import MOST_WHOLE, Instance, instance_of, real_axes
+from shardplan.planning.instance import MOST_WHOLE, Instance, instance_of
 from shardplan.planning.judge import Known
 from shardplan.planning.linear_questions import bound_at
 from shardplan.planning.reduction import Restrict, both
@@ -32,9 +39,6 @@ from shardplan.planning.runtimes.trainer import check_kind, dividing
 from shardplan.planning.search import Found, NoBetterError, NoPlanError, Questions, Search
 from shardplan.planning.standing import OnProgress, Turn, without_bound
 from shardplan.schedule.objective import at_multipliers
-
-_SAME_S = 1e-9
-"""Steps are integer nanoseconds."""
 
 
 def best_for_runtime(
@@ -54,7 +58,7 @@ def best_for_runtime(
     instance = answers.instance
     cluster = instance.cluster
     every = _roles(instance, runtime)
-    some = [roles for roles in every if len(real_axes(merged(cluster, roles)[0].mesh)) <= MOST_WHOLE]
+    some = [roles for roles in every if len(merged(cluster, roles)[0].mesh.real_axes) <= MOST_WHOLE]
     turn = Turn(on_progress, len(some))
     plans = RuntimePlans(answers, runtime, coarse, restriction, without_bound(turn.tell))
 
@@ -68,7 +72,7 @@ def best_for_runtime(
         found = best_expressible(plans.promising_first(some, search), ask, instance.limit_bytes, coarse.enough_s)
     except NoBetterError as none:
         raise none if len(some) == len(every) else NoBetterError(min(none.bound_s, least_s(instance))) from None
-    if found is None and len(real_axes(cluster.mesh)) > MOST_WHOLE:
+    if found is None and len(cluster.mesh.real_axes) > MOST_WHOLE:
         raise LimitError(no_coarser_plan(instance.model, cluster, merged(cluster)[0]))
     if found is None:  # asked here, so that a refusal speaks of this mesh
         return replace(plans, on_progress=on_progress).among_all(every[-1], search)
@@ -122,7 +126,7 @@ class RuntimePlans:
     def promising_first(self, every: list[Roles], search: Search) -> list[Roles]:
         """`every` in the order of the steps that one plain problem with equal layers gives, those that fit in memory
         first. A search that begins near the best plan proves of most roles that they give no shorter one."""
-        if len(every) <= ROLES_FEW or len(real_axes(self._instance.cluster.mesh)) > MOST_WHOLE:
+        if len(every) <= ROLES_FEW or len(self._instance.cluster.mesh.real_axes) > MOST_WHOLE:
             return every
         ranks = {roles: self._estimated(roles, search) for roles in every}
         return sorted(every, key=ranks.__getitem__)
@@ -169,7 +173,7 @@ class RuntimePlans:
             return self._kept(roles, search, enough_s)
         coarser, own = known[0], self._search_like(search, roles)
         if coarser is not None and are_one:
-            if coarser.step_s > enough_s - _SAME_S:
+            if coarser.step_s > enough_s - SAME_STEP_S:
                 raise NoBetterError(coarser.bound_s)
             return self.answers.to(transferred(own, coarser, coarser.bound_s), own, on_progress=self.on_progress)
         if coarser is not None and coarser.step_s > COARSER_HOPELESS * enough_s:
@@ -179,7 +183,7 @@ class RuntimePlans:
             with contextlib.suppress(NoPlanError):
                 self._last = self.answers.to(questions, own, Arrangement(self.runtime, roles), self.on_progress)
                 return self._last
-        if are_one or len(real_axes(mesh)) > MOST_WHOLE:
+        if are_one or len(mesh.real_axes) > MOST_WHOLE:
             return None
         return self.among_all(roles, search, enough_s)
 

@@ -79,11 +79,11 @@ def out_of_time(model: Model, cluster: Cluster) -> Diagnostic:
     return error("limit", f"the search for {what} was ended before any plan was found", hint="raise --time-limit")
 
 
-def none_fits(instance: Instance, holds_bytes: int) -> Diagnostic:
+def none_fits(instance: Instance, peak_bytes: int) -> Diagnostic:
     """The error if no schedule was found that fits, which is no proof that there is none; the one that needs least
-    holds `holds_bytes` at its peak."""
+    has a peak of `peak_bytes`."""
     what = f"'{instance.model.name}' on '{instance.cluster.name}' ({instance.cluster.mesh})"
-    holds, limit = sizes_apart(holds_bytes, instance.limit_bytes)
+    holds, limit = sizes_apart(peak_bytes, instance.limit_bytes)
     lighter = "".join(f"{option}, " for option in lighter_options(instance.options))
     return error(
         "limit",
@@ -99,7 +99,7 @@ def no_coarser_plan(model: Model, cluster: Cluster, coarser: Cluster) -> Diagnos
         "limit",
         f"no plan was found for '{model.name}' on '{cluster.name}' ({cluster.mesh})",
         detail=f"on {coarser.mesh}, over the same links, none fits in memory or was found in time",
-        hint=f"solve with --mesh {','.join(f'{axis.name}={axis.size}' for axis in coarser.mesh.axes)} to see why",
+        hint=f"solve with --mesh {coarser.mesh.argument} to see why",
     )
 
 

@@ -93,7 +93,7 @@ def instance_of(
     options = replace(options, constraints=fixed)
     for diagnostic in (*many_axes(cluster.mesh), *partly):
         on_warning(diagnostic)
-    limit_bytes = given if given is not None else cluster.device.usable_bytes
+    limit_bytes = options.limit_bytes_on(cluster.device)
     constraints = resolve(options.constraints, model, cluster.mesh)
     pricing = Pricing.named(options.cost_model, cluster, _element_bytes(model))
     if constraints.forbidden:
@@ -137,7 +137,7 @@ class CostGraphs:
     def _decided(self) -> Neighbourhood | None:
         """The layouts of the plan that is fixed, on a mesh of so many axes that no other layouts are priced."""
         decided, mesh = self.instance.decided, self.instance.cluster.mesh
-        if decided is None or len(real_axes(mesh)) <= MOST_WHOLE:
+        if decided is None or len(mesh.real_axes) <= MOST_WHOLE:
             return None
         return Neighbourhood(Decided.of_plan(decided).met())
 
@@ -219,27 +219,22 @@ def without_rule(model: Model, rules: Sequence[Rule], *, strict: bool) -> list[D
     return [warning("no-rule", f"{what} no sharding rule and will be replicated", detail="\n".join(kinds), hint=hint)]
 
 
-def real_axes(mesh: Mesh) -> tuple[int, ...]:
-    """The mesh axes with more than one device."""
-    return tuple(axis for axis, size in enumerate(mesh.shape) if size > 1)
-
-
 def refuse_too_many_axes(cluster: Cluster) -> None:
     """Raises `ShardplanError` (`too-many-axes`) if the mesh has more axes than a search can handle."""
-    real = len(real_axes(cluster.mesh))
+    real = len(cluster.mesh.real_axes)
     if real <= MOST_AXES:
         return
     coarser = merged(cluster)[0].mesh
     summary = f"{real} mesh axes of more than one device; a plan is searched on at most {MOST_AXES}"
     hint = "merge axes over one link"
-    if len(real_axes(coarser)) <= MOST_AXES:
-        hint += f": --mesh {','.join(f'{axis.name}={axis.size}' for axis in coarser.axes)} has the same devices"
+    if len(coarser.real_axes) <= MOST_AXES:
+        hint += f": --mesh {coarser.argument} has the same devices"
     raise ShardplanError(error("too-many-axes", summary, hint=hint))
 
 
 def many_axes(mesh: Mesh) -> list[Diagnostic]:
     """A warning if the mesh has so many axes that the plan is searched step by step; else empty."""
-    real = len(real_axes(mesh))
+    real = len(mesh.real_axes)
     if real <= MOST_WHOLE:
         return []
     hint = "the lower bound is what the model computes, cut evenly: the gap says little of how good the plan is"

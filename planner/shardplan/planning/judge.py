@@ -11,7 +11,7 @@ from shardplan.graph.options import UNLIMITED_BYTES
 from shardplan.plan.assemble import PricedAssignment, price
 from shardplan.plan.step.memory_timeline import bytes_by_moment, peak_of
 from shardplan.planning.chain import Assigned
-from shardplan.planning.reduction import Layouts
+from shardplan.planning.reduction import LayoutProblem
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Candidate:
     """A plan with its schedule."""
 
     priced: PricedAssignment
-    layouts: Layouts
+    layouts: LayoutProblem
 
     @property
     def step_s(self) -> float:
@@ -34,17 +34,17 @@ class Candidate:
 
     def keeps(self, limit_bytes: int) -> bool:
         """Whether the plan keeps within a memory limit."""
-        return self.holds_bytes <= limit_bytes
+        return self.peak_bytes <= limit_bytes
 
     @property
-    def holds_bytes(self) -> int:
+    def peak_bytes(self) -> int:
         """The peak memory of a device."""
         return self.priced.memory.total
 
     def is_tight(self, limit_bytes: int, share: float) -> bool:
         """Whether the memory limit shapes the plan: its peak is above this share of the limit, or would be if weights
         were gathered and gradients reduced at the fastest times."""
-        return self.holds_bytes > share * limit_bytes or self.priced.scheduled.policy.holds_back
+        return self.peak_bytes > share * limit_bytes or self.priced.scheduled.policy.holds_back
 
 
 Known = dict[tuple[int, tuple[int, ...]], Candidate]
@@ -66,8 +66,8 @@ def judged(
     `is_over`, only one is. With `only_best`, a plan that cannot become the best is not scheduled fully; with
     `first_fit`, none is. `heard` is called with every plan."""
     known = {} if known is None else known
-    is_roomy = limit_bytes >= UNLIMITED_BYTES
-    fitting = [one for one in assignments if is_roomy or _holds_bytes(*one) <= limit_bytes]
+    is_unlimited = limit_bytes >= UNLIMITED_BYTES
+    fitting = [one for one in assignments if is_unlimited or _holds_bytes(*one) <= limit_bytes]
     found: list[Candidate] = []
     best_s = math.inf
     if only_best:
@@ -95,7 +95,7 @@ def first_judged(assigned: Assigned, limit_bytes: int) -> Candidate:
     return Candidate(priced, layouts)
 
 
-def _holds_bytes(layouts: Layouts, choices: tuple[int, ...]) -> int:
+def _holds_bytes(layouts: LayoutProblem, choices: tuple[int, ...]) -> int:
     """The peak memory of an assignment without gathered weights and gradients that are in flight."""
     memory = layouts.memory
     return peak_of(bytes_by_moment(memory, layouts.chosen(choices))).total

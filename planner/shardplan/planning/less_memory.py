@@ -43,7 +43,7 @@ def is_unproven_under_limit(found: Found) -> bool:
 def at_tighter_limits(search: Search, found: Found) -> Questions[Found]:
     """The best plans of tighter memory limits, where a limit leaves a large gap: they keep this limit too, and other
     layouts are the cheapest there."""
-    if search.roomy or not is_unproven_under_limit(found):
+    if search.unlimited or not is_unproven_under_limit(found):
         return found
     for share in TIGHTER_SHARES:
         tighter = int(share * search.limit_bytes)

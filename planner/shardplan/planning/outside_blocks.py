@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from shardplan.planning.constants import OUTSIDE_GAIN, OUTSIDE_ROUNDS, OUTSIDE_TOWARDS, WORTH_FOLDING
 from shardplan.planning.equal_layers import first_copies
-from shardplan.planning.reduction import Layouts
+from shardplan.planning.reduction import LayoutProblem
 from shardplan.planning.search import Found, Questions, Search
 from shardplan.schedule.objective import fitting, towards_each_sum
 from shardplan.solve.subproblem import Subproblem
@@ -37,7 +37,7 @@ def outside_blocks(search: Search, found: Found) -> Questions[Found]:
     return found
 
 
-def _parts(whole: Layouts) -> tuple[list[int], list[int]]:
+def _parts(whole: LayoutProblem) -> tuple[list[int], list[int]]:
     """The nodes that are in no block, or in one that occurs once; and these with the first and last copy of each."""
     places = first_copies(whole.built, [cost.size for cost in whole.problem.costs])
     copies, passed = Counter(places), Counter[int]()
@@ -52,7 +52,7 @@ def _parts(whole: Layouts) -> tuple[list[int], list[int]]:
     return alone, ends
 
 
-def _resolved(search: Search, found: Found, whole: Layouts, free: Sequence[int]) -> Found:
+def _resolved(search: Search, found: Found, whole: LayoutProblem, free: Sequence[int]) -> Found:
     """The best of the known plan and of those in which the nodes `free` are optimal at multipliers around the best
     ones."""
     best = found.candidate

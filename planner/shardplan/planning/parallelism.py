@@ -13,7 +13,6 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Final
 
 import numpy as np
 
@@ -32,11 +31,8 @@ from shardplan.rules.batch import batch_dims_of
 
 TENSOR, CONTEXT, EXPERT, DATA, PIPELINE = "tensor", "context", "expert", "data", "pipeline"
 _INSIDE_OUT = (TENSOR, CONTEXT, EXPERT, DATA)
-
-
-_OPTIONS: Final = {
-    TENSOR: "--tp", PIPELINE: "--pp", DATA: "--dp", CONTEXT: "--cp", EXPERT: "--ep", "virtual": "--vp",
-}  # fmt: skip
+OPTION = {TENSOR: "--tp", PIPELINE: "--pp", DATA: "--dp", CONTEXT: "--cp", EXPERT: "--ep", "virtual": "--vp"}
+"""The option of `shardplan price` that gives each degree."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,24 +61,26 @@ class Parallelism:
             raise ShardplanError(*faults)
 
     def _faults(self) -> Iterator[Diagnostic]:
-        for name, option in _OPTIONS.items():
+        for name, option in OPTION.items():
             if getattr(self, name) < 1:
-                degree = "number of virtual stages" if name == "virtual" else f"{name}-parallel degree"
-                yield bad(f"the {degree} is {getattr(self, name)}", f"{option} is a whole number of at least 1")
+                summary = f"the {_degree(name)} is {getattr(self, name)}"
+                yield bad(summary, f"{option} is a whole number of at least 1")
         if self.zero not in (0, 1, 3):
-            hint = "0 shards nothing, 1 optimizer state (gradients are reduce-scattered to it), 3 parameters too"
-            yield bad(f"--zero {self.zero} cannot be priced", hint)
+            levels = "0 shards nothing, 1 optimizer state (gradients are reduce-scattered to it), 3 parameters as well"
+            yield bad(f"--zero {self.zero} cannot be priced", f"--zero {levels}")
         if self.expert_tensor not in (0, 1, self.tensor):
-            hint = "experts are cut as everything else is (leave out --etp), or are whole (--etp 1)"
-            yield bad(f"{self.expert_tensor} tensor-parallel ways of experts beside {self.tensor}", hint)
+            hint = "experts are sharded as everything else is (leave out --etp), or are whole (--etp 1)"
+            summary = f"the tensor-parallel degree of experts is {self.expert_tensor}, that of the rest {self.tensor}"
+            yield bad(summary, hint)
         elif self.experts_are_whole and self.expert % self.tensor:
             hint = "with --etp 1 the ranks of --tp hold different experts: --ep is a multiple of it"
-            yield bad(f"{self.expert} ways of experts are no multiple of {self.tensor} tensor-parallel ranks", hint)
+            summary = f"the expert-parallel degree {self.expert} is no multiple of the tensor-parallel degree"
+            yield bad(f"{summary} {self.tensor}", hint)
         elif self.expert >= 1 and self.data % self.ways(EXPERT):
             hint = "experts are spread over data-parallel ranks: their number is a divisor of --dp"
             if self.tensor > 1 and not self.experts_are_whole:
                 hint += ", or with --etp 1 of --dp times --tp"
-            yield bad(f"{self.ways(EXPERT)} ways of experts do not divide {self.data} data-parallel ranks", hint)
+            yield bad(f"{self.ways(EXPERT)} expert-parallel ranks do not divide {self.data} data-parallel ranks", hint)
         if self.virtual > 1 and self.pipeline == 1:
             yield bad(f"{self.virtual} virtual stages need a pipeline", "give --pp as well")
         if self.sequence and self.tensor == 1:
@@ -138,6 +136,10 @@ class KindOfAxis:
     level: int
 
 
+def _degree(name: str) -> str:
+    return "number of virtual stages" if name == "virtual" else f"{name}-parallel degree"
+
+
 def bad(summary: str, hint: str) -> Diagnostic:
     """The error about a wrong configuration."""
     return error("bad-parallelism", summary, hint=hint)
@@ -161,10 +163,11 @@ def axes_of(parallelism: Parallelism, profile: Profile, *, whole: bool = False) 
             elif room > 1 and left % room == 0:
                 taken = room
             else:
-                inside = f"one '{profile.levels[level].name}' of '{profile.name}' has room for {room} ways more"
+                inside = f"one '{profile.levels[level].name}' of '{profile.name}' has room for {room} ranks more"
                 less = left // room * room
-                fill = f"{f'{less} or ' * (less > 0)}{less + room} ways fill it, or take a power of two"
-                raise ShardplanError(bad(f"{kind}: {left} ways do not fill a level of links: {inside}", fill))
+                fill = f"{f'{less} or ' * (less > 0)}{less + room} ranks fill it, or take a power of two"
+                summary = f"{left} {kind}-parallel ranks do not fill a level of links: {inside}"
+                raise ShardplanError(bad(summary, fill))
             found.append(KindOfAxis(kind, taken, level))
             left, room = left // taken, room // taken
     return tuple(reversed(found)) or (KindOfAxis(DATA, 1, 0),)
@@ -207,8 +210,8 @@ def _uneven(parallelism: Parallelism, model: Model, microbatches: int) -> Iterat
     if whole:
         name, shape = whole[0]
         more = f", and {len(whole) - 1} other weights" if len(whole) > 1 else ""
-        summary = f"tensor: {ways} ways divide no dim of '{name}' {list(shape)}{more}"
-        yield bad(summary, f"take a divisor of {math.gcd(*shape)}")
+        summary = f"the tensor-parallel degree {ways} divides no dim of '{name}' {list(shape)}{more}"
+        yield bad(summary, f"--tp is a divisor of {math.gcd(*shape)}")
     for heads in sorted(heads for heads in heads_of(model) if heads % ways and not whole):
         yield bad(f"{heads} attention heads do not divide over {ways} ranks", "--tp is a divisor of their number")
     lengths = {model.tensor(name).shape[1] for name in model.inputs if len(model.tensor(name).shape) > 1}

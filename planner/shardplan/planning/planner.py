@@ -145,7 +145,7 @@ class Planner:
                 search.spent.work += max(0.0, search.work_left - work)
                 found = self._found(search, restriction, enough_s)
             except NoScheduleError as none:
-                raise NoneFitsError(none_fits(self.instance, none.holds_bytes)) from None
+                raise NoneFitsError(none_fits(self.instance, none.peak_bytes)) from None
             except NoPlanError as none:
                 raise self.refusal(none.answer) from None
             if restriction is None and math.isinf(work):

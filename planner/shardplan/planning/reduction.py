@@ -28,7 +28,7 @@ Restrict = Callable[[CostGraph], Allowed]
 
 
 @dataclass(frozen=True)
-class Layouts:
+class LayoutProblem:
     """The problem of layouts of one cost graph. `penalties`: picoseconds that choices cost because they break soft
     constraints; `problem` has them among its costs."""
 
@@ -42,7 +42,7 @@ class Layouts:
         """The problem's costs as functions of many assignments at once."""
         return Functions.of(self.problem)
 
-    def having(self, problem: Problem) -> Layouts:
+    def having(self, problem: Problem) -> LayoutProblem:
         """The same with another problem over the same choices."""
         return replace(self, problem=problem)
 
@@ -59,11 +59,11 @@ class Problems:
     operator were recomputed, if the search chooses what is; `regathered[k]`: the same as if all weights were
     gathered again for backward, if the solver chooses which are."""
 
-    sums: tuple[Layouts, ...]
-    repeated: tuple[Layouts, ...] = ()
-    regathered: tuple[Layouts, ...] = ()
+    sums: tuple[LayoutProblem, ...]
+    repeated: tuple[LayoutProblem, ...] = ()
+    regathered: tuple[LayoutProblem, ...] = ()
 
-    def map(self, change: Callable[[Layouts], Layouts]) -> Problems:
+    def map(self, change: Callable[[LayoutProblem], LayoutProblem]) -> Problems:
         """The same change of every problem."""
         return Problems(*(tuple(map(change, each)) for each in (self.sums, self.repeated, self.regathered)))
 

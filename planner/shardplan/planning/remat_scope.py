@@ -19,7 +19,7 @@ from shardplan.graph.options import PlanOptions
 from shardplan.graph.recomputed_layers import RecomputedSegment, blocks
 from shardplan.graph.remat import attention_cores, latest_reads, recompute
 from shardplan.model.types import CONTROL, Model, Operator
-from shardplan.planning.constants import STRETCH_FACTOR, STRETCH_LEAST
+from shardplan.planning.constants import STRETCH_FACTOR, STRETCH_MIN_CAP
 from shardplan.rules.types import Rule
 
 ONCE = -1
@@ -156,7 +156,7 @@ def _lasting(model: Model, rules: Sequence[Rule], flow: Flow, fusion: Fusion, op
 def stretches(model: Model, flow: Flow) -> list[RecomputedSegment]:
     """The operators in order, cut into segments of about the square root of their number: at the borders of blocks, and
     elsewhere where the fewest bytes cross."""
-    most = max(STRETCH_LEAST, round(STRETCH_FACTOR * math.sqrt(len(model.operators))))
+    most = max(STRETCH_MIN_CAP, round(STRETCH_FACTOR * math.sqrt(len(model.operators))))
     of_block = {
         index: (number, copy[0]) for number, block in enumerate(model.blocks) for copy in block.copies for index in copy
     }

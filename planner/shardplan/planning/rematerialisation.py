@@ -23,7 +23,7 @@ from shardplan.graph.moments import Moments
 from shardplan.graph.options import Remat
 from shardplan.graph.problem import node_order
 from shardplan.graph.remat import Recompute, recompute, recomputed
-from shardplan.planning.reduction import Assignment, Layouts, Problems, Reduction
+from shardplan.planning.reduction import Assignment, LayoutProblem, Problems, Reduction
 from shardplan.planning.remat_scope import ONCE, Scope, scope
 from shardplan.solve.problem import Bytes, Costs, Edge, Problem, Usage
 
@@ -80,7 +80,7 @@ class Rematerialisation(Reduction[RematNumbering | None]):
         return Assignment(choices, remat)
 
 
-def with_remat(once: Layouts, repeated: Layouts) -> tuple[Problem, RematNumbering]:
+def with_remat(once: LayoutProblem, repeated: LayoutProblem) -> tuple[Problem, RematNumbering]:
     """The combined problem of layouts and rematerialisation. `once`, `repeated`: the problem as if nothing, and as if
     everything, were recomputed, already restricted and penalised; memory is added here."""
     built = once.built

@@ -14,10 +14,10 @@ from shardplan.graph.options import UNLIMITED_BYTES
 from shardplan.graph.problem import objective_of
 from shardplan.interruption import Deadline, Interruption
 from shardplan.planning.chain import Answer, Assigned, Question, most_solved
-from shardplan.planning.constants import CLOSING_RESERVE, SEARCH_WORK
+from shardplan.planning.constants import CLOSING_RESERVE, work_limit
 from shardplan.planning.instance import Instance
 from shardplan.planning.judge import Candidate, Known, first_judged, judged
-from shardplan.planning.reduction import Layouts
+from shardplan.planning.reduction import LayoutProblem
 from shardplan.schedule.objective import Linear, Objective, Weights, at_multipliers
 from shardplan.solve import Plane
 from shardplan.solve.linear_functions import Choices
@@ -37,12 +37,12 @@ class NoPlanError(Exception):
 
 
 class NoScheduleError(NoPlanError):
-    """Assignments fit in memory, but no schedule of those found does: the one that needs least holds `holds_bytes` at
+    """Assignments fit in memory, but no schedule of those found does: the one that needs least holds `peak_bytes` at
     its peak."""
 
-    def __init__(self, answer: Answer, holds_bytes: int) -> None:
+    def __init__(self, answer: Answer, peak_bytes: int) -> None:
         super().__init__(answer)
-        self.holds_bytes = holds_bytes
+        self.peak_bytes = peak_bytes
 
 
 class NoBetterError(Exception):
@@ -69,7 +69,7 @@ class Found:
     outcome: str = "feasible"
     planes: tuple[Plane, ...] = ()
     memory_multipliers: Mapping[int, float] = field(default_factory=dict)
-    whole: Layouts | None = None
+    whole: LayoutProblem | None = None
 
     @property
     def linear(self) -> Linear:
@@ -95,7 +95,7 @@ class Found:
         """Whether no node has a second choice."""
         return all(np.isfinite(cost).sum() <= 1 for cost in self.candidate.layouts.problem.costs)
 
-    def hopeless(self, assignments: Sequence[Assigned], limit_bytes: int) -> dict[Choices, Layouts]:
+    def hopeless(self, assignments: Sequence[Assigned], limit_bytes: int) -> dict[Choices, LayoutProblem]:
         """Those assignments whose sums, which are lower bounds on their schedules, are no shorter than the best
         schedule."""
         whole = self.whole
@@ -129,7 +129,7 @@ class Spent:
     can end at any time."""
 
     work: float = 0.0
-    layout_s: float = 0.0
+    schedule_s: float = 0.0
     solved: int = 0
     left: int = 0
     later: int = 0
@@ -154,9 +154,9 @@ class Clock:
 class Search:
     """What is searched and until when (`time.monotonic`); `interruption` is set by Ctrl-C. `clock`: shared with the
     searches inside of it. `restricted`: the choices are few, as in a recipe, so recipes are no candidates. `only_best`:
-    plans that cannot become the best are not scheduled fully. `roomy`: there is no memory limit. `regather`: questions
-    are asked as if all gathered weights were gathered again for backward; plans are scheduled with as many staying as
-    fit. `worth_s`: if the plan without a memory limit takes so long, no other is searched."""
+    plans that cannot become the best are not scheduled fully. `unlimited`: there is no memory limit. `regather`:
+    questions are asked as if all gathered weights were gathered again for backward; plans are scheduled with as many
+    staying as fit. `worth_s`: if the plan without a memory limit takes so long, no other is searched."""
 
     instance: Instance
     limit_s: float
@@ -164,12 +164,12 @@ class Search:
     restricted: bool = False
     clock: Clock = field(default_factory=Clock)
     only_best: bool = True
-    roomy: bool = False
+    unlimited: bool = False
     regather: bool = False
     worth_s: float = math.inf
     known: Known = field(default_factory=dict)
     """Plans that were scheduled."""
-    hopeless: dict[Choices, Layouts] = field(default_factory=dict)
+    hopeless: dict[Choices, LayoutProblem] = field(default_factory=dict)
     """Assignments that were not scheduled, as their sums bound their schedules above the best: parts of them may be
     useful in crossovers."""
     spent: Spent = field(default_factory=Spent)
@@ -190,7 +190,7 @@ class Search:
 
     def without_limit(self) -> Search:
         """The same search without a memory limit; it keeps its own record of scheduled plans."""
-        return replace(self, roomy=True, known={}, hopeless={})
+        return replace(self, unlimited=True, known={}, hopeless={})
 
     @property
     def met(self) -> int:
@@ -200,18 +200,17 @@ class Search:
     @property
     def limit_bytes(self) -> int:
         """The memory limit of a plan."""
-        return UNLIMITED_BYTES if self.roomy else self.instance.limit_bytes
+        return UNLIMITED_BYTES if self.unlimited else self.instance.limit_bytes
 
     @property
     def ends_s(self) -> float:
         """The time after which no further question is asked; the rest of the time limit is for writing the plan."""
-        return self.limit_s - CLOSING_RESERVE * self.spent.layout_s
+        return self.limit_s - CLOSING_RESERVE * self.spent.schedule_s
 
     @property
     def work_left(self) -> float:
         """The work that may still be spent."""
-        options = self.instance.options
-        return (SEARCH_WORK[options.effort] if options.gap > 0.0 else math.inf) - self.spent.work
+        return work_limit(self.instance.options) - self.spent.work
 
     @property
     def averages(self) -> int:
@@ -306,7 +305,7 @@ class Search:
 
     def _took(self, before: float, plans: int) -> None:
         """Records the time since `before` in which so many plans were scheduled."""
-        self.spent.layout_s = max(self.spent.layout_s, (time.monotonic() - before) / max(1, plans))
+        self.spent.schedule_s = max(self.spent.schedule_s, (time.monotonic() - before) / max(1, plans))
 
     def best_of(self, found: Found, assignments: Sequence[Assigned]) -> Found:
         """The best of the known plan and of those of `assignments` that may be better; the others are kept as

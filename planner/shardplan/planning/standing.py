@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from shardplan.planning.chain import Question, most_solved
-from shardplan.planning.constants import SEARCH_WORK
+from shardplan.planning.constants import work_limit
 from shardplan.planning.instance import Instance
 from shardplan.planning.search import Search
 from shardplan.solve import Progress
@@ -30,17 +30,17 @@ class Standing:
 
 
 def without_effort(on_progress: OnProgress | None) -> OnProgress | None:
-    """The same for one of several searches: the effort of the part says nothing about that of the whole."""
+    """A callback that forwards to `on_progress` without effort and counts, which describe one search of several."""
     return on_progress and (lambda standing: on_progress(replace(standing, effort=0.0, done=0, left=0)))
 
 
 def without_bound(on_progress: OnProgress) -> OnProgress:
-    """The same for a search over a subset of the plans, whose bound does not hold for all plans."""
+    """A callback that forwards to `on_progress` without the bound, which holds for a subset of the plans only."""
     return lambda standing: on_progress(replace(standing, bound=-math.inf))
 
 
 def of_shallow(on_progress: OnProgress | None) -> OnProgress | None:
-    """The same for the search of a shallow form: its steps and bounds are not those of the model."""
+    """A callback that forwards to `on_progress` without steps and bounds, which are those of a shallow form."""
     return on_progress and (
         lambda standing: on_progress(Standing(math.inf, -math.inf, doing=f"{standing.doing} of fewer layers"))
     )
@@ -123,8 +123,7 @@ class Watch:
             self.bound = max(self.bound, bound)
 
     def _share(self, search: Search, work: float) -> float:
-        options = search.instance.options
-        whole = SEARCH_WORK[options.effort] if options.gap > 0.0 else math.inf
+        whole = work_limit(search.instance.options)
         return min(1.0, (search.spent.work + work) / whole) if math.isfinite(whole) else 0.0
 
 

@@ -21,7 +21,7 @@ from shardplan.plan.types import OperatorDecision, Plan
 from shardplan.planning.chain import Question
 from shardplan.planning.constants import ROUGH_GAP, ROUGH_WORK
 from shardplan.planning.decided import Decided
-from shardplan.planning.instance import MOST_WHOLE, CostGraphs, Instance, real_axes
+from shardplan.planning.instance import MOST_WHOLE, CostGraphs, Instance
 from shardplan.planning.questions import asked
 from shardplan.planning.reduction import Restrict
 from shardplan.planning.search import Found, NoPlanError, Questions, Search
@@ -47,7 +47,7 @@ class StartPlan:
         decided, model = self.decided(instance.model), instance.model
         if not decided.operators:
             return "has no operator of this model"
-        if len(real_axes(mesh)) > MOST_WHOLE and not self._is_whole(model, decided):
+        if len(mesh.real_axes) > MOST_WHOLE and not self._is_whole(model, decided):
             return f"is for a model with other operators or sizes, and this mesh has more than {MOST_WHOLE} axes"
         return ""
 
@@ -142,7 +142,7 @@ def started(
             continue
         if found.candidate.keeps(search.limit_bytes):
             return found, start.taken(found, instance, why)
-        held, limit = size(found.candidate.holds_bytes), size(search.limit_bytes)
+        held, limit = size(found.candidate.peak_bytes), size(search.limit_bytes)
         why = why or f"does not fit in the memory limit ({held} of {limit})"
     return None, start.not_taken(why)
 
@@ -151,7 +151,7 @@ def _question(start: StartPlan, decided: Decided, restriction: Restrict, graphs:
     """The question for the best assignment with these decisions, whatever memory it takes. With many axes, only layouts
     near the decisions are priced, as everywhere on such meshes."""
     instance, remat = graphs.instance, None
-    near = Neighbourhood(decided.met()) if len(real_axes(instance.cluster.mesh)) > MOST_WHOLE else None
+    near = Neighbourhood(decided.met()) if len(instance.cluster.mesh.real_axes) > MOST_WHOLE else None
     if instance.chooses_remat:
         built, _ = graphs.asked() if near is None else graphs.near(near, None)
         remat = start.recompute(built)

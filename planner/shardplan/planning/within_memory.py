@@ -25,7 +25,7 @@ def within_memory(search: Search, found: Found) -> Questions[Found]:
     best = search.spent.best
     found = found.better([*search.known.values(), *([best] if best else [])], limit_bytes)
     answer = given_up(about(found, None))
-    least = found.candidate.holds_bytes
+    least = found.candidate.peak_bytes
     some_bytes, none_bytes = limit_bytes, 0  # limits with assignments, and without
     tighter = 2 * limit_bytes - least
     for _ in range(WITHIN_ROUNDS):
@@ -38,7 +38,7 @@ def within_memory(search: Search, found: Found) -> Questions[Found]:
             continue
         plans = search.judged(answer.candidates)
         found = found.better(plans, limit_bytes)
-        holds = min(one.holds_bytes for one in plans)
+        holds = min(one.peak_bytes for one in plans)
         some_bytes, least = tighter, min(least, holds)
         tighter = max(tighter - (holds - limit_bytes), (tighter + none_bytes) // 2)
     if not found.candidate.keeps(limit_bytes):

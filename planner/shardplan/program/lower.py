@@ -15,7 +15,7 @@ from shardplan.layout.placement import Placement, S
 from shardplan.layout.text import to_text
 from shardplan.model.digest import structure_digest
 from shardplan.model.types import Model, Operator
-from shardplan.plan.agreement import require_agreement
+from shardplan.plan.agreement import inconsistent, require_agreement
 from shardplan.plan.types import Move, OperatorDecision, Plan, TensorDecision
 from shardplan.program.localise import localise
 from shardplan.program.retrace import retrace
@@ -226,7 +226,7 @@ def check_fresh(model: Model, plan: Plan) -> None:
 
 def _inconsistent(operator: Operator, why: str) -> ShardplanError:
     summary = f"the plan contradicts itself at operator '{operator.name}' ({operator.kind}): {why}"
-    return ShardplanError(error("inconsistent-plan", summary, hint="solve again; the plan file may have been edited"))
+    return inconsistent(summary)
 
 
 def _choice(operator: Operator, rule: Rule, label: str) -> Option | str:

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from shardplan.escapes import one_line
 from shardplan.plan.step.schedule import StepSchedule
 from shardplan.plan.types import Plan
-from shardplan.plan.views.pipeline_timeline import device_groups, pipeline_laid_out
-from shardplan.plan.views.timeline import laid_out, streams_of
+from shardplan.plan.views.pipeline_timeline import device_groups, pipeline_tasks
+from shardplan.plan.views.timeline import scheduled_tasks, streams_of
 from shardplan.reports.names import InternedNames
 from shardplan.schedule.tasks import Timeline
 from shardplan.units import NS_PER_S
@@ -23,7 +23,7 @@ def schedule_record(plan: Plan, names: InternedNames, scheduled: StepSchedule) -
     phase, bytes, exposed ns, the operators it is issued after and awaited before, and whether it is on the critical
     path. `unlisted`: [how many repetitions like the last one, from ns, to ns] of what a step has more often than is
     listed."""
-    made, about = laid_out(plan, scheduled)
+    made, about = scheduled_tasks(plan, scheduled)
     critical = critical_path(made)
     tasks = [
         [
@@ -45,7 +45,7 @@ def pipeline_chart(plan: Plan) -> dict[str, object]:
     """The same of a pipeline: a stream for each of `computing` stages, then for each send between two, a task for each
     microbatch."""
     assert plan.pipeline is not None
-    made = pipeline_laid_out(plan)[0]
+    made = pipeline_tasks(plan)[0]
     names, critical = InternedNames(), critical_path(made)
     tasks = [
         [names(task.name), task.stream, round(start * NS_PER_S), round((end - start) * NS_PER_S), 0, 0, 0, 0, 0,

@@ -52,9 +52,9 @@ assignment after them."""
 PRESOLVE_ROUNDS = 4
 """Maximum number of rounds of all reductions."""
 PRESOLVE_MANY = 5000
-"""Number of nodes above which another round must be worth its time:"""
+"""Number of nodes above which another round follows only if the last one reached `PRESOLVE_WORTH`."""
 PRESOLVE_WORTH = 0.98
-"""the last round must have left less than this share."""
+"""Share of the problem that a round may leave at most if, above `PRESOLVE_MANY` nodes, another is to follow."""
 DOMINATE_NODE_ENTRIES = 1e8
 """Table entries for the comparison of one node's choices; a node that needs more keeps all its choices."""
 DOMINATE_ENTRIES = 2e9

@@ -55,15 +55,15 @@ def fit(
     budget: Budget,
     gap: float = 0.0,
     seed: int = 0,
-    roomy: Solution | None = None,
+    unlimited: Solution | None = None,
     unproven: float = 0.0,
     start: Start = ANYWHERE,
 ) -> None:
-    """Solves a graph with memory or maxima to optimality or a relative `gap`, unless the budget ends. `roomy`: its
+    """Solves a graph with memory or maxima to optimality or a relative `gap`, unless the budget ends. `unlimited`: its
     solution without the limit, if known; `unproven`: a gap that may stay open when better multipliers do not close it;
     above it, a fusion of the assignments found is the last step; `start`: multipliers to begin with."""
     again = graph.copy()
-    short = _fit(graph, limit, best, budget, gap, seed, roomy, unproven, start)
+    short = _fit(graph, limit, best, budget, gap, seed, unlimited, unproven, start)
     for share in TIGHTER_LIMITS:
         if not again.hinges or not short or best.within(max(gap, unproven, TIGHTER_GAP)) or budget.expired():
             return
@@ -82,7 +82,7 @@ def _fit(
     budget: Budget,
     gap: float,
     seed: int,
-    roomy: Solution | None,
+    unlimited: Solution | None,
     unproven: float,
     start: Start,
 ) -> bool:
@@ -91,7 +91,7 @@ def _fit(
     balanced = None
     try:
         if graph.hinges:
-            balanced = _roomy(graph, limit, best, budget, whole, max(gap, unproven), start.sum_multipliers)
+            balanced = _without_limit(graph, limit, best, budget, whole, max(gap, unproven), start.sum_multipliers)
             if best.choices is not None or best.closed or budget.expired():
                 return False
         reduce(graph, limit)
@@ -101,7 +101,7 @@ def _fit(
             return False
         relaxation = Relaxation(graph, limit, budget, whole)
         if not relaxation.hinges:
-            _free(relaxation, best, roomy)
+            _free(relaxation, best, unlimited)
         if best.closed:
             return False
         if balanced is not None:
@@ -116,7 +116,7 @@ def _fit(
     return not best.closed
 
 
-def _roomy(
+def _without_limit(
     graph: Graph, limit: int, best: Incumbent, budget: Budget, whole: Profiles, enough: float, start: SumMultipliers
 ) -> tuple[int, ...] | None:
     """The best assignment for the maxima without the memory limit: a bound, a partner for crossovers, and, if it keeps
@@ -242,11 +242,12 @@ def _raise(relaxation: Relaxation, best: Incumbent, gap: float, start: SumMultip
         best.multipliers = {int(numbers[moment]): multipliers.get(moment, 0.0) / best.scale for moment in sums}
 
 
-def _free(relaxation: Relaxation, best: Incumbent, roomy: Solution | None) -> None:
+def _free(relaxation: Relaxation, best: Incumbent, unlimited: Solution | None) -> None:
     """The optimum without a limit: a bound, and the optimum with it if it fits."""
     trial = Incumbent(best.scale)
-    if roomy is not None and roomy.choices is not None and _survives(relaxation, roomy, best.scale):
-        trial.choices, trial.cost, trial.bound = roomy.choices, best.scale * roomy.cost, best.scale * roomy.bound
+    if unlimited is not None and unlimited.choices is not None and _survives(relaxation, unlimited, best.scale):
+        trial.choices = unlimited.choices
+        trial.cost, trial.bound = best.scale * unlimited.cost, best.scale * unlimited.bound
     else:
         free = relaxation.graph.copy()
         for node in free.alive:
@@ -259,13 +260,13 @@ def _free(relaxation: Relaxation, best: Incumbent, roomy: Solution | None) -> No
         relaxation.know(trial.choices, trial.bound, {})
 
 
-def _survives(relaxation: Relaxation, roomy: Solution, scale: float) -> bool:
+def _survives(relaxation: Relaxation, unlimited: Solution, scale: float) -> bool:
     """Whether an assignment is still in the graph, from which choices that cannot fit were removed."""
-    assert roomy.choices is not None
-    labels = relaxation.graph.apply(roomy.choices, relaxation.core.nodes)
+    assert unlimited.choices is not None
+    labels = relaxation.graph.apply(unlimited.choices, relaxation.core.nodes)
     if min(labels, default=0) < 0:
         return False
-    return relaxation.core.cost(np.array(labels, dtype=np.int64)) == scale * roomy.cost
+    return relaxation.core.cost(np.array(labels, dtype=np.int64)) == scale * unlimited.cost
 
 
 def frugal(graph: Graph, best: Incumbent) -> None:

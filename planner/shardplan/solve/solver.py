@@ -52,7 +52,7 @@ def solve(
     seed: int = 0,
     presolve: bool = True,
     on_progress: Callable[[Progress], None] | None = None,
-    roomy: Solution | None = None,
+    unlimited: Solution | None = None,
     unproven: float = 0.0,
     sum_multipliers: SumMultipliers = (),
     averages: int = 0,
@@ -68,7 +68,7 @@ def solve(
 
     `time_limit` in seconds; `work_limit` in units of about a million table entries, which makes a stop reproducible;
     `gap`: with memory rows, the relative gap that is good enough; `seed` moves the search on large cores.
-    `presolve=False` gives the whole integer program to HiGHS. `roomy`: the solution without the limit, if known;
+    `presolve=False` gives the whole integer program to HiGHS. `unlimited`: the solution without the limit, if known;
     `unproven`: a relative gap that may stay open when better multipliers of memory close it no further, without a
     further proof; `sum_multipliers`, `memory_multipliers`: those of the sums of `Problem.maxima` and of memory at
     moments to begin with; `averages`: maxima are only averaged, by at most so many plain problems, which is fast and
@@ -81,8 +81,8 @@ def solve(
     """
     validate(problem)
     found = search(
-        problem, time_limit, work_limit, gap=gap, seed=seed, presolve=presolve, on_progress=on_progress, roomy=roomy,
-        unproven=unproven, start=Start(sum_multipliers, planes, memory_multipliers, assignments),
+        problem, time_limit, work_limit, gap=gap, seed=seed, presolve=presolve, on_progress=on_progress,
+        unlimited=unlimited, unproven=unproven, start=Start(sum_multipliers, planes, memory_multipliers, assignments),
         averages=averages, below=below, effort=effort, shortfall=shortfall,
     )  # fmt: skip
     if not (closes and averages and presolve and problem.maxima and _is_worth_closing(problem, found, gap)):
@@ -126,7 +126,7 @@ def search(
     seed: int,
     presolve: bool,
     on_progress: Callable[[Progress], None] | None,
-    roomy: Solution | None = None,
+    unlimited: Solution | None = None,
     unproven: float = 0.0,
     start: Start = ANYWHERE,
     averages: int = 0,
@@ -159,7 +159,7 @@ def search(
                 _offer_known(problem, start.assignments, best)
                 close(graph, best, budget, min(unproven, AVERAGES_LARGE_UNPROVEN))
             else:
-                fit(graph, problem.limit or 0, best, budget, gap, seed, roomy, unproven, start)
+                fit(graph, problem.limit or 0, best, budget, gap, seed, unlimited, unproven, start)
         except Contradiction:
             best.bound = np.inf
         except GivenUpError:  # the bound and the assignment so far are the answer

@@ -86,9 +86,9 @@ def check_document(found: Mapping[str, Any], plan: Plan, file: str, model: Model
     return _verdict(found, plan, file, lambda: model, given, resolve=False)
 
 
-def check_plan(plan: Plan, file: str, model: Model | None = None, *, resolve: bool = False) -> Verdict:
+def check_plan(plan: Plan, file: str, model: Model | None = None) -> Verdict:
     """The verdict on a plan that is in no file, and on its model if that is given."""
-    return _verdict(plain(document(plan)), plan, file, lambda: model, Given(alone=model is None), resolve=resolve)
+    return _verdict(plain(document(plan)), plan, file, lambda: model, Given(alone=model is None), resolve=False)
 
 
 def _verdict(

@@ -48,12 +48,12 @@ def compare_recipes(
     contest = (*as_written_by_hand(options).items(), (BEST, None))
     turn = Turn(on_progress, len(contest))
     planner = Planner(model, cluster, options, turn.tell, reasons=False)
-    roomy = Planner(model, cluster, replace(options, memory_limit_bytes=UNLIMITED_BYTES), turn.tell, reasons=False)
+    unlimited = Planner(model, cluster, replace(options, memory_limit_bytes=UNLIMITED_BYTES), turn.tell, reasons=False)
     found: list[Contender] = []
     try:
         for name, recipe in contest:
             turn.next(name, restricted=recipe is not None)
-            found.append(contender := _contend(name, recipe, planner, roomy))
+            found.append(contender := _contend(name, recipe, planner, unlimited))
             if contender.plan is not None and contender.fits:
                 turn.known = min(turn.known, contender.plan.summary.step_ns * PS_PER_NS)
     except KeyboardInterrupt:
@@ -63,9 +63,9 @@ def compare_recipes(
     return (*found, *left)
 
 
-def _contend(name: str, recipe: Restrict | None, planner: Planner, roomy: Planner) -> Contender:
+def _contend(name: str, recipe: Restrict | None, planner: Planner, unlimited: Planner) -> Contender:
     try:
-        fastest = unless_interrupted(roomy.plan(recipe))
+        fastest = unless_interrupted(unlimited.plan(recipe))
     except InfeasibleError:
         return Contender(name, None, fits=False, why_not=_why_not(planner))
     if fastest.summary.memory.total <= planner.limit_bytes:

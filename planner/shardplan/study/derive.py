@@ -25,7 +25,7 @@ from shardplan.pipeline.cut_points import Chain, begins, chain_at, chain_of, par
 from shardplan.pipeline.plan import PipelineRequest, plan_of
 from shardplan.pipeline.result import result_of_plans
 from shardplan.pipeline.schedule import parse_schedule
-from shardplan.pipeline.stage_inputs import constraints_on, limit_bytes
+from shardplan.pipeline.stage_inputs import constraints_on
 from shardplan.pipeline.submeshes import Submesh, part
 from shardplan.plan.assemble import Outcome, Proof, assemble, in_best_buckets, price
 from shardplan.plan.recorded_request import cluster_of, options_of
@@ -169,7 +169,7 @@ def _staged(
     for place, (stage, cut, own) in enumerate(zip(pipeline.stages, cuts, parts, strict=True)):
         waiting.append(schedule.in_flight_of(place, len(cuts), options.microbatches) if options.training else 1)
         run = part_of(chain, cut.first, cut.last, stage_name(model, place))
-        limit = limit_bytes(options, cluster) // schedule.chunks
+        limit = options.limit_bytes_on(cluster.device) // schedule.chunks
         if by_hand:
             constraints = options_of(stage.plan, file).constraints
         else:
@@ -217,8 +217,7 @@ def _cut_by_hand(pipeline: Pipeline, model: Model) -> tuple[Chain, list[Cut]]:
 def _part(cluster: Cluster, mesh: Mesh, *, by_hand: bool) -> Submesh:
     """The part of the cluster with the mesh of a stage."""
     if by_hand:
-        text = ",".join(f"{axis.name}={axis.size}" for axis in mesh.axes)
-        found = Submesh(make_cluster(profile_from_resolved(cluster.resolved), text))
+        found = Submesh(make_cluster(profile_from_resolved(cluster.resolved), mesh.argument))
     else:
         found = part(cluster, mesh.shape) if len(mesh) == len(cluster.mesh) else Submesh(cluster)
     if found.mesh != mesh:

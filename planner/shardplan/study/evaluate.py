@@ -12,7 +12,7 @@ from shardplan.graph.options import UNLIMITED_BYTES, PlanOptions
 from shardplan.model.types import Model
 from shardplan.plan.agreement import require_agreement
 from shardplan.plan.interrupted import unless_interrupted
-from shardplan.plan.recorded_request import is_of
+from shardplan.plan.recorded_request import require_model
 from shardplan.plan.types import Plan
 from shardplan.planning import Planner
 from shardplan.planning.decided import Decided
@@ -50,13 +50,14 @@ def evaluate_plan(
 
     Raises `ShardplanError`: `stale-plan` if they are for another model, `impossible` if one of them cannot be.
     """
-    if not is_of(decided, model):
-        raise ShardplanError(error("stale-plan", "the plan was made for another model", file=file, hint="solve again"))
+    require_model(decided, model, file)
     if decided.pipeline is None:
         require_agreement(decided, model, file)
-    planner = Planner(model, cluster, _roomy(options), on_progress, reasons=False, every_choice=True, decided=decided)
+    planner = Planner(
+        model, cluster, _unlimited(options), on_progress, reasons=False, every_choice=True, decided=decided
+    )
     everything = len(decided.operators) + len(decided.tensors)
-    return _evaluation(planner.plan(decisions_of(decided, file), _limit(cluster, options)), everything)
+    return _evaluation(planner.plan(decisions_of(decided, file), options.limit_bytes_on(cluster.device)), everything)
 
 
 def evaluate_constraints(
@@ -66,19 +67,14 @@ def evaluate_constraints(
 
     Raises `ShardplanError` as `plan_model`, but not for lack of memory.
     """
-    planner = Planner(model, cluster, _roomy(options), on_progress, reasons=False)
+    planner = Planner(model, cluster, _unlimited(options), on_progress, reasons=False)
     asked = [*planner.instance.constraints.operators, *planner.instance.constraints.tensors]
     fixed = {one.operator if hasattr(one, "operator") else one.tensor for one in asked}
-    return _evaluation(planner.plan(scheduled_bytes=_limit(cluster, options)), len(fixed))
+    return _evaluation(planner.plan(scheduled_bytes=options.limit_bytes_on(cluster.device)), len(fixed))
 
 
-def _roomy(options: PlanOptions) -> PlanOptions:
+def _unlimited(options: PlanOptions) -> PlanOptions:
     return replace(options, memory_limit_bytes=UNLIMITED_BYTES)
-
-
-def _limit(cluster: Cluster, options: PlanOptions) -> int:
-    given = options.memory_limit_bytes
-    return cluster.device.usable_bytes if given is None else given
 
 
 def _evaluation(plan: Plan, fixed: int) -> Evaluation:

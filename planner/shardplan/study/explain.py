@@ -5,22 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from shardplan.errors import ShardplanError, error
 from shardplan.folding import folded, pattern
 from shardplan.graph.build import Node
 from shardplan.model.types import Model
 from shardplan.plan.orientation import checkpoint_shape
-from shardplan.plan.recorded_request import is_of
+from shardplan.plan.recorded_request import require_model
 from shardplan.plan.types import Plan, TensorDecision
 from shardplan.planning import Planner
 from shardplan.planning.standing import OnProgress
 from shardplan.study.alternatives import Alternative, alternatives
+from shardplan.study.constants import ALTERNATIVE_S
 from shardplan.study.instance import read, recorded_request
 from shardplan.study.named_decisions import NamedDecisions, find
 from shardplan.study.shares import Share, shares_of
-
-_SECONDS = 10.0
-"""Time limit of each solve."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,21 +40,15 @@ def explain(plan: Plan, file: str, model: Model, name: str, on_progress: OnProgr
 
     Raises `ShardplanError`: `stale-plan`, `no-match`, `too-many` (the matches are of several kinds).
     """
-    check_model(plan, file, model)
+    require_model(plan, model, file)
     found = find(plan, model, name)
-    instance = read(replace(recorded_request(plan, file, model), time_limit=_SECONDS))
+    instance = read(replace(recorded_request(plan, file, model), time_limit=ALTERNATIVE_S))
     nodes: list[Node] = [("kept", tensor.name) for tensor in found.tensors]
     if found.operators:
         nodes = [("operator", operator.name) for operator in found.operators]
     planner = Planner(model, instance.cluster, instance.options, decided=plan)
     tried = alternatives(planner, plan, nodes, on_progress)
     return replace(described(plan, found, name), alternatives=tried)
-
-
-def check_model(plan: Plan, file: str, model: Model) -> None:
-    """Raises `ShardplanError` (`stale-plan`) unless `plan`, read from `file`, was made for `model`."""
-    if not is_of(plan, model):
-        raise ShardplanError(error("stale-plan", "the plan was made for another model", file=file, hint="solve again"))
 
 
 def described(plan: Plan, found: NamedDecisions, name: str) -> Explanation:

@@ -92,13 +92,13 @@ class FixedRuns:
         wider = plan.summary.memory.total - ran.summary.memory.total
         return FixedRun(plan, waiting_bytes(chosen, saved), wider)
 
-    def within(self, roomy: FixedRun, limit_bytes: int) -> FixedRun:
-        """The fastest that fits, or the fastest of all, which is `roomy`, if none does."""
-        if roomy.plan.summary.memory.total <= limit_bytes:
-            return roomy
-        room = limit_bytes - (loss_memory_bytes(roomy.plan, self.cluster.training) if self.loss else 0)
-        room -= roomy.wider_bytes
+    def within(self, unlimited: FixedRun, limit_bytes: int) -> FixedRun:
+        """The fastest that fits, or the fastest of all, which is `unlimited`, if none does."""
+        if unlimited.plan.summary.memory.total <= limit_bytes:
+            return unlimited
+        room = limit_bytes - (loss_memory_bytes(unlimited.plan, self.cluster.training) if self.loss else 0)
+        room -= unlimited.wider_bytes
         try:
-            return self.under(room) if room > 0 else roomy
+            return self.under(room) if room > 0 else unlimited
         except InfeasibleError:
-            return roomy
+            return unlimited

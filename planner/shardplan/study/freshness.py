@@ -136,7 +136,7 @@ def profile_changes(plan: Plan, file: str, given: Given) -> tuple[str, ...]:
 def _laid(name: str, mesh: Mesh, then: Cluster) -> Cluster | None:
     """The current profile under the mesh of the plan; None if it no longer allows that mesh."""
     profile = load_profile(name)
-    texts = [",".join(f"{axis.name}={axis.size}" for axis in mesh.axes), "x".join(str(size) for size in mesh.shape)]
+    texts = [mesh.argument, "x".join(str(size) for size in mesh.shape)]
     found = None
     for text in texts:
         try:

@@ -1,4 +1,4 @@
-"""A request with its inputs read: model, cluster, planning options and pipeline; all faults of all inputs are
+"""The inputs of planning: model, cluster, planning options and pipeline; all faults of all inputs are
 collected."""
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from shardplan.graph.options import PlanOptions
 from shardplan.model.read import read_model
 from shardplan.model.size_names import PAD, TRIP
 from shardplan.model.types import Model
-from shardplan.models import NAMED, configured, described, factory_of, is_config, title_of_factory
+from shardplan.models import NAMED, PREFIX, configured, described, factory_of, is_config, title_of_factory
 from shardplan.pipeline.manual.stages import ManualStages, read_stages, stages_asked_for, stages_in, stages_of
 from shardplan.pipeline.schedule import Schedule, parse_schedule
 from shardplan.plan.file import read_plan
@@ -37,7 +37,6 @@ from shardplan.study.reuse import SECTIONS, Kept, constraints_of
 from shardplan.study.sources import sources_of
 from shardplan.text_files import is_file, is_there
 
-DESCRIBED = "transformer:"
 _ADAPTER = "shardplan.torch.planning.factory"
 _HEAD = 4096
 _SHOWN = 8
@@ -52,10 +51,10 @@ class Staging:
 
 
 @dataclass(frozen=True)
-class Instance:
-    """The inputs of planning: `cluster` has the mesh, or, if that is to be chosen (`is_auto`), the devices. `staging`:
-    None for one mesh; `sources`: the files of the inputs; `is_uneven`: sizes may be padded; `start`: a plan that the
-    search starts from."""
+class ReadRequest:
+    """A request with its inputs read: `cluster` has the mesh, or, if that is to be chosen (`is_auto`), the devices.
+    `staging`: None for one mesh; `sources`: the files of the inputs; `is_uneven`: sizes may be padded; `start`: a plan
+    that the search starts from."""
 
     model: Model
     cluster: Cluster
@@ -69,11 +68,10 @@ class Instance:
     @property
     def limit_bytes(self) -> int:
         """What a device may use."""
-        given = self.options.memory_limit_bytes
-        return self.cluster.device.usable_bytes if given is None else given
+        return self.options.limit_bytes_on(self.cluster.device)
 
 
-def read(request: Request, faulty: Mapping[str, Collection[Diagnostic]] | None = None) -> Instance:
+def read(request: Request, faulty: Mapping[str, Collection[Diagnostic]] | None = None) -> ReadRequest:
     """Reads every input of `request`. `faulty`: fields that are known to be wrong, and why; their inputs are not read.
 
     Raises `ShardplanError` with everything that is wrong with any input.
@@ -111,7 +109,7 @@ def read(request: Request, faulty: Mapping[str, Collection[Diagnostic]] | None =
         effort=request.effort,
         target=request.target,
     )
-    return Instance(model, cluster, options, staging, request.is_auto, request.uneven, sources_of(request), start)
+    return ReadRequest(model, cluster, options, staging, request.is_auto, request.uneven, sources_of(request), start)
 
 
 def as_read(request: Request) -> Request:
@@ -169,12 +167,12 @@ def _held_as(model: Model, pads: Mapping[str, int]) -> Model:
 
 def _as_it_is(given: str | Path, dims: Mapping[str, int]) -> Model:
     text = str(given)
-    if text.startswith(DESCRIBED):
+    if text.startswith(PREFIX):
         return described(text, dims)
     if is_config(text):
         return configured(text, dims)
     if text in NAMED and not is_there(text):
-        summary, hint = f"there is no file '{text}'", f"{DESCRIBED}{text} is the described model of that name"
+        summary, hint = f"there is no file '{text}'", f"{PREFIX}{text} is the described model of that name"
         raise ShardplanError(error("no-such-file", summary, hint=hint))
     factory = factory_of(text)
     return read_model(given, dims) if factory is None else _built(text, *factory, dims)
@@ -248,8 +246,10 @@ def _staging(request: Request) -> Staging | None:
             raise ShardplanError(error("bad-schedule", summary, hint="add --stages auto, or a number of stages"))
         return None
     (by_hand, place), *others = found
-    clash = "" if not request.is_auto else "mesh auto: stages by hand say on which meshes they are"
-    clash = clash or ("uneven shards go with one mesh, and not with stages" if request.uneven else "")
+    if request.is_auto:
+        summary = "--mesh auto cannot be combined with stages fixed by hand, which name their meshes"
+        raise ShardplanError(error("bad-stages", summary, file=place, hint="leave out --mesh auto"))
+    clash = "uneven shards go with one mesh, and not with stages" if request.uneven else ""
     clash = clash or ("" if asked is None else "stages are asked for and fixed here: only one can say where to cut")
     clash = clash or (f"stages are fixed here, and in {others[0][1]} too" if others else "")
     if clash:

@@ -32,10 +32,9 @@ from shardplan.planning.search import NoBetterError
 from shardplan.planning.standing import OnProgress, Standing, without_effort
 from shardplan.planning.start_plan import StartPlan
 from shardplan.processes import run_all
+from shardplan.study.constants import LEAST_SEARCH_S
 from shardplan.units import NS_PER_S, PS_PER_NS, counted
 
-_SOME_SECONDS = 0.01
-"""Time for a mesh when other meshes have used up the time limit."""
 _WORKERS_S = 5.0
 """Seconds that have to be left of a time limit for processes that search in parallel: each takes more than one to
 begin."""
@@ -239,7 +238,7 @@ def _try(
     ):
         return MeshTrial(text, cluster.mesh, None, 0, OUT_OF_TIME, (out_of_time(model, cluster),))
     if options.time_limit is not None:
-        options = replace(options, time_limit=max(_SOME_SECONDS, (ends_s - time.monotonic()) / waiting))
+        options = replace(options, time_limit=max(LEAST_SEARCH_S, (ends_s - time.monotonic()) / waiting))
     heard: list[Diagnostic] = []
     try:
         plan = plan_model(

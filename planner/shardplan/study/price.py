@@ -28,7 +28,7 @@ from shardplan.graph.options import UNLIMITED_BYTES, PlanOptions
 from shardplan.graph.precision import PrecisionName, check_peak
 from shardplan.graph.recomputed_layers import recomputed_share
 from shardplan.model.types import Model
-from shardplan.models import is_config
+from shardplan.models import PREFIX, is_config
 from shardplan.pipeline.submeshes import Submesh
 from shardplan.plan.step.buckets import shard_count
 from shardplan.plan.types import Memory, Plan
@@ -47,7 +47,7 @@ from shardplan.planning.parallelism import (
 from shardplan.planning.standing import OnProgress, Turn
 from shardplan.request import Request
 from shardplan.study.fixed_runs import Fixed, FixedRuns
-from shardplan.study.instance import DESCRIBED, load_model
+from shardplan.study.instance import load_model
 from shardplan.study.price_stages import priced_stages
 from shardplan.study.racks import as_filled
 from shardplan.study.recompute import recompute_in
@@ -171,7 +171,7 @@ def price(
         hint = "let each kind fill a level of links or stay inside one"
         raise ShardplanError(bad(f"{len(axes)} mesh axes; at most {MOST_AXES} can be priced", hint))
     part = Submesh(perturbed(make_cluster(profile, mesh_text(axes, profile)), factors))
-    limit = cluster.device.usable_bytes if options.memory_limit_bytes is None else options.memory_limit_bytes
+    limit = options.limit_bytes_on(cluster.device)
     inside = parallelism.within_a_step
     options = replace(
         options, shard_optimizer=inside.zero == 1, effort="quick", in_time=False,
@@ -315,7 +315,7 @@ def read_model_for(given: str | Path | Model, dims: Mapping[str, int], batch: Ba
     Raises `ShardplanError`: `bad-parallelism` if a file has another batch, and as `load_model`.
     """
     rows = batch.global_batch
-    if isinstance(given, str) and (given.startswith(DESCRIBED) or is_config(given)):
+    if isinstance(given, str) and (given.startswith(PREFIX) or is_config(given)):
         said = dims.get(BATCH)
         if rows is None:
             rows = said or batch.micro_batch * parallelism.data

@@ -86,9 +86,9 @@ def priced_stages(
         of_stage = replace(options, in_flight=in_flight)
         asked[place] = FixedRuns(own, part.cluster, of_stage, fixed, turn.tell, loss=place == last, is_stage=True)
         runs[place] = asked[place].under(UNLIMITED_BYTES)
-    roomy = [memory.total for memory in chunks.held(runs)]
-    for place in sorted(runs) if max(roomy) > limit_bytes else ():
-        over = max(roomy[stage] for stage in chunks.stages_with(place)) - limit_bytes
+    unlimited = [memory.total for memory in chunks.held(runs)]
+    for place in sorted(runs) if max(unlimited) > limit_bytes else ():
+        over = max(unlimited[stage] for stage in chunks.stages_with(place)) - limit_bytes
         share = -(-over // parallelism.virtual)  # each of a stage's chunks holds less by its share
         runs[place] = asked[place].within(runs[place], runs[place].plan.summary.memory.total - share)
     plans = {place: run.plan for place, run in runs.items()}

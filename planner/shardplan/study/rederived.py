@@ -49,6 +49,12 @@ def rederived(file: str, models: Sequence[str] = ()) -> tuple[Plan, tuple[Diagno
     return again, (warning("edited-plan" if faults else "not-derived", summary, detail=detail, hint=hint, file=file),)
 
 
+def named_for(plan: Plan, models: Sequence[str]) -> str | None:
+    """The one of `models`, as given by `--model`, that bears the plan's name, or the only one."""
+    named = [given for given in models if title_of_model(given) == plan.model.get("name")]
+    return named[0] if named else models[0] if len(models) == 1 else None
+
+
 def _said(changes: PlanDiff) -> Iterator[str]:
     """The sums that differ, as in the file and as derived."""
     for effect in changes.effects:
@@ -59,10 +65,8 @@ def _said(changes: PlanDiff) -> Iterator[str]:
 
 def _model_of(plan: Plan, file: str, models: Sequence[str]) -> Model | None:
     """The model that the plan was made for; None if it is not available."""
-    named = [given for given in models if title_of_model(given) == plan.model.get("name")]
-    given = named[0] if named else models[0] if len(models) == 1 else None
     try:
-        model = model_now(plan, file, Given(given))
+        model = model_now(plan, file, Given(named_for(plan, models)))
     except ShardplanError:
         return None
     return model if model is not None and is_of(plan, model) else None

@@ -18,14 +18,12 @@ from shardplan.plan.interrupted import unless_interrupted
 from shardplan.planning import Planner
 from shardplan.planning.finer import with_an_axis_per_link
 from shardplan.planning.standing import OnProgress, Standing
+from shardplan.study.constants import REMEDIES_S, REMEDY_GAP, REMEDY_S
 from shardplan.units import TIME, Measure, size
 
 _MICROBATCHES = (2, 4, 8, 16)
 _GROWTH = (2, 4, 8)
 
-_NEAR_ENOUGH, _SECONDS, _IN_ALL = 0.1, 20.0, 60.0
-"""A remedy has to be found, not perfected: relative gap and time limit of each solve. After this many seconds in all,
-no further solve is started, since the user waits for the answer that nothing fits."""
 _TRIED_S = 2.0
 """Under a time limit, no solve is started in its last seconds."""
 
@@ -53,7 +51,7 @@ def find_remedies(
     ]
     kinds.append([(f"--mesh {text}", grown, options) for text, grown in _larger(cluster)])
     found: list[Remedy] = []
-    ends_s = time.monotonic() + min(_IN_ALL, math.inf if options.time_limit is None else options.time_limit)
+    ends_s = time.monotonic() + min(REMEDIES_S, math.inf if options.time_limit is None else options.time_limit)
     with contextlib.suppress(KeyboardInterrupt):  # that nothing fits is known: what was found by then is said
         for candidates in kinds:
             remedy = _first(model, candidates, ends_s, on_progress)
@@ -91,9 +89,9 @@ def _first(
         left_s = ends_s - time.monotonic()
         if left_s < (_TRIED_S if options.time_limit is not None else 0.0):
             return None
-        seconds = _SECONDS if options.time_limit is None else min(_SECONDS, left_s - _TRIED_S / 2)
+        seconds = REMEDY_S if options.time_limit is None else min(REMEDY_S, left_s - _TRIED_S / 2)
         try:
-            quick = replace(options, effort="quick", gap=max(options.gap, _NEAR_ENOUGH), time_limit=seconds)
+            quick = replace(options, effort="quick", gap=max(options.gap, REMEDY_GAP), time_limit=seconds)
             few = with_an_axis_per_link(cluster, options)
             summary = unless_interrupted(Planner(model, few, quick, reasons=False).plan()).summary
         except (InfeasibleError, LimitError):
@@ -138,10 +136,10 @@ def _larger(cluster: Cluster) -> Iterator[tuple[str, Cluster]]:
     profile = profile_from_resolved(cluster.resolved)
     first, *rest = cluster.mesh.shape
     outer = cluster.axis_levels[0] + 1
-    named = ",".join(f"{axis.name}={axis.size}" for axis in cluster.mesh.axes)
     for times in _GROWTH:
         texts = ["x".join(map(str, (times * first, *rest)))]
-        texts += [f"{cluster.levels[outer].name}={times},{named}"] if outer < len(cluster.levels) else []
+        if outer < len(cluster.levels):
+            texts.append(f"{cluster.levels[outer].name}={times},{cluster.mesh.argument}")
         grown = next(((text, made) for text in texts if (made := _made(profile, text))), None)
         if grown is None:
             return

@@ -53,7 +53,7 @@ def repair_of(plan: Plan, file: str, model: str | None = None, cluster: str | No
         caution = "give its own model with --model; if this one has taken its place"
     try:
         words = ["shardplan", "solve", model or _model(plan, file)]
-        words += ["--mesh", ",".join(f"{axis.name}={axis.size}" for axis in plan.mesh.axes)]
+        words += ["--mesh", plan.mesh.argument]
         words += ["--cluster", cluster or _cluster(plan, file)]
         words += [*_asked(plan), *_sizes(plan), *_memory(plan, file), *_fixed(plan, file), *_stages(plan, file)]
     except _NotSaidError as missing:

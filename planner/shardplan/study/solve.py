@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from shardplan.advice.uneven import hold_unevenly
 from shardplan.cluster.build import profile_from_resolved
 from shardplan.cluster.types import Cluster
-from shardplan.errors import Diagnostic, InfeasibleError, LimitError
+from shardplan.errors import InfeasibleError, LimitError, OnWarning
 from shardplan.garbage import few_collections
 from shardplan.graph.options import PlanOptions
 from shardplan.model.types import Model
@@ -20,10 +19,8 @@ from shardplan.plan.types import Plan
 from shardplan.planning import plan_model
 from shardplan.planning.standing import OnProgress
 from shardplan.request import Request
-from shardplan.study.instance import Instance, read
+from shardplan.study.instance import ReadRequest, read
 from shardplan.study.meshes import INTERRUPTED, OUT_OF_TIME, MeshTrial, best_of, logical_meshes, try_meshes
-
-OnWarning = Callable[[Diagnostic], None]
 
 
 @dataclass(frozen=True)
@@ -59,7 +56,7 @@ def plan(request: Request, on_progress: OnProgress | None = None, on_warning: On
 
 
 def solve(
-    instance: Instance,
+    instance: ReadRequest,
     on_progress: OnProgress | None = None,
     on_warning: OnWarning | None = None,
     *,
@@ -78,7 +75,7 @@ def solve(
 
 
 def _held_unevenly(
-    instance: Instance, plan: Plan, started_s: float, on_progress: OnProgress | None
+    instance: ReadRequest, plan: Plan, started_s: float, on_progress: OnProgress | None
 ) -> tuple[Model, Plan]:
     options = instance.options
     left_s = math.inf if options.time_limit is None else options.time_limit - (time.monotonic() - started_s)
@@ -86,7 +83,7 @@ def _held_unevenly(
 
 
 def _solved(
-    instance: Instance,
+    instance: ReadRequest,
     on_progress: OnProgress | None,
     on_warning: OnWarning | None,
     processes: int,

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from shardplan.errors import ShardplanError
 from shardplan.planning.standing import OnProgress
-from shardplan.study.instance import Instance
+from shardplan.study.instance import ReadRequest
 from shardplan.study.solve import Solved, solve
 
 
@@ -29,7 +29,7 @@ class TargetLimits:
         return {"target": self.target, "free_step_us": self.free_ns / 1e3, "slower": round(self.slower, 6)}
 
 
-def limits_of(instance: Instance, solved: Solved, on_progress: OnProgress | None = None) -> TargetLimits | None:
+def limits_of(instance: ReadRequest, solved: Solved, on_progress: OnProgress | None = None) -> TargetLimits | None:
     """The cost of a target runtime's limits on the plan's mesh; None if the search for the unlimited optimum found no
     plan or was stopped. If the mesh was chosen, other meshes are not searched: that takes several times as long as the
     plan. A plan that the runtime can express is also an unlimited plan."""

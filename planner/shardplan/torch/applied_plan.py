@@ -81,9 +81,8 @@ class AppliedPlan:
         self.is_compiled = self.is_warned = False
         self.mode: tuple[bool, ...] = ()
         self._hooks: contextlib.ExitStack | None = None
-        watch_optimizers(groups.device_mesh)
         keep_changes(groups.device_mesh)
-        for once in (take_plain_tensors, draw_whole, read_whole, view_in_order, take_pieces):
+        for once in (watch_optimizers, take_plain_tensors, draw_whole, read_whole, view_in_order, take_pieces):
             once()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> AppliedPlan:

@@ -156,9 +156,9 @@ _COUNTED: Mapping[str, tuple[CollectiveKind, int]] = {
 
 
 def _ranks_by_axes(groups: ProcessGroups) -> dict[tuple[int, ...], tuple[int, ...]]:
-    """Axes -> ranks of this process's group, for every set of axes of size above 1."""
+    """Mesh axes -> ranks of this process's group, for every set of axes of size above 1."""
     found: dict[tuple[int, ...], tuple[int, ...]] = {}
-    real = [axis for axis, size in enumerate(groups.mesh.shape) if size > 1]
+    real = groups.mesh.real_axes
     for mask in range(1, 1 << len(real)):
         axes = tuple(axis for place, axis in enumerate(real) if mask >> place & 1)
         found[axes] = next(ranks for ranks in groups.mesh.groups(axes) if groups.rank in ranks)

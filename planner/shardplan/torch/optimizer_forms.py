@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import LBFGS
 
 from shardplan.torch.parameters.between_steps import is_on_planned_mesh, keep_whole
-from shardplan.torch.placements import like
+from shardplan.torch.placements import like, whole_of
 
 Update = Callable[..., None]
 """A functional form: lists of parameters, gradients and state, one entry for each parameter, then options."""
@@ -83,7 +83,7 @@ def _flat_gradients(optimizer: LBFGS, own: Callable[[LBFGS], Tensor]) -> Tensor:
     found = []
     for each in held:
         gradient = torch.zeros_like(each) if each.grad is None else each.grad
-        whole = gradient.full_tensor() if isinstance(gradient, DTensor) else gradient
+        whole = whole_of(gradient)
         found.append((torch.view_as_real(whole) if whole.is_complex() else whole).reshape(-1))
     return torch.cat(found)
 

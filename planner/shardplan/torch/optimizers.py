@@ -8,34 +8,28 @@ loss) is a plain tensor, whose gradient torch gives as a `DTensor`: at the step 
 from __future__ import annotations
 
 import functools
-import weakref
 from collections.abc import Mapping
 from typing import Any
 
 from torch import optim
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from shardplan.errors import ShardplanError, error
+from shardplan.torch.parameters.between_steps import is_on_planned_mesh
 
 _ELSE = "give its embeddings sparse=False, and use Adam, AdamW, Adagrad or any other optimizer of torch"
 _REFUSED: Mapping[type[Optimizer], tuple[str, str]] = {
     optim.SparseAdam: ("it needs sparse gradients, and those under a plan are dense", _ELSE),
 }
-_MESHES: weakref.WeakSet[Any] = weakref.WeakSet()
-
-
-def watch_optimizers(mesh: DeviceMesh) -> None:
-    """From now on a step of an optimizer over parameters on `mesh` raises `ShardplanError` (`refused-optimizer`) if it
-    would fail or, worse, update them wrongly, and takes gradients of plain parameters on `mesh` whole."""
-    _MESHES.add(mesh)
-    _register()
 
 
 @functools.cache
-def _register() -> None:
+def watch_optimizers() -> None:
+    """From now on a step of an optimizer over parameters on meshes of plans raises `ShardplanError`
+    (`refused-optimizer`) if it would fail or, worse, update them wrongly, and takes gradients of plain parameters there
+    whole."""
     register_optimizer_step_pre_hook(_before_step)
 
 
@@ -62,4 +56,4 @@ def _refusal(optimizer: Optimizer) -> tuple[str, str] | None:
 
 
 def _is_planned(parameter: Any) -> bool:
-    return isinstance(parameter, DTensor) and parameter.device_mesh in _MESHES
+    return isinstance(parameter, DTensor) and is_on_planned_mesh(parameter)

@@ -8,6 +8,7 @@ one axis gives every device one whole segment, which the other cuts: these are t
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
@@ -19,6 +20,11 @@ from shardplan.layout.mesh import Mesh
 from shardplan.layout.placement import P, R, S
 from shardplan.layout.placement import Placement as Planned
 from shardplan.torch.process_groups import ProcessGroups
+
+
+def whole_of(value: Any) -> Any:
+    """A DTensor put together, on all processes of its mesh, which all have to call it; anything else as it is."""
+    return value.full_tensor() if isinstance(value, DTensor) else value
 
 
 def to_placements(layout: Layout, mesh: Mesh) -> tuple[Placement, ...]:

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.nn.utils import parametrize
 
 from shardplan.errors import Diagnostic, ShardplanError, error, reason_of
@@ -17,6 +16,7 @@ from shardplan.torch.applied_plan import applied_to, is_parallel
 from shardplan.torch.parameters.distribution import FusedWeight
 from shardplan.torch.parameters.fused import Parts, part_name, part_names, parts_of
 from shardplan.torch.pipelines.run import Pipeline
+from shardplan.torch.placements import whole_of
 from shardplan.whole_files import written_beside
 
 
@@ -37,7 +37,7 @@ def full_state_dict(model: nn.Module | Pipeline, *, rank: int | None = None) -> 
     for name, stored in stored_by_name(model):
         first = stored[0] if isinstance(stored, tuple) else stored
         if id(first) not in same:
-            whole = whole_of(stored).detach()
+            whole = whole_stored(stored).detach()
             # what is replicated is the model's own memory
             same[id(first)] = whole.to("cpu", copy=True) if keep else whole.new_empty(0)
         if keep:
@@ -104,10 +104,10 @@ def _parts_by_name(model: nn.Module) -> dict[str, Parts]:
     return found
 
 
-def whole_of(stored: Any) -> Tensor:
+def whole_stored(stored: Any) -> Tensor:
     """A tensor, or the tensors of a fused weight and its `Parts`, whole; all processes that hold it have to call it."""
     if isinstance(stored, tuple):
         *tensors, parts = stored
-        joined: Tensor = parts.join([whole_of(tensor) for tensor in tensors])
+        joined: Tensor = parts.join([whole_stored(tensor) for tensor in tensors])
         return joined
-    return stored.full_tensor() if isinstance(stored, DTensor) else stored
+    return whole_of(stored)

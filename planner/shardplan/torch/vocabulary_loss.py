@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.nn import functional
 
 from shardplan.errors import ShardplanError, error
+from shardplan.torch.placements import whole_of
 
 REDUCTIONS = ("mean", "sum", "none")
 
@@ -28,7 +29,7 @@ def cross_entropy(input: Tensor, target: Tensor, *, ignore_index: int = -100, re
     if reduction not in REDUCTIONS:
         raise ShardplanError(error("bad-argument", f"there is no reduction '{reduction}'", hint=", ".join(REDUCTIONS)))
     if not isinstance(input, DTensor):
-        return functional.cross_entropy(input, _whole(target), ignore_index=ignore_index, reduction=reduction)
+        return functional.cross_entropy(input, whole_of(target), ignore_index=ignore_index, reduction=reduction)
     dim = 1 if input.dim() > 1 else 0
     rows = (*input.shape[:dim], *input.shape[dim + 1 :])
     if tuple(target.shape) != rows:
@@ -64,10 +65,6 @@ def cross_entropy(input: Tensor, target: Tensor, *, ignore_index: int = -100, re
 
     loss = over_rows(losses.sum())
     return loss if reduction == "sum" else loss / over_rows((targets != ignore_index).sum().to(loss.dtype))
-
-
-def _whole(target: Tensor) -> Tensor:
-    return target.full_tensor() if isinstance(target, DTensor) else target
 
 
 def _summed(logits: DTensor) -> DTensor:

@@ -18,7 +18,7 @@ from shardplan.units import whole_number
 from shardplan.verbs.session import Verb, completing, option
 
 if TYPE_CHECKING:
-    from shardplan.study.instance import Instance
+    from shardplan.study.instance import ReadRequest
 
     _Type = click.ParamType[Any]
 else:
@@ -150,11 +150,11 @@ def _placed(name: str, fault: Diagnostic) -> Diagnostic:
     return replace(fault, hint=". ".join(filter(None, (fault.hint, IN_SETTINGS))))
 
 
-def read_request(given: Mapping[str, Any], attempt: Attempts, **other: Any) -> Instance | None:
+def read_request(given: Mapping[str, Any], attempt: Attempts, **other: Any) -> ReadRequest | None:
     """What the options ask for, with all inputs read; None after `attempt` has kept what is wrong with them."""
     from shardplan.study.instance import read
 
-    def reading() -> Instance:
+    def reading() -> ReadRequest:
         return read(*ask(given, **other))
 
     return attempt(reading)

@@ -13,7 +13,6 @@ from shardplan.verbs.report import check_report
 from shardplan.verbs.session import EXIT_DONE, EXIT_INFEASIBLE, EXIT_NO, EXIT_USAGE, Session, verb
 
 if TYPE_CHECKING:
-    from shardplan.plan.types import Plan
     from shardplan.study.check import Verdict
     from shardplan.study.freshness import Given
 
@@ -117,22 +116,15 @@ _WEIGHT = [EXIT_DONE, EXIT_NO, EXIT_INFEASIBLE, EXIT_USAGE]
 def _verdict(session: Session, file: str, models: tuple[str, ...], given: Given, *, resolve: bool) -> Verdict:
     from shardplan.plan.file import read_plan
     from shardplan.study.check import check_file, unreadable
+    from shardplan.study.rederived import named_for
 
     try:
-        model = _model_of(read_plan(file), models) if models else None
+        model = named_for(read_plan(file), models) if models else None
         on_progress = session.begin("solving again" if resolve else "checking")
         return check_file(file, replace(given, model=model), resolve=resolve, on_progress=on_progress)
     except ShardplanError as problem:
         session.say_all(problem.diagnostics)
         return unreadable(problem)
-
-
-def _model_of(plan: Plan, models: tuple[str, ...]) -> str | None:
-    """The only model given, or the one whose file bears the plan's name."""
-    from shardplan.models import title_of_model
-
-    named = [given for given in models if title_of_model(given) == plan.model.get("name")]
-    return named[0] if named else models[0] if len(models) == 1 else None
 
 
 def _diagnostics(file: str, verdict: Verdict) -> list[Diagnostic]:

@@ -141,4 +141,4 @@ def _cluster(plan: Plan, file: str, given: str | None) -> Cluster:
 
     if given is None:
         return cluster_of(plan, file)
-    return make_cluster(load_profile(given), ",".join(f"{axis.name}={axis.size}" for axis in plan.mesh.axes))
+    return make_cluster(load_profile(given), plan.mesh.argument)

@@ -36,6 +36,7 @@ def explain(
     'layers.*.up.weight', or a line of what `show` and `explain` print, such as 'layers.*.up (MatMul)'. Each
     alternative is solved again with everything else free, so its price is exact.
     """
+    from shardplan.plan.recorded_request import require_model
     from shardplan.render.explain import explain_document, show_explanation, show_shares
     from shardplan.study.freshness import model_of
     from shardplan.study.shares import shares_of
@@ -45,13 +46,11 @@ def explain(
     loaded = shown_plan(session, plan)
     if name is None:
         if model is not None:
-            from shardplan.study.explain import check_model
-
-            check_model(loaded, plan, model_of(loaded, plan, model))
+            require_model(loaded, model_of(loaded, plan, model), plan)
         shares = shares_of(loaded)
         document = explain_document(loaded, None, shares, None)
         return session.finish(document, lambda console: show_shares(console, loaded, shares))
-    from shardplan.study.explain import check_model, described
+    from shardplan.study.explain import described
     from shardplan.study.explain import explain as explain_name
 
     whole = model_of(loaded, plan, model)
@@ -71,7 +70,7 @@ def explain(
     from shardplan.study.named_decisions import find
     from shardplan.study.what_if import what_if
 
-    check_model(subject, file, part)
+    require_model(subject, part, file)
     named = find(subject, part, name)
     described_one = described(subject, named, name)
     other = what_if(subject, file, part, named, instead, session.begin("planning instead"))

@@ -127,7 +127,7 @@ def _parallelism(given: dict[str, Any]) -> Any:
 
     ways = {key: given[key] for key in ("tensor", "pipeline", "context", "expert", "virtual", "zero", "sequence")}
     if given["expert_tensor"] is not None and given["expert_tensor"] < 1:
-        raise ShardplanError(bad(f"--etp {given['expert_tensor']}", "a number of ways is at least 1"))
+        raise ShardplanError(bad(f"--etp is {given['expert_tensor']}", "--etp is a whole number of at least 1"))
     ways["expert_tensor"] = given["expert_tensor"] or 0
     data, gpus = given["data"], given["gpus"]
     others = max(1, ways["tensor"]) * max(1, ways["pipeline"]) * max(1, ways["context"])

@@ -32,14 +32,12 @@ if TYPE_CHECKING:
     from shardplan.errors import Diagnostic
     from shardplan.layout.mesh import Mesh
     from shardplan.plan.types import Plan
-    from shardplan.study.instance import Instance
+    from shardplan.study.instance import ReadRequest
     from shardplan.study.solve import Solved
     from shardplan.units import Measure
 
 _MOST_PROCESSES = 4
 """Number of processes that search logical meshes in parallel: each holds the model and its tables."""
-_SOME_SECONDS = 0.01
-"""Time for the search when reading has used up the time limit."""
 
 
 @click.command(short_help="Find the fastest plan that fits, and write it.")
@@ -98,7 +96,7 @@ def solve(session: Session, /, **given: Any) -> int:
 class _Order:
     """What is planned, where the plan goes, and how many draws tell what it is worth."""
 
-    instance: Instance
+    instance: ReadRequest
     output: str
     draws: int = 0
     html: str | None = None
@@ -131,7 +129,7 @@ def _read(given: Mapping[str, Any]) -> _Order:
     return _Order(instance, output, given["robust"], given["html"], given["advice"])
 
 
-def _default_output(model: str, instance: Instance) -> str:
+def _default_output(model: str, instance: ReadRequest) -> str:
     kind = ".auto" if instance.is_auto else ".stages" if instance.staging else ""
     return default_output(model, instance.cluster.mesh, kind=kind)
 
@@ -184,22 +182,24 @@ def _hear(session: Session, order: _Order, said: Diagnostic) -> None:
     session.tell(lambda console: describe_start(console, said))
 
 
-def _by_now(instance: Instance, session: Session) -> Instance:
+def _by_now(instance: ReadRequest, session: Session) -> ReadRequest:
     """The same with what is left of the time limit, of which reading has taken its part."""
     limit = instance.options.time_limit
     if limit is None:
         return instance
-    left = max(_SOME_SECONDS, limit - (time.monotonic() - session.started_s))
+    from shardplan.study.constants import LEAST_SEARCH_S
+
+    left = max(LEAST_SEARCH_S, limit - (time.monotonic() - session.started_s))
     return replace(instance, options=replace(instance.options, time_limit=left))
 
 
-def _has_no_time(session: Session, instance: Instance) -> bool:
+def _has_no_time(session: Session, instance: ReadRequest) -> bool:
     """Whether the time limit has passed: what a plan is worth is not asked then."""
     limit = instance.options.time_limit
     return limit is not None and time.monotonic() - session.started_s >= limit
 
 
-def _with_remedies(session: Session, problem: InfeasibleError, instance: Instance) -> InfeasibleError:
+def _with_remedies(session: Session, problem: InfeasibleError, instance: ReadRequest) -> InfeasibleError:
     """The same, with a hint that was tried; where constraints are to blame they are all there is to say."""
     from shardplan.study.remedies import find_remedies, remedies_record, remedies_text
     from shardplan.units import Measure

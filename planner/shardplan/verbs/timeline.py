@@ -29,28 +29,27 @@ def timeline(session: Session, /, plan: str, output: str | None) -> int:
     long it is busy: compute is slower beside communication.
     """
     from shardplan.plan.file import read_whole, write_other
-    from shardplan.plan.views.timeline import chrome_trace, streams_of
-    from shardplan.plan.views.timeline import timeline as lay_out
+    from shardplan.plan.views.timeline import chrome_trace, streams_of, timeline
     from shardplan.render.timeline import busy_seconds, other_step_reason, show_timeline
 
     if session.as_json and output == STANDARD_OUTPUT:
         raise click.UsageError("--json and --output - both want standard output")
     found, loaded = read_whole(plan)
     session.say_all(edited_warnings(plan, found))
-    laid_out = lay_out(loaded)
+    made = timeline(loaded)
     trace = json.dumps(chrome_trace(loaded), separators=(",", ":")) + "\n"
     if output == STANDARD_OUTPUT:
         session.write_text(trace)
         return 0
     if output:
         write_other(trace, output, "trace")
-    busy = busy_seconds(laid_out, streams_of(loaded))
+    busy = busy_seconds(made, streams_of(loaded))
     document = {
         "trace": output,
-        "scheduled_us": round(laid_out.seconds * US_PER_S, 3),
+        "scheduled_us": round(made.seconds * US_PER_S, 3),
         "step_us": loaded.summary.step_ns / 1000,
-        "tasks": len(laid_out.tasks),
+        "tasks": len(made.tasks),
         "busy_us": {name: round(seconds * US_PER_S, 3) for name, seconds in busy.items()},
     }
     why = other_step_reason(found)
-    return session.finish(document, lambda console: show_timeline(console, laid_out, loaded, why, output))
+    return session.finish(document, lambda console: show_timeline(console, made, loaded, why, output))

@@ -55,7 +55,7 @@ def hidet(problem: Problem, built: CostGraph) -> Problem:
 def alpa_products(built: CostGraph) -> Allowed:
     """The matrix products Alpa knows: every mesh axis splits one, and no two axes the same factor of it."""
     allowed: dict[Node, Mask] = {}
-    real = [axis for axis, size in enumerate(built.cluster.mesh.shape) if size > 1]
+    real = built.cluster.mesh.real_axes
     for operator, rule, space in zip(built.model.operators, built.rules, built.operators, strict=True):
         if rule.cost == "gemm":
             distinct = [len(set(row)) == len(real) for row in space.strategies.choices[:, real].tolist()]

@@ -168,7 +168,8 @@ def stages_asked_for(plan: Plan, file: str) -> ManualStages:
 
 def _stages_as(plan: Plan, file: str, fixed: Callable[[Stage], tuple[Constraint, ...]]) -> ManualStages:
     if plan.pipeline is None:
-        raise ShardplanError(error("bad-stages", "this plan has no stages", file=file))
+        hint = "give a plan that was solved with --stages"
+        raise ShardplanError(error("bad-stages", "this plan has no stages", file=file, hint=hint))
     mark = Mark(file, 1, 1)
     taken: set[str] = set()
     found = []
@@ -176,8 +177,7 @@ def _stages_as(plan: Plan, file: str, fixed: Callable[[Stage], tuple[Constraint,
         mesh = stage.plan.mesh
         own = [operator.name for operator in stage.plan.operators if operator.name not in taken]
         taken.update(own)
-        text = ",".join(f"{axis.name}={axis.size}" for axis in mesh.axes)
-        found.append(ManualStage(tuple(literal(name) for name in own), text, fixed(stage), mesh.names, mark))
+        found.append(ManualStage(tuple(literal(name) for name in own), mesh.argument, fixed(stage), mesh.names, mark))
     return ManualStages(tuple(found), {})
 
 

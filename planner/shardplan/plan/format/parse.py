@@ -8,13 +8,16 @@ from __future__ import annotations
 import json
 import math
 import re
-from typing import NoReturn
+from typing import Final, NoReturn
 
 from shardplan.errors import ShardplanError, error
 from shardplan.plan.format.fields import MAJOR
 
 Document = dict[str, object]
 _LARGEST = 2**63
+WRITTEN: Final = "plans are written by shardplan solve"
+"""The hint where a file is no plan."""
+_OTHER_JSON: Final = "this is JSON, but not a plan of shardplan"
 
 
 class _TwiceError(ValueError):
@@ -37,7 +40,7 @@ def parsed(text: str, path: str) -> Document:
         )
     except RecursionError:
         summary = "this is not a plan of shardplan: it is nested too deeply"
-        raise ShardplanError(error("not-a-plan", summary, file=path)) from None
+        raise ShardplanError(error("not-a-plan", summary, file=path, hint=WRITTEN)) from None
     except json.JSONDecodeError as problem:
         _refuse_syntax(text, path, problem)
     except _TwiceError as problem:
@@ -48,7 +51,7 @@ def parsed(text: str, path: str) -> Document:
         where = rf"(?<=[\s:,\[]){re.escape(number)}(?=[\s,\]}}])"
         _refuse(text, path, f"{shown} is no number that a plan can have", where)
     if not isinstance(document, dict) or not isinstance(document.get("format_version"), str) or "model" not in document:
-        raise ShardplanError(error("not-a-plan", "this is JSON, but not a plan of shardplan", file=path))
+        raise ShardplanError(error("not-a-plan", _OTHER_JSON, file=path, hint=WRITTEN))
     _check_version(str(document["format_version"]), path)
     return document
 
@@ -77,7 +80,7 @@ def _object(pairs: list[tuple[str, object]]) -> Document:
 def _refuse(text: str, path: str, summary: str, pattern: str) -> NoReturn:
     """`pattern`: the regular expression that finds the line; `""` if nothing does."""
     if not _looks_like_a_plan(text):
-        raise ShardplanError(error("not-a-plan", "this is JSON, but not a plan of shardplan", file=path)) from None
+        raise ShardplanError(error("not-a-plan", _OTHER_JSON, file=path, hint=WRITTEN)) from None
     found = re.search(pattern, text) if pattern else None
     line = text.count("\n", 0, found.start()) + 1 if found else None
     raise ShardplanError(error("damaged-plan", summary, file=path, line=line, hint="solve again")) from None
@@ -95,7 +98,7 @@ def _refuse_syntax(text: str, path: str, problem: json.JSONDecodeError) -> NoRet
         raise ShardplanError(error("damaged-plan", summary, file=path, line=line, hint=hint)) from None
     if not _looks_like_a_plan(text):
         raise ShardplanError(
-            error("not-a-plan", "this is not a plan of shardplan: it is not JSON", file=path)
+            error("not-a-plan", "this is not a plan of shardplan: it is not JSON", file=path, hint=WRITTEN)
         ) from None
     summary = f"the plan is not valid JSON: {problem.msg}"
     hint = "was it cut off or edited? solve again"

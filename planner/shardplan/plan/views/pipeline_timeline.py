@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import cast
 
 from shardplan.plan.types import CollectiveStep, Pipeline, Plan, Stage, Transfer
-from shardplan.plan.views.laid import Laid
+from shardplan.plan.views.span_details import SpanDetails
 from shardplan.schedule.tasks import Task, Timeline, schedule
 from shardplan.units import S_PER_NS
 
@@ -48,13 +48,13 @@ def _interleaved(pipeline: Pipeline) -> bool:
     return device_groups(pipeline) < len(pipeline.stages)
 
 
-def pipeline_laid_out(plan: Plan) -> tuple[Timeline, list[Laid]]:
+def pipeline_tasks(plan: Plan) -> tuple[Timeline, list[SpanDetails]]:
     """The scheduled step of a plan with stages, and the details of each task for a trace."""
     pipeline = plan.pipeline
     assert pipeline is not None
     micro = cast("int", plan.model.get("microbatches", 1))
     work = _Work(pipeline, micro, training=plan.model.get("mode") == "training")
-    return schedule(work.tasks()), work.laid
+    return schedule(work.tasks()), work.details
 
 
 _Key = tuple[str, int, int]
@@ -77,7 +77,7 @@ class _Work:
         self.groups = device_groups(pipeline)
         self.number: dict[_Key, int] = {}
         self.made: list[tuple[str, int, float, list[_Key]]] = []
-        self.laid: list[Laid] = []
+        self.details: list[SpanDetails] = []
 
     def tasks(self) -> list[Task]:
         for place, stage in enumerate(self.pipeline.stages):
@@ -122,7 +122,7 @@ class _Work:
         if key[0] in ("F", "B") and _interleaved(self.pipeline):
             name += f" of piece {key[1] // self.groups}"
         self.made.append((name, stream, nanoseconds, after))
-        self.laid.append(Laid(_PHASES[key[0]], key[2], payload_bytes))
+        self.details.append(SpanDetails(_PHASES[key[0]], key[2], payload_bytes))
 
 
 def _halves(stage: Stage, microbatches: int, *, training: bool) -> tuple[float, float]:

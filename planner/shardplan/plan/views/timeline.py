@@ -17,8 +17,8 @@ from shardplan.plan.step.moves import StepParts, block_starts
 from shardplan.plan.step.phases import Phase, Policy
 from shardplan.plan.step.schedule import StepSchedule, schedule_step, serial_schedule
 from shardplan.plan.types import Move, Plan
-from shardplan.plan.views.laid import Laid
-from shardplan.plan.views.pipeline_timeline import pipeline_laid_out, pipeline_streams
+from shardplan.plan.views.pipeline_timeline import pipeline_streams, pipeline_tasks
+from shardplan.plan.views.span_details import SpanDetails
 from shardplan.plan.views.tracks import Drawn, drawn
 from shardplan.schedule.links import WHOLE, LinkLevels
 from shardplan.schedule.streams import Item, Span
@@ -35,8 +35,8 @@ _SAME = 1e-6
 def timeline(plan: Plan) -> Timeline:
     """The scheduled step of a plan."""
     if plan.pipeline is not None:
-        return pipeline_laid_out(plan)[0]
-    return laid_out(plan)[0]
+        return pipeline_tasks(plan)[0]
+    return scheduled_tasks(plan)[0]
 
 
 def step_schedule(plan: Plan) -> StepSchedule:
@@ -118,7 +118,7 @@ def kappa_of(cluster: Mapping[str, object]) -> float:
     return float(kappa)
 
 
-def laid_out(plan: Plan, scheduled: StepSchedule | None = None) -> tuple[Timeline, list[Laid]]:
+def scheduled_tasks(plan: Plan, scheduled: StepSchedule | None = None) -> tuple[Timeline, list[SpanDetails]]:
     """The scheduled step of a plan without stages: tasks with their times, and the details of each for a trace.
     `scheduled`: its `step_schedule`, if that is at hand."""
     scheduled = scheduled or step_schedule(plan)
@@ -126,7 +126,7 @@ def laid_out(plan: Plan, scheduled: StepSchedule | None = None) -> tuple[Timelin
     tasks: list[Task] = []
     starts: list[float] = []
     ends: list[float] = []
-    laid: list[Laid] = []
+    details: list[SpanDetails] = []
     unlisted: list[Unlisted] = []
     now = 0.0
     for phase, ran in scheduled.phases_ran():
@@ -140,11 +140,11 @@ def laid_out(plan: Plan, scheduled: StepSchedule | None = None) -> tuple[Timelin
                     tasks.append(Task(item.name, number, item.seconds))
                     starts.append(now + repeat * ran.seconds + span.start)
                     ends.append(now + repeat * ran.seconds + span.end)
-                    laid.append(about)
+                    details.append(about)
         shown, now = now + MOST_SHOWN * ran.seconds, now + phase.count * ran.seconds
         if phase.count > MOST_SHOWN:
             unlisted.append(Unlisted(first, len(tasks), phase.count - MOST_SHOWN, shown, now))
-    return Timeline(tuple(tasks), tuple(starts), tuple(ends), scheduled.seconds, tuple(unlisted)), laid
+    return Timeline(tuple(tasks), tuple(starts), tuple(ends), scheduled.seconds, tuple(unlisted)), details
 
 
 def _streams(item: Item, stream: Mapping[str, int]) -> Iterator[int]:
@@ -154,12 +154,12 @@ def _streams(item: Item, stream: Mapping[str, int]) -> Iterator[int]:
         yield from sorted(stream[level] for level in item.levels)
 
 
-def _about(plan: Plan, phase: Phase, repeat: int, span: Span) -> Laid:
+def _about(plan: Plan, phase: Phase, repeat: int, span: Span) -> SpanDetails:
     moves, step = [plan.moves[number] for number in phase.moves[span.item]], phase.steps[span.item]
     payload = sum(move.steps[step].payload_bytes for move in moves)
     first = moves[0] if moves else None
     after, before = (first.issue_after, first.wait_before) if first else ("", "")
-    return Laid(phase.name, repeat, payload, span.exposed, after, before)
+    return SpanDetails(phase.name, repeat, payload, span.exposed, after, before)
 
 
 def chrome_trace(plan: Plan) -> dict[str, object]:
@@ -170,7 +170,7 @@ def chrome_trace(plan: Plan) -> dict[str, object]:
     issued to it, and from it to the operator that waits for it. Of a pipeline, what is sent between stages carries its
     bytes, and arrows lead from the stage that sends to it and from it to the stage that receives.
     """
-    made, about = laid_out(plan) if plan.pipeline is None else pipeline_laid_out(plan)
+    made, about = scheduled_tasks(plan) if plan.pipeline is None else pipeline_tasks(plan)
     streams = streams_of(plan)
     tasks = zip(made.tasks, made.starts, made.ends, strict=True)
     drawing = drawn(streams, [(task.stream, start, end) for task, start, end in tasks])
@@ -191,7 +191,7 @@ def chrome_trace(plan: Plan) -> dict[str, object]:
     return {"displayTimeUnit": "ms", "traceEvents": events}
 
 
-def _args(one: Laid) -> dict[str, object]:
+def _args(one: SpanDetails) -> dict[str, object]:
     said: dict[str, object] = {"phase": one.phase}
     if one.bytes:
         said["bytes"] = one.bytes
@@ -208,7 +208,7 @@ _Arrow = tuple[int, tuple[int, int]]
 """Its number, and those of the tasks from and to which it leads."""
 
 
-def _arrows(made: Timeline, about: Sequence[Laid]) -> Iterator[_Arrow]:
+def _arrows(made: Timeline, about: Sequence[SpanDetails]) -> Iterator[_Arrow]:
     """Arrows between compute and what runs beside it, in one repetition of a phase."""
     computed: dict[tuple[str, int, str], int] = {}
     for number, (task, one) in enumerate(zip(made.tasks, about, strict=True)):

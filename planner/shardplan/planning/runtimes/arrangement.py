@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -39,7 +39,7 @@ class Arrangement:
     def _allowed(self, built: CostGraph) -> Allowed:
         if self.runtime.is_trainer:
             return trainer_limits(self.roles, built)
-        real = [axis for axis, size in enumerate(built.cluster.mesh.shape) if size > 1]
+        real = built.cluster.mesh.real_axes
         found: dict[Node | Join, Mask] = {}
         pairings: list[Pairing] = []
         together = _Together()
@@ -54,7 +54,9 @@ class Arrangement:
                     found[join] = together(found.get(join), limits)
         return found
 
-    def _parts(self, built: CostGraph, real: list[int]) -> Iterator[tuple[Iterator[tuple[Node, Mask]], Pairing | None]]:
+    def _parts(
+        self, built: CostGraph, real: Sequence[int]
+    ) -> Iterator[tuple[Iterator[tuple[Node, Mask]], Pairing | None]]:
         """What each axis allows on its own, or what all of them allow together."""
         facts = facts_of(built)
         axes = {axis: AxisMasks(built, facts, axis) for axis in real}

@@ -160,3 +160,18 @@ def moved_positions(built: CostGraph) -> list[tuple[Join, int]]:
 def same(one: Placement, other: Placement) -> bool:
     """Whether nothing is moved."""
     return one == other
+
+
+def same_or_partial_gradient(source: Placement, target: Placement) -> bool:
+    """Whether nothing is moved in forward; the gradient of a whole value may be partial."""
+    return source == target or (source == R and target == RP)
+
+
+def same_or_slice_of_whole(source: Placement, target: Placement) -> bool:
+    """Whether nothing is moved, or a device takes its shard of a whole value."""
+    return source == target or (source in (R, RP) and target.is_shard)
+
+
+def from_whole(source: Placement, target: Placement) -> bool:
+    """Whether nothing is moved, or the value was whole."""
+    return source in (target, R)

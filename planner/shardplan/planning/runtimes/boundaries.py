@@ -23,7 +23,14 @@ from shardplan.graph.tensors import TensorSpace
 from shardplan.layout.placement import RP, Placement, R, S
 from shardplan.model.types import Model, Operator
 from shardplan.planning.reduction import Mask
-from shardplan.planning.runtimes.axis_states import AxisMasks, AxisView, MaskCache, same
+from shardplan.planning.runtimes.axis_states import (
+    AxisMasks,
+    AxisView,
+    MaskCache,
+    from_whole,
+    same,
+    same_or_slice_of_whole,
+)
 from shardplan.planning.runtimes.facts import readers_of
 from shardplan.planning.runtimes.table import Role, Roles
 
@@ -154,11 +161,11 @@ class Boundaries:
         (kind, name), (other, reader), _ = join
         model, number = self.built.model, self.built.number
         if kind != "operator" and name in self._weights:
-            return self._all(join, position, _gathered, _sliced)
+            return self._all(join, position, _gathered, from_whole)
         tensor = reader if kind == "operator" else name
         seen_as_weight = self._turned.get(tensor)
         if seen_as_weight is not None and kind != "operator":
-            return self._all(join, position, _gathered, _sliced)
+            return self._all(join, position, _gathered, from_whole)
         if kind == "operator":
             if self._leaves(number[name], tensor):
                 return None
@@ -173,7 +180,7 @@ class Boundaries:
             if self._before_bias(name) and model.operators[number[reader]].op_type == "Add":
                 return self._all(join, position, _summed, _summed)
         if tensor not in self._live and kind != "operator":
-            return self._all(join, position, _own_part, same)
+            return self._all(join, position, same_or_slice_of_whole, same)
         return self._all(join, position, same, same)
 
     def _all(self, join: Join, position: int, on_dp: object, elsewhere: object) -> Mask:
@@ -262,14 +269,6 @@ def _names(model: Model) -> dict[str, tuple[str, ...]]:
 
 def _gathered(_: Placement, target: Placement) -> bool:
     return target in (R, RP)
-
-
-def _sliced(source: Placement, target: Placement) -> bool:
-    return source in (target, R)
-
-
-def _own_part(source: Placement, target: Placement) -> bool:
-    return source == target or (source in (R, RP) and target.is_shard)
 
 
 def _summed(source: Placement, target: Placement) -> bool:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from shardplan.graph.build import Join, Node
 from shardplan.layout.placement import RP, Placement, R, S
 from shardplan.planning.reduction import Mask
-from shardplan.planning.runtimes.axis_states import AxisMasks, AxisView, same
+from shardplan.planning.runtimes.axis_states import AxisMasks, AxisView, same, same_or_slice_of_whole
 
 _SYNCHRONISED = frozenset({"BatchNormalization"})
 
@@ -76,7 +76,7 @@ def pair(on: AxisMasks, join: Join, position: int) -> Mask:
     if on.built.model.tensor(tensor).elements == 1:
         return on.pairs(join, position, _number, "number")
     if tensor not in on.facts.live and other in ("operator", "served"):
-        return on.pairs(join, position, _sliced, "sliced")
+        return on.pairs(join, position, same_or_slice_of_whole, "sliced")
     return on.pairs(join, position, same, "same")
 
 
@@ -86,7 +86,3 @@ def _weight(source: Placement, target: Placement) -> bool:
 
 def _number(source: Placement, target: Placement) -> bool:
     return source == target or source.kind == "P" or target in (R, RP)
-
-
-def _sliced(source: Placement, target: Placement) -> bool:
-    return source == target or (source in (R, RP) and target.is_shard)

@@ -19,7 +19,7 @@ from functools import cached_property
 from shardplan.graph.build import Join, Node
 from shardplan.layout.placement import RP, Placement, R
 from shardplan.planning.reduction import Mask
-from shardplan.planning.runtimes.axis_states import AxisMasks, AxisView, same
+from shardplan.planning.runtimes.axis_states import AxisMasks, AxisView, same, same_or_partial_gradient
 from shardplan.planning.runtimes.facts import WeightView, owner_of, readers_of
 from shardplan.planning.runtimes.table import Modules
 
@@ -71,10 +71,10 @@ class TensorAxis:
             to_matrix = other == "operator" and number[reader] in facts.matrices
             if facts.views[name].rank > 1:
                 return on.pairs(join, position, same, "same")
-            return on.pairs(join, position, _added if to_matrix else _scaled, "vector", to_matrix)
+            return on.pairs(join, position, _added if to_matrix else same_or_partial_gradient, "vector", to_matrix)
         if other == "operator" and number[reader] in facts.matrices:
             cuts = self.can.split_input and not self._is_lookup(number[reader])
-            return on.pairs(join, position, _entering_cut if cuts else _entering, "entering", cuts)
+            return on.pairs(join, position, _entering_cut if cuts else same_or_partial_gradient, "entering", cuts)
         return on.pairs(join, position, same, "same")
 
     def _is_lookup(self, index: int) -> bool:
@@ -205,17 +205,9 @@ def _looked_up(source: Placement, target: Placement) -> bool:
     return target == R and (source == R or source.kind == "P" or source.is_shard)
 
 
-def _entering(source: Placement, target: Placement) -> bool:
-    return source == target or (source == R and target == RP)
-
-
 def _entering_cut(source: Placement, target: Placement) -> bool:
-    return _entering(source, target) or (source == R and target.is_shard and not target.segments)
+    return same_or_partial_gradient(source, target) or (source == R and target.is_shard and not target.segments)
 
 
 def _added(source: Placement, target: Placement) -> bool:
     return source == target or (source == R and target.kind in ("R/P", "P"))
-
-
-def _scaled(source: Placement, target: Placement) -> bool:
-    return source == target or (source == R and target == RP)

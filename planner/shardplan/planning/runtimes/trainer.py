@@ -36,7 +36,7 @@ _KINDS: dict[Role, str] = {
 def parallelism_of(roles: Roles, mesh: Mesh, *, sharded_optimizer: bool) -> Parallelism:
     """The degrees that these roles give. `sharded_optimizer`: the optimizer state is sharded over
     data-parallel ranks."""
-    real = [axis for axis, size in enumerate(mesh.shape) if size > 1]
+    real = mesh.real_axes
     ways = {
         kind: math.prod(mesh.shape[axis] for axis in real if _KINDS[roles[axis]] == kind)
         for kind in (TENSOR, CONTEXT, EXPERT, DATA)

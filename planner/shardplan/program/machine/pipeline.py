@@ -10,12 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import cast
 
-from shardplan.errors import ShardplanError, error
 from shardplan.model.types import Model
 from shardplan.patterns import matches
 from shardplan.pipeline.cut_points import begins, chain_at, part_of
-from shardplan.plan.agreement import disagreements, require_agreement
-from shardplan.plan.recorded_request import is_of
+from shardplan.plan.agreement import disagreements, inconsistent, require_agreement
+from shardplan.plan.recorded_request import require_model
 from shardplan.plan.types import Plan
 from shardplan.program import collectives
 from shardplan.program.machine.run import Machine, Ran, Report, runnable_program, usual_rtol
@@ -47,8 +46,7 @@ def stage_of(model: Model, plan: Plan, file: str, name: str) -> tuple[Plan, str,
     `model`; the last stage if none has it, and the given stage if `name` begins as `stage 1: `. Raises `ShardplanError`
     (`stale-plan`) for another model."""
     assert plan.pipeline is not None
-    if not is_of(plan, model):
-        raise ShardplanError(error("stale-plan", "the plan was made for another model", file=file, hint="solve again"))
+    require_model(plan, model, file)
     pairs = zip(stage_models(model, plan), plan.pipeline.stages, strict=True)
     said = [stage.name for stage in plan.pipeline.stages if name.startswith(f"{stage.name}: ")]
     for part, stage in pairs:
@@ -105,9 +103,7 @@ def verify_pipeline(
         needed = [name for name in program.model.tensors if name not in made]
         if missing := [name for name in needed if name not in values]:
             summary = f"stage {number} reads '{missing[0]}', which no stage before it sends"
-            raise ShardplanError(
-                error("inconsistent-plan", summary, hint="solve again; the plan file may have been edited")
-            )
+            raise inconsistent(summary)
         machine = _Stage(program, {name: values[name] for name in needed}, rtol, micro, sends.get(number, ""))
         _add(total, machine.run(_within(ran, [len(each.instructions) for each in programs], number)))
         if total.mismatch is not None:

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from shardplan.errors import ShardplanError, error
 from shardplan.model.digest import structure_digest
 from shardplan.model.shallow import thin_model, thinned
 from shardplan.model.types import Model
-from shardplan.plan.recorded_request import is_of
+from shardplan.plan.recorded_request import require_model
 from shardplan.plan.types import Plan
 from shardplan.program.lower import lower_program
 from shardplan.program.machine.pipeline import stage_models
@@ -27,8 +26,7 @@ Scaled = tuple[Model, Plan, int]
 
 def shrink_stages(model: Model, plan: Plan) -> tuple[Model, Plan]:
     """As `shrink`, for a plan with stages."""
-    if not is_of(plan, model):
-        raise ShardplanError(error("stale-plan", "the plan was made for another model", hint="solve again"))
+    require_model(plan, model)
     thin = _thin(model, plan)
     thin_rules = model_rules(thin)
 

@@ -119,7 +119,7 @@ class OrderCheck:
         mesh = self.groups.mesh
         if mesh.size == dist.get_world_size():
             return [dist.group.WORLD]
-        return [self.groups.along((axis,))[0] for axis, size in enumerate(mesh.shape) if size > 1]
+        return [self.groups.along((axis,))[0] for axis in mesh.real_axes]
 
     def _gathered(self, mine: tuple[str, str, float]) -> dict[int, tuple[str, str, float]]:
         """The announcements of all processes of the mesh, by rank."""

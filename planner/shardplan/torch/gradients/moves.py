@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from shardplan.torch.collectives.executor import MoveExecutor
 from shardplan.torch.collectives.order import Label
@@ -18,6 +17,7 @@ from shardplan.torch.collectives.routes import Route
 from shardplan.torch.gradients.accumulation import GradientAccumulator
 from shardplan.torch.gradients.flights import Receiver, placeholders, receiver_of, send_early
 from shardplan.torch.gradients.prefetch import Prefetcher
+from shardplan.torch.placements import whole_of
 
 
 class Context(NamedTuple):
@@ -104,7 +104,7 @@ class _Again(torch.autograd.Function):  # type: ignore[misc]
 def _plain(gradient: Tensor) -> Tensor:
     """The gradient of a plain tensor, which every process has whole. Where that was computed with beside a DTensor
     outside of the model, torch gives it one."""
-    return gradient.full_tensor() if isinstance(gradient, DTensor) else gradient
+    return whole_of(gradient)
 
 
 def _twice(label: Label) -> Label:

@@ -10,7 +10,7 @@ from torch.distributed.tensor import DTensor
 from shardplan.errors import ShardplanError, error
 from shardplan.layout.layout import Layout
 from shardplan.torch.collectives.steps import shard_of_whole
-from shardplan.torch.placements import wrap
+from shardplan.torch.placements import whole_of, wrap
 from shardplan.torch.process_groups import ProcessGroups
 
 Hook = Callable[[Tensor], Tensor | None]
@@ -54,7 +54,7 @@ def _on_whole(hook: Hook, layout: Layout, groups: ProcessGroups) -> Hook:
         made = hook(gradient.full_tensor())
         if made is None:
             return None
-        whole = made.full_tensor() if isinstance(made, DTensor) else made
+        whole = whole_of(made)
         return wrap(shard_of_whole(whole, layout.forward, groups).contiguous(), layout, whole.shape, groups)
 
     return run

@@ -68,7 +68,7 @@ def pipeline(
     `rename`, `ignore`, `strict`: as in `parallelize_exported`. The model itself stays as it is; build it on the meta
     device where it does not fit.
 
-    Raises `ShardplanError` as `parallelize_exported`, on all processes, and `no-pipeline`, `cannot-cut`,
+    Raises `ShardplanError` as `parallelize_exported`, on all processes, and `no-stages`, `cannot-cut`,
     `uneven-rounds`, `unused-input`.
     """
     stages = _check(model, plan)
@@ -280,7 +280,7 @@ def _check(model: nn.Module, plan: Plan) -> PlannedPipeline:
     found = plan.pipeline
     if found is None:
         hint = "use shardplan.torch.parallelize, or solve with --stages"
-        raise ShardplanError(error("no-pipeline", "the plan has no stages", hint=hint))
+        raise ShardplanError(error("no-stages", "the plan has no stages", hint=hint))
     micro, count = microbatches_of(plan), len({stage.first_device for stage in found.stages})
     rounds = max(1, micro // count)
     if found.schedule.startswith("interleaved") and micro % rounds:

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from shardplan.torch.pipelines.stage_meshes import StageMeshes
+from shardplan.torch.placements import whole_of
 
 
 def total_norm(gradients: Sequence[Tensor], norm_type: float, meshes: StageMeshes) -> Tensor:
@@ -17,7 +18,7 @@ def total_norm(gradients: Sequence[Tensor], norm_type: float, meshes: StageMeshe
     process's stages, without those that another stage counts."""
     kinds = ([each for each in gradients if isinstance(each, DTensor)],
              [each for each in gradients if not isinstance(each, DTensor)])  # fmt: skip
-    norms = [_whole(torch.nn.utils.get_total_norm(kind, norm_type)) for kind in kinds if kind]
+    norms = [whole_of(torch.nn.utils.get_total_norm(kind, norm_type)) for kind in kinds if kind]
     mine = _norm([norm.to(meshes.device, torch.float64) for norm in norms], norm_type, meshes)
     found = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
     dist.all_gather(found, mine)
@@ -36,7 +37,3 @@ def _norm(norms: Sequence[Tensor], norm_type: float, meshes: StageMeshes) -> Ten
         return torch.zeros((), dtype=torch.float64, device=meshes.device)
     found: Tensor = torch.linalg.vector_norm(torch.stack(list(norms)), norm_type)
     return found
-
-
-def _whole(norm: Tensor) -> Tensor:
-    return norm.full_tensor() if isinstance(norm, DTensor) else norm

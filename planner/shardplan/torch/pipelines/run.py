@@ -20,6 +20,7 @@ from shardplan.torch.pipelines.clipping import clip, total_norm
 from shardplan.torch.pipelines.stage import LocalStage, keyword_of
 from shardplan.torch.pipelines.stage_meshes import StageMeshes
 from shardplan.torch.pipelines.tied_weights import TiedWeight
+from shardplan.torch.placements import whole_of
 from shardplan.torch.with_loss import needed_targets
 
 Loss = Callable[..., Tensor]
@@ -282,5 +283,5 @@ def _with_rows(tensor: Tensor, micro: int) -> Tensor:
 
 
 def _mean(losses: list[Tensor]) -> Tensor:
-    whole = [loss.full_tensor() if isinstance(loss, DTensor) else loss for loss in losses]
+    whole = [whole_of(loss) for loss in losses]
     return torch.stack([loss.detach() for loss in whole]).mean()

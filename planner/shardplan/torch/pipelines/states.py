@@ -25,7 +25,7 @@ from shardplan.torch.optimizer_states import (
 from shardplan.torch.parameters.fused import part_names
 from shardplan.torch.pipelines.run import Pipeline
 from shardplan.torch.process_groups import refuse_together
-from shardplan.torch.state_dicts import stored_by_name, whole_of
+from shardplan.torch.state_dicts import stored_by_name, whole_stored
 
 Held = dict[str, Any]
 """What a process holds of the weights of one stage: the first of the names that a weight has in the model -> what is
@@ -95,7 +95,7 @@ def whole_weights(pipeline: Pipeline, rank: int | None) -> dict[str, Tensor]:
         if name in owners:
             owner = owners[name]
             stored = held.get(owner.stage, {}).get(name)
-            got = _sent(pipeline, owner, None if stored is None else whole_of(stored).detach(), rank)
+            got = _sent(pipeline, owner, None if stored is None else whole_stored(stored).detach(), rank)
             if got is not None:
                 found[name] = got.to("cpu", copy=True)
     return {name: found[first] for name, first in pipeline.names.items() if first in found}

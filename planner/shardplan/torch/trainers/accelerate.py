@@ -7,11 +7,11 @@ from typing import Any
 from accelerate import Accelerator
 from accelerate.data_loader import prepare_data_loader
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader
 
 from shardplan.torch.applied_plan import applied_to
+from shardplan.torch.placements import whole_of
 from shardplan.torch.state_dicts import full_state_dict
 
 
@@ -48,7 +48,7 @@ class PlannedAccelerator(Accelerator):  # type: ignore[misc]
 
     def gather(self, tensor: Any) -> Any:
         """What every process has seen is everything; DTensors become whole."""
-        return pytree.tree_map(lambda each: each.full_tensor() if isinstance(each, DTensor) else each, tensor)
+        return pytree.tree_map(whole_of, tensor)
 
     def get_state_dict(self, model: nn.Module, unwrap: bool = True) -> dict[str, Tensor]:
         """Whole tensors under the names of the module. All processes have to call it."""

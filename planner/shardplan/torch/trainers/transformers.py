@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.utils import _pytree as pytree
 from transformers import Trainer, TrainingArguments
 
@@ -14,6 +13,7 @@ from shardplan.plan.types import Plan
 from shardplan.torch.applied_plan import is_parallel
 from shardplan.torch.eager.parallelize import parallelize
 from shardplan.torch.launch import mesh
+from shardplan.torch.placements import whole_of
 from shardplan.torch.state_dicts import full_state_dict
 from shardplan.torch.trainers.accelerate import PlannedAccelerator
 
@@ -54,11 +54,11 @@ class PlannedTrainer(Trainer):  # type: ignore[misc]
     ) -> Tensor:
         """The loss is one number for all processes, and so is what it is divided by."""
         items = int(num_items_in_batch) if isinstance(num_items_in_batch, Tensor) else num_items_in_batch
-        return _whole(super().training_step(model, inputs, items))
+        return whole_of(super().training_step(model, inputs, items))
 
     def prediction_step(self, *args: Any, **kwargs: Any) -> Any:
         """What is predicted is whole."""
-        return pytree.tree_map(_whole, super().prediction_step(*args, **kwargs))
+        return pytree.tree_map(whole_of, super().prediction_step(*args, **kwargs))
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Write the whole model, as `from_pretrained` reads it. All processes have to call it."""
@@ -68,7 +68,3 @@ class PlannedTrainer(Trainer):  # type: ignore[misc]
             self.model.save_pretrained(folder, state_dict=whole)
             if self.processing_class is not None:
                 self.processing_class.save_pretrained(folder)
-
-
-def _whole(value: Any) -> Any:
-    return value.full_tensor() if isinstance(value, DTensor) else value

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Laid:
+class SpanDetails:
     """The phase and which repetition of it, bytes on the link, exposed seconds (None where a schedule does not tell
     them), and the operators after which it is issued and before which it is awaited."""
 

@@ -21,8 +21,8 @@ def chain(seed: int, count: int = 12, choices: int = 5) -> Problem:
 @pytest.mark.parametrize("seed", range(6))
 def test_the_optimum_without_a_limit_may_be_given(seed):
     problem = chain(seed)
-    roomy = solve(Problem(problem.costs, problem.edges))
-    plain, told = solve(problem), solve(problem, roomy=roomy)
+    unlimited = solve(Problem(problem.costs, problem.edges))
+    plain, told = solve(problem), solve(problem, unlimited=unlimited)
     assert plain.outcome == told.outcome == "optimal"
     assert plain.cost == told.cost == told.bound
 
