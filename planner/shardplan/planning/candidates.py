@@ -18,6 +18,7 @@ from typing import TypeAlias
 from shardplan.graph.objective_cuts import binding_cuts
 from shardplan.graph.remat import Recompute
 from shardplan.planning.at_once import at_once
+from shardplan.planning.branch_and_bound import branched
 from shardplan.planning.chain import Answer, Question
 from shardplan.planning.constants import (
     AVERAGES,
@@ -44,7 +45,7 @@ from shardplan.planning.crossovers import crossed, with_stretches
 from shardplan.planning.judge import Candidate
 from shardplan.planning.less_memory import TIGHTER, at_tighter_limits, under_less_memory
 from shardplan.planning.outside_blocks import outside_blocks
-from shardplan.planning.questions import about, asked, best_among, better_of
+from shardplan.planning.questions import about, asked, best_among, better_of, by_phase
 from shardplan.planning.recipes import recipes_for, without_axes
 from shardplan.planning.reduction import Restrict
 from shardplan.planning.rematerialisation import FLAGS, MOST_RECOMPUTED, flags
@@ -211,6 +212,7 @@ def _improvements(search: Search) -> dict[Improvement, int]:
     improvements[at_tighter_limits] = TIGHTER
     if instance.is_quick:
         return improvements
+    improvements[branched] = 2
     return {**improvements, crossed: 0, with_stretches: 0, needing_less_memory: AVERAGES["quick"], outside_blocks: 0}
 
 
@@ -280,7 +282,7 @@ def from_recipes(search: Search, none: Answer) -> Questions[Found]:
         answer = yield from asked(search, replace(question, objective=None, is_late=True), ROUGH_WORK)
         if answer.solution.choices is not None:
             best, bound_s = search.judged(answer.candidates)[0], max(0.0, none.solution.bound / PS_PER_S)
-            multipliers = _by_phase(answer.objective, ())
+            multipliers = by_phase(answer.objective, ())
             return Found(best, bound_s, answer.objective, multipliers, none.question.limit_bytes)
     raise NoPlanError(none)
 
@@ -323,15 +325,9 @@ def of_phases(
     if solution.choices is None:
         raise NoPlanError(answer)
     best = search.judged(answer.candidates)[0]
-    multipliers = _by_phase(answer.objective, solution.sum_multipliers)
+    multipliers = by_phase(answer.objective, solution.sum_multipliers)
     proof = solution.outcome, solution.planes, solution.memory_multipliers
-    return Found(best, bound_s, answer.objective, multipliers, limit_bytes, *proof, answer.whole)
-
-
-def _by_phase(objective: Objective, multipliers: Weights) -> Weights:
-    """Multipliers of the maxima of a problem, phase by phase: a phase of one sum has none."""
-    given = iter(multipliers)
-    return tuple(next(given, ()) if size else () for size in objective.sizes)
+    return Found(best, bound_s, answer.objective, multipliers, limit_bytes, *proof, answer.whole, answer.mixture)
 
 
 def estimated(search: Search, objective: Objective) -> Questions[Candidate | None]:

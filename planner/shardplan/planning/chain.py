@@ -37,6 +37,7 @@ from shardplan.planning.restrictions import KnownToPlanner, Restriction
 from shardplan.planning.staying_weights import StayingWeights
 from shardplan.schedule.objective import Linear, Objective, Sum, Weights, fitting, single_sums
 from shardplan.solve import Plane, Problem, Progress, Solution, Start, solve
+from shardplan.solve.linear_functions import Choices
 from shardplan.solve.problem import Outcome
 from shardplan.units import PS_PER_S
 
@@ -60,6 +61,7 @@ class Question:
     without: Sequence[Constraint] = ()  # constraints that are dropped
 
     known: Restrict | None = None  # a known plan, which excludes what costs more
+    assignments: Sequence[Choices] = ()  # known ones of the cost graph, from which the averaging starts
     start: Weights = ()  # multipliers of the sums, by phase
     planes: Sequence[Plane] = ()  # cutting planes of questions that allow less
     memory_multipliers: Mapping[int, float] = field(default_factory=dict)  # picoseconds per byte, by moment
@@ -82,7 +84,8 @@ Assigned: TypeAlias = tuple[LayoutProblem, tuple[int, ...]]
 class Answer:
     """`solution` has the choices of `within`, the problem of the phases' base sums, which is `None` if the question was
     given up. `whole` is that problem with all maxima, if it has the same choices. `candidates` are the assignments met
-    during the solve, the best first, each with the cost graph of what it recomputes."""
+    during the solve, the best first, each with the cost graph of what it recomputes. `mixture`: assignments of `whole`
+    that are best together, with their shares (`Solution.mixture`)."""
 
     question: Question
     objective: Objective
@@ -90,6 +93,7 @@ class Answer:
     solution: Solution
     whole: LayoutProblem | None = None
     candidates: tuple[Assigned, ...] = ()
+    mixture: Mapping[Choices, float] = field(default_factory=dict)
 
     @property
     def layouts(self) -> LayoutProblem:
@@ -184,7 +188,11 @@ def _answered(
     is_part = question.is_late or (_most_left(instance, question) and not instance.options.equal_layers)
     whole = None if question.chooses_remat or is_part else layouts.having(reduced.whole)
     best, choices = candidates[0]
-    return Answer(question, objective, best, replace(solution, choices=choices), whole, tuple(candidates))
+    mixture: dict[Choices, float] = {}
+    for each, share in solution.mixture.items() if whole is not None else ():
+        same = _inverted(undo, each).choices
+        mixture[same] = mixture.get(same, 0.0) + share
+    return Answer(question, objective, best, replace(solution, choices=choices), whole, tuple(candidates), mixture)
 
 
 @dataclass(frozen=True)
@@ -203,7 +211,7 @@ class _Reduced:
         self, question: Question, options: PlanOptions, on_progress: Callable[[Progress], None] | None
     ) -> Solution:
         start = self.start
-        if question.start:  # the few cutting planes of its assignments alone would lead away from good multipliers
+        if question.start and not question.assignments:  # planes of few assignments lead away from good multipliers
             start = replace(start, assignments=())
         return _solved(self.problem, options, question, start, on_progress)
 
@@ -275,22 +283,33 @@ def _reduced(
         for multipliers in (objective.usual_multipliers, question.start and fitting(question.start, objective))
     )
     start = given if given.sum_multipliers else usual
-    is_new = question.linear is None and not (_most_left(instance, question) or question.planes or question.is_late)
+    starts = bool(question.planes or question.assignments or question.is_late)
+    is_new = question.linear is None and not (_most_left(instance, question) or starts)
     if is_new and _averages(question, instance.options):
         start = _from_equal_layers(last, instance.options, question, usual) or start
     whole, problem = unmerged.sums[0].problem, last.sums[0].problem
     if question.known is not None:
         start = replace(start, assignments=_assignment(question.known, asked[0], problem))
+    elif question.assignments:
+        start = replace(start, assignments=_of_these_nodes(question.assignments, problem))
     return _Reduced(objective, restricted.sums[0], whole, problem, [*undo, *merged], start)
 
 
-def _assignment(known: Restrict, built: CostGraph, problem: Problem) -> tuple[tuple[int, ...], ...]:
+def _assignment(known: Restrict, built: CostGraph, problem: Problem) -> tuple[Choices, ...]:
     """The assignment of the first choices that `known` allows; none if reductions gave the problem other nodes."""
     allowed = known(built)
     choices = tuple(int(allowed[node].argmax()) if node in allowed else 0 for node, _ in built.node_data)
+    return _of_these_nodes([choices], problem)
+
+
+def _of_these_nodes(assignments: Sequence[Choices], problem: Problem) -> tuple[Choices, ...]:
+    """Those assignments that are assignments of a problem, whose nodes may be others after reductions."""
     sizes = [len(costs) for costs in problem.costs]
-    is_same = len(sizes) == len(choices) and all(one < size for one, size in zip(choices, sizes, strict=True))
-    return (choices,) if is_same else ()
+
+    def fits(choices: Choices) -> bool:
+        return len(sizes) == len(choices) and all(one < size for one, size in zip(choices, sizes, strict=True))
+
+    return tuple(filter(fits, assignments))
 
 
 def _graph(graphs: CostGraphs, question: Question) -> tuple[CostGraph, MemoryRows]:

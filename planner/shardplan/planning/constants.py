@@ -129,6 +129,18 @@ STRETCHES_WORK = 4e8
 """Numbers of all sums of all edges in all rounds: large problems have fewer rounds."""
 STRETCHES_JUDGED = 8
 """Assignments that are scheduled, of the last rounds."""
+BRANCH_GAP = 0.02
+"""Gap at which branch and bound ends, and which the sums of the best plan have to leave for it to begin: their schedule
+takes longer still, which no bound shows."""
+BRANCHES: Final[Mapping[Effort, int]] = {"quick": 0, "thorough": 24, "exhaustive": 400}
+"""Maximum number of parts for which branch and bound asks."""
+BRANCH_PAIRS: Final[Mapping[Effort, float]] = {"quick": 0.0, "thorough": 6e6, "exhaustive": 1e8}
+"""Pairs of choices in all parts of branch and bound together, of which a million take about half a second: large
+problems have fewer parts."""
+BRANCH_AVERAGES = 8
+"""Maximum number of plain problems of one part: fewer leave bounds below that of both halves together."""
+BRANCH_LEAST = 0.1
+"""Share of a mixture that has to be on each side of a split of the preferred kind."""
 RESCUE_S = 0.4
 """Seconds for each recipe after a time limit that gave no plan."""
 

@@ -10,7 +10,7 @@ from shardplan.planning.chain import Answer, Question, most_solved
 from shardplan.planning.constants import ROUGH_GAP, ROUGH_WORK
 from shardplan.planning.reduction import Restrict
 from shardplan.planning.search import Found, Questions, Search
-from shardplan.schedule.objective import Linear
+from shardplan.schedule.objective import Linear, Objective, Weights
 from shardplan.units import PS_PER_S
 
 
@@ -63,3 +63,9 @@ def better_of(
     if solution.choices is None or (proves and bound_s >= found.candidate.step_s):
         return found, math.inf
     return search.best_of(found, answer.candidates), bound_s
+
+
+def by_phase(objective: Objective, multipliers: Weights) -> Weights:
+    """Multipliers of the maxima of a problem, phase by phase: a phase of one sum has none."""
+    given = iter(multipliers)
+    return tuple(next(given, ()) if size else () for size in objective.sizes)

@@ -59,7 +59,8 @@ class Found:
     (seconds), and the multipliers of that bound. `limit_bytes`: the memory limit of that proof, kept for further
     questions, since a limit that does not bind only costs time. `outcome`: of the last answer; `planes`: cutting planes
     of the assignments met; `memory_multipliers`: those of memory, picoseconds per byte at each moment. `whole`: the
-    problem with all its maxima, if it has the choices of a cost graph."""
+    problem with all its maxima, if it has the choices of a cost graph. `mixture`: assignments of it that are best
+    together, with their shares (`Solution.mixture`)."""
 
     candidate: Candidate
     bound_s: float
@@ -70,6 +71,7 @@ class Found:
     planes: tuple[Plane, ...] = ()
     memory_multipliers: Mapping[int, float] = field(default_factory=dict)
     whole: LayoutProblem | None = None
+    mixture: Mapping[Choices, float] = field(default_factory=dict)
 
     @property
     def linear(self) -> Linear:

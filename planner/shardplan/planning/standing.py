@@ -140,6 +140,8 @@ def _doing(question: Question) -> str:
     """The purpose of a question, for the progress line."""
     if question.near is not None:
         return "searching near the best plan" if question.near.free else "taking over a coarser mesh's plan"
+    if question.assignments:
+        return "searching parts of all plans"
     if question.restriction is not None:
         return "searching among known recipes"
     if question.linear is not None:

@@ -141,6 +141,8 @@ MASTER_PULL = 0.7
 and slower."""
 MASTER_STEADY = 0.02
 """The full step is taken if that maximum moved by no more than this share."""
+MIXTURE_LEAST = 1e-6
+"""Smallest share of an assignment of a mixture: less is rounding."""
 MASTER_LARGEST = 4.0
 """Least upper limit of a multiplier of memory in the master problem, in costs of an assignment per memory limit. More
 lets the first steps go further, and overshoot."""

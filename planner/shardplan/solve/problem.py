@@ -108,9 +108,11 @@ class Solution:
     the least excess over the limit of any assignment. `reproducible`: no wall-clock limit took effect.
     `sum_multipliers`: those of the sums of `Problem.maxima` at the best Lagrangian bound. `candidates`: with maxima,
     different feasible assignments met at various multipliers, the cheapest first, `choices` among them; `planes`:
-    theirs, if maxima were only averaged. `memory_multipliers`: those of memory at moments (cost per byte) at the best
-    bound under the memory limit. `work`: the work spent, in the units of a work limit. `failure`: the error of a step
-    that failed, if any; all other results stand.
+    theirs, if maxima were only averaged. `mixture`: the same assignments' shares, which make 1, as far as they have
+    any: the mean of their planes is no higher at any multipliers than the least plane is at the best ones.
+    `memory_multipliers`: those of memory at moments (cost per byte) at the best bound under the memory limit. `work`:
+    the work spent, in the units of a work limit. `failure`: the error of a step that failed, if any; all other results
+    stand.
     """
 
     outcome: Outcome
@@ -125,6 +127,7 @@ class Solution:
     sum_multipliers: SumMultipliers = ()
     candidates: tuple[tuple[int, ...], ...] = ()
     planes: tuple[Plane, ...] = ()
+    mixture: Mapping[tuple[int, ...], float] = field(default_factory=dict)
     memory_multipliers: Mapping[int, float] = field(default_factory=dict)
 
     @property

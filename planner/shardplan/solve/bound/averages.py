@@ -25,6 +25,7 @@ from shardplan.solve.constants import (
     AVERAGES_WEAK,
     MASTER_PULL,
     MASTER_STEADY,
+    MIXTURE_LEAST,
     MULTIPLIER_DIGITS,
 )
 from shardplan.solve.evaluate import evaluate
@@ -99,6 +100,22 @@ def averaged(problem: Problem, functions: Functions, weights: Sequence[int], dig
 def best_multipliers(planes: Sequence[Plane], sizes: Sequence[int]) -> tuple[tuple[float, ...], float]:
     """Multipliers, sum by sum, at which the least plane is highest, and its value there: max z subject to
     z <= cost_k + sum_i w_i s_ki over the simplices of w. `sizes`: the numbers of sums of the maxima."""
+    highs, unit = _master(planes, sizes)
+    value, *point = highs.getSolution().col_value
+    return tuple(map(float, point)), float(value) * unit
+
+
+def mixed(planes: Sequence[Plane], sizes: Sequence[int]) -> tuple[float, ...]:
+    """The shares of planes, which make 1, whose mean is no higher at any multipliers than the least plane is at the
+    best ones: the dual values of the program of `best_multipliers`."""
+    highs, _ = _master(planes, sizes)
+    shares = np.abs(np.array(highs.getSolution().row_dual[len(sizes) :]))
+    return tuple((shares / shares.sum()).tolist())
+
+
+def _master(planes: Sequence[Plane], sizes: Sequence[int]) -> tuple[highspy.Highs, float]:
+    """The solved program of `best_multipliers`, with a row for every maximum and one for every plane, and the unit of
+    its objective."""
     unit = max(1.0, *(abs(plane.cost) for plane in planes), *(abs(s) for plane in planes for s in plane.sums))
     highs, none = quiet_highs(), (np.zeros(0, np.int32), np.zeros(0))
     highs.addCol(-1.0, -highspy.kHighsInf, highspy.kHighsInf, 0, *none)
@@ -113,8 +130,7 @@ def best_multipliers(planes: Sequence[Plane], sizes: Sequence[int]) -> tuple[tup
         row = np.concatenate([[1.0], -np.array(plane.sums) / unit])
         highs.addRow(-highspy.kHighsInf, plane.cost / unit, first, np.arange(first, dtype=np.int32), row)
     highs.run()
-    value, *point = highs.getSolution().col_value
-    return tuple(map(float, point)), float(value) * unit
+    return highs, unit
 
 
 def pulled(known: Sequence[float], point: Sequence[float]) -> tuple[float, ...]:
@@ -139,7 +155,7 @@ class _Search:
 
     def first(self) -> tuple[int, ...]:
         """The multipliers to start with."""
-        if self.known or self.planes:
+        if self.known or (self.planes and not self.start):
             return self.goal()
         equal = [[1.0 / (2 * size)] * size for size in self.sizes]
         given = [list(group) for group in self.start] if self.start else equal
@@ -235,6 +251,11 @@ class _Search:
         point, self.ceiling = best_multipliers([*self.known, *self.planes.values()], self.sizes)
         return point
 
+    def mixture(self) -> dict[Choices, float]:
+        """The assignments met whose planes bound the best multipliers, with their shares."""
+        shares = mixed([*self.planes.values()], self.sizes)
+        return {choices: share for choices, share in zip(self.planes, shares, strict=True) if share > MIXTURE_LEAST}
+
     def answer(self, interrupted: bool, seconds: float, reproducible: bool) -> Solution:
         """The solution: the cheapest assignment met, the best bound, and all other assignments."""
         ranked = sorted(self.planes, key=lambda choices: self.cost(self.planes[choices]))
@@ -250,4 +271,5 @@ class _Search:
             sum_multipliers=self.grouped(self.best or self.first()),
             candidates=tuple(ranked),
             planes=tuple(self.planes[choices] for choices in ranked),
+            mixture=self.mixture(),
         )
