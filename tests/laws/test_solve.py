@@ -20,6 +20,7 @@ from shardplan.solve import (
     Problem,
     Progress,
     Solution,
+    Start,
     Usage,
     evaluate,
     small_cores,
@@ -262,7 +263,7 @@ def test_a_bound_holds_wherever_the_search_starts_and_ends(problem: Problem, wor
     share = st.floats(0.0, 1.0)
     start = tuple(tuple(data.draw(share) / len(group.sums) for _ in group.sums) for group in problem.maxima)
     best = optimum(problem)
-    solution = solve(problem, work_limit=work / 1e4, sum_multipliers=start)
+    solution = solve(problem, work_limit=work / 1e4, start=Start(start))
     assert solution.bound <= best <= solution.cost
     is_valid(problem, solution)
 
@@ -276,7 +277,7 @@ def test_a_search_that_ends_where_nothing_is_below_says_nothing_wrong(
     multipliers = {moment: data.draw(st.floats(0.0, 4.0)) for moment in range(problem.moments)}
     best = optimum(problem)
     below = best + above if math.isfinite(best) else float(above)
-    solution = solve(problem, below=below, averages=averages, memory_multipliers=multipliers)
+    solution = solve(problem, below=below, averages=averages, start=Start(memory_multipliers=multipliers))
     assert solution.bound <= best <= solution.cost
     if solution.choices is None:
         assert solution.outcome == "infeasible" or solution.bound >= below

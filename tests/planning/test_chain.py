@@ -12,11 +12,12 @@ from shardplan.constraints.parse import parse_pin
 from shardplan.graph.options import PlanOptions
 from shardplan.graph.problem import objective_of
 from shardplan.model.read import read_model
-from shardplan.planning.candidates import of_phases, shortest
+from shardplan.planning.candidates import shortest
 from shardplan.planning.chain import Question, answer, chain
 from shardplan.planning.constants import ANSWER_JUDGED
 from shardplan.planning.instance import CostGraphs, instance_of
 from shardplan.planning.judge import judged
+from shardplan.planning.questions import of_phases
 from shardplan.planning.reduction import Assignment, Problems
 from shardplan.planning.rematerialisation import Rematerialisation
 from shardplan.planning.search import NoPlanError, Search

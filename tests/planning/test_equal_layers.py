@@ -21,7 +21,7 @@ from shardplan.planning import PlanOptions, plan_model
 from shardplan.planning.chain import Question, answer
 from shardplan.planning.equal_layers import MergedCopies, first_copies, folded
 from shardplan.planning.instance import CostGraphs, instance_of
-from shardplan.solve import evaluate, solve
+from shardplan.solve import Start, evaluate, solve
 from shardplan.study.derive import NotDerivableError, derived
 
 MODEL = "transformer:hidden=256,layers=3,heads=8,ffn=1024,vocab=1024,batch=8,seq=128"
@@ -69,7 +69,7 @@ def test_assignments_to_begin_with_never_make_a_bound_wrong(seed):
     problem, places, _ = merged(seed, memory=False)
     alike = solve(folded(problem, places), averages=10)
     met = [tuple(found[place] for place in places) for found in alike.candidates]
-    begun = solve(problem, averages=10, assignments=met)
+    begun = solve(problem, averages=10, start=Start(assignments=met))
     assert begun.bound <= optimum(problem) <= begun.cost
     assert not met or begun.cost <= alike.cost
 

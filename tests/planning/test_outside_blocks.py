@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from shardplan.planning.answers import Answers
-from shardplan.planning.candidates import of_phases
 from shardplan.planning.equal_layers import first_copies
 from shardplan.planning.instance import instance_of
 from shardplan.planning.outside_blocks import outside_blocks
+from shardplan.planning.questions import of_phases
 from shardplan.planning.search import Search
 from shardplan.request import Request
 from shardplan.study.instance import read

@@ -8,9 +8,9 @@ import pytest
 from shardplan.graph.build import in_buckets
 from shardplan.plan.step.buckets import buckets_of, device_bytes
 from shardplan.planning.answers import Answers
-from shardplan.planning.candidates import of_phases
 from shardplan.planning.constants import BUCKET_GAP, BUCKET_SHARE
 from shardplan.planning.instance import instance_of
+from shardplan.planning.questions import of_phases
 from shardplan.planning.scheduled_buckets import at_scheduled_buckets
 from shardplan.planning.search import Search
 from shardplan.request import Request

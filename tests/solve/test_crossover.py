@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from random_problems import optimum, problem_of_maxima
 
-from shardplan.solve import LinearSum, Maximum, Plane, Problem, evaluate, solve
+from shardplan.solve import LinearSum, Maximum, Plane, Problem, Start, evaluate, solve
 from shardplan.solve.linear_functions import Functions
 from shardplan.solve.search.crossover_of_problems import Crossovers, crossovers
 from shardplan.solve.search.stretches import with_stretches_of
@@ -101,9 +101,9 @@ def test_planes_of_a_problem_that_allows_less_say_where_to_begin(seed: int) -> N
     problem = problem_of_maxima(seed, memory=False)
     many = solve(problem, averages=10)
     assert len(many.planes) == len(many.candidates)
-    once = solve(problem, averages=1, planes=many.planes)
+    once = solve(problem, averages=1, start=Start(planes=many.planes))
     assert once.bound == pytest.approx(many.bound, rel=0.02)
     best = optimum(problem)
     sums = sum(len(maximum.sums) for maximum in problem.maxima)
     wrong = [Plane(-1e3, (7.0,) * sums), Plane(1.0, (-1e3,) * sums), Plane(5.0, (1.0,) * (sums + 1))]
-    assert all(solve(problem, averages=1, planes=[plane]).bound <= best for plane in wrong)
+    assert all(solve(problem, averages=1, start=Start(planes=[plane])).bound <= best for plane in wrong)

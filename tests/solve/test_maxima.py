@@ -10,7 +10,7 @@ import pytest
 from random_problems import optimum, problem_of_maxima, random_problem
 
 from shardplan.errors import ShardplanError
-from shardplan.solve import LinearSum, Maximum, Problem, Usage, evaluate, small_cores, solve, solver
+from shardplan.solve import LinearSum, Maximum, Problem, Start, Usage, evaluate, small_cores, solve, solver
 from shardplan.solve.bound.dual import Dual
 from shardplan.solve.bound.lagrange import DeadEnd, Relaxation
 from shardplan.solve.bound.multipliers import lagrangian
@@ -56,7 +56,7 @@ def test_two_phases_balance_compute_and_traffic_each() -> None:
 
 def test_multipliers_to_start_from_change_no_optimum() -> None:
     for start in (((0.0,), (0.0,)), ((1.0,), (0.25,))):
-        assert solve(phases(), sum_multipliers=start).cost == 12.0
+        assert solve(phases(), start=Start(start)).cost == 12.0
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -155,7 +155,7 @@ def test_averages_that_begin_with_the_optimum_end_with_it(seed: int) -> None:
     problem = problem_of_maxima(seed, memory=False)
     every = itertools.product(*(range(len(costs)) for costs in problem.costs))
     best = min((evaluate(problem, one).cost, one) for one in every if evaluate(problem, one).feasible)
-    found = solve(problem, averages=4, gap=0.1, assignments=[best[1]])
+    found = solve(problem, averages=4, gap=0.1, start=Start(assignments=[best[1]]))
     assert found.bound <= best[0] == found.cost
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeAlias
 
@@ -29,11 +29,9 @@ from shardplan.planning.constants import (
     LESS_MEMORY_WORK,
     MISSING_ROUNDS,
     PLAIN_SHARES,
-    PROOF_SHARE,
     RECIPE_HOPE,
     REGATHERED_EXCESS,
     REGATHERED_GAP,
-    REMAT_UNPROVEN,
     RESCHEDULED,
     RESCHEDULED_STAYING,
     RESCUE_S,
@@ -45,15 +43,14 @@ from shardplan.planning.crossovers import crossed, with_stretches
 from shardplan.planning.judge import Candidate
 from shardplan.planning.less_memory import TIGHTER, at_tighter_limits, under_less_memory
 from shardplan.planning.outside_blocks import outside_blocks
-from shardplan.planning.questions import about, asked, best_among, better_of, by_phase
+from shardplan.planning.questions import about, asked, best_among, better_of, by_phase, of_phases
 from shardplan.planning.recipes import recipes_for, without_axes
 from shardplan.planning.reduction import Restrict
 from shardplan.planning.rematerialisation import FLAGS, MOST_RECOMPUTED, flags
 from shardplan.planning.scheduled_buckets import at_scheduled_buckets
 from shardplan.planning.search import Found, NoBetterError, NoPlanError, Questions, Search
 from shardplan.planning.within_memory import within_memory
-from shardplan.schedule.objective import Linear, Objective, Weights, fitting, plain_sum
-from shardplan.solve import Plane
+from shardplan.schedule.objective import Linear, Objective, fitting, plain_sum
 from shardplan.units import PS_PER_S
 
 
@@ -100,7 +97,8 @@ def searched(
     if free is not None and free.bound_s >= below_s:
         return free
     if free is not None and free.candidate.keeps(limit_bytes):
-        return (yield from as_if_regathered(unlimited, free, remat, limit_bytes))
+        free = yield from as_if_regathered(unlimited, free, remat, limit_bytes)
+        return (yield from in_parts(unlimited, free, limit_bytes))
     search.spent.left = _most_solved(search) // 2
     if free is not None and free.candidate.layouts.built.recompute.held and not (chooses_remat or search.regather):
         return (yield from _with_fewer_staying(search, unlimited, free, remat, below_s))
@@ -113,6 +111,7 @@ def searched(
         found = found.better([*search.known.values(), *_rescheduled(search, unlimited)], limit_bytes)
     if found.candidate.step_s < min(below_s, search.worth_s):
         found = yield from improved(search, found)
+        found = yield from in_parts(search, found, limit_bytes)
     return found
 
 
@@ -153,6 +152,18 @@ def improved(search: Search, found: Found) -> Questions[Found]:
         search.spent.left, after = after, after - most
         found = yield from improve(search, found)
     return found
+
+
+def in_parts(search: Search, found: Found, limit_bytes: int) -> Questions[Found]:
+    """The result of a branch and bound that starts from a known plan and keeps within `limit_bytes`, and crossovers
+    with what it met."""
+    if _is_final(search, found):
+        return found
+    met = search.met
+    found = yield from branched(search, found)
+    if search.met > met:
+        found = yield from crossed(search, found)
+    return found.better([*search.known.values()], limit_bytes)
 
 
 def with_missing_sums(search: Search, found: Found) -> Questions[Found]:
@@ -212,7 +223,6 @@ def _improvements(search: Search) -> dict[Improvement, int]:
     improvements[at_tighter_limits] = TIGHTER
     if instance.is_quick:
         return improvements
-    improvements[branched] = 2
     return {**improvements, crossed: 0, with_stretches: 0, needing_less_memory: AVERAGES["quick"], outside_blocks: 0}
 
 
@@ -285,49 +295,6 @@ def from_recipes(search: Search, none: Answer) -> Questions[Found]:
             multipliers = by_phase(answer.objective, ())
             return Found(best, bound_s, answer.objective, multipliers, none.question.limit_bytes)
     raise NoPlanError(none)
-
-
-def of_phases(
-    search: Search,
-    limit_bytes: int | None,
-    remat: Recompute | None = None,
-    *,
-    parts: float = 1,
-    chooses_remat: bool = False,
-    objective: Objective | None = None,
-    start: Weights = (),
-    planes: Sequence[Plane] = (),
-    averages: int | None = None,
-    enough_s: float = math.inf,
-    known: Restrict | None = None,
-) -> Questions[Found]:
-    """The best plan for the maxima of the phases' sums (those of `objective`), searched from the multipliers `start` or
-    the cutting planes `planes`; `known`: a known plan. Raises `NoPlanError` if there is no plan, and `NoBetterError` if
-    every plan takes `enough_s` or more."""
-    unproven = REMAT_UNPROVEN if chooses_remat and search.instance.options.gap else 0.0
-    question = Question(
-        limit_bytes,
-        objective,
-        remat=remat,
-        chooses_remat=chooses_remat,
-        unproven=unproven,
-        known=known,
-        start=start,
-        planes=planes,
-        averages=averages,
-        below_s=enough_s,
-    )
-    answer = yield from asked(search, replace(question, ends_s=search.share(parts)), PROOF_SHARE * search.work_left)
-    solution = answer.solution
-    bound_s = max(0.0, solution.bound / PS_PER_S)  # a search that the clock ended may have none
-    if bound_s >= enough_s and solution.outcome != "infeasible":
-        raise NoBetterError(bound_s)
-    if solution.choices is None:
-        raise NoPlanError(answer)
-    best = search.judged(answer.candidates)[0]
-    multipliers = by_phase(answer.objective, solution.sum_multipliers)
-    proof = solution.outcome, solution.planes, solution.memory_multipliers
-    return Found(best, bound_s, answer.objective, multipliers, limit_bytes, *proof, answer.whole, answer.mixture)
 
 
 def estimated(search: Search, objective: Objective) -> Questions[Candidate | None]:

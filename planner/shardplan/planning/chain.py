@@ -291,7 +291,7 @@ def _reduced(
     if question.known is not None:
         start = replace(start, assignments=_assignment(question.known, asked[0], problem))
     elif question.assignments:
-        start = replace(start, assignments=_of_these_nodes(question.assignments, problem))
+        start = replace(start, assignments=_of_these_nodes(question.assignments, problem), starts_there=True)
     return _Reduced(objective, restricted.sums[0], whole, problem, [*undo, *merged], start)
 
 
@@ -399,11 +399,8 @@ def _solved(
         presolve=options.presolve,
         on_progress=on_progress,
         unproven=question.unproven,
-        sum_multipliers=start.sum_multipliers,
+        start=start,
         averages=_averages(question, options),
-        planes=start.planes,
-        memory_multipliers=start.memory_multipliers,
-        assignments=start.assignments,
         below=question.below_s * PS_PER_S,
         effort=question.work,
         shortfall=question.shortfall,

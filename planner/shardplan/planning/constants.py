@@ -132,9 +132,9 @@ STRETCHES_JUDGED = 8
 BRANCH_GAP = 0.02
 """Gap at which branch and bound ends, and which the sums of the best plan have to leave for it to begin: their schedule
 takes longer still, which no bound shows."""
-BRANCHES: Final[Mapping[Effort, int]] = {"quick": 0, "thorough": 24, "exhaustive": 400}
+BRANCHES: Final[Mapping[Effort, int]] = {"quick": 0, "thorough": 12, "exhaustive": 400}
 """Maximum number of parts for which branch and bound asks."""
-BRANCH_PAIRS: Final[Mapping[Effort, float]] = {"quick": 0.0, "thorough": 6e6, "exhaustive": 1e8}
+BRANCH_PAIRS: Final[Mapping[Effort, float]] = {"quick": 0.0, "thorough": 4e6, "exhaustive": 1e8}
 """Pairs of choices in all parts of branch and bound together, of which a million take about half a second: large
 problems have fewer parts."""
 BRANCH_AVERAGES = 8

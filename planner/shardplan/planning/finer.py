@@ -24,7 +24,6 @@ from shardplan.graph.options import PlanOptions
 from shardplan.graph.remat import Recompute
 from shardplan.layout.mesh import Axis, Mesh
 from shardplan.model.types import Model
-from shardplan.planning.candidates import of_phases
 from shardplan.planning.chain import Question
 from shardplan.planning.constants import (
     ALL_SUMS_AXES,
@@ -39,7 +38,7 @@ from shardplan.planning.constants import (
 from shardplan.planning.decided import Decided
 from shardplan.planning.infeasible import no_coarser_plan
 from shardplan.planning.instance import MOST_WHOLE, CostGraphs, Instance, instance_of
-from shardplan.planning.questions import asked
+from shardplan.planning.questions import asked, of_phases
 from shardplan.planning.runtimes.table import Roles
 from shardplan.planning.search import Found, NoPlanError, Questions, Search
 from shardplan.planning.within_memory import within_memory

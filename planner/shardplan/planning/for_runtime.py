@@ -17,7 +17,7 @@ from shardplan.errors import LimitError, ShardplanError
 from shardplan.graph.problem import objective_of
 from shardplan.layout.mesh import Mesh
 from shardplan.planning.answers import Answers
-from shardplan.planning.candidates import estimated, of_phases, shortest
+from shardplan.planning.candidates import estimated, shortest
 from shardplan.planning.constants import (
     AVERAGES,
     COARSER_HOPELESS,
@@ -32,6 +32,7 @@ from shardplan.planning.infeasible import no_coarser_plan
 from shardplan.planning.instance import MOST_WHOLE, Instance, instance_of
 from shardplan.planning.judge import Known
 from shardplan.planning.linear_questions import bound_at
+from shardplan.planning.questions import of_phases
 from shardplan.planning.reduction import Restrict, both
 from shardplan.planning.runtimes.arrangement import Arrangement
 from shardplan.planning.runtimes.table import FREE_ROLES, Roles, Runtime

@@ -88,12 +88,14 @@ class Plane:
 class Start:
     """A starting point: `sum_multipliers`, those of the sums of maxima; `planes` of assignments of more restricted
     problems, from which the averaging starts; `memory_multipliers`, those of memory at moments; `assignments`, of which
-    those that fit are answers."""
+    those that fit are answers, and from whose planes the averaging starts too, unless it `starts_there`, at
+    `sum_multipliers`."""
 
     sum_multipliers: SumMultipliers = ()
     planes: Sequence[Plane] = ()
     memory_multipliers: Mapping[int, float] = field(default_factory=dict)
     assignments: Sequence[tuple[int, ...]] = ()
+    starts_there: bool = False
 
 
 ANYWHERE: Final = Start()

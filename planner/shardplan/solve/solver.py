@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -28,7 +28,7 @@ from shardplan.solve.constants import (
 )
 from shardplan.solve.evaluate import evaluate
 from shardplan.solve.incumbent import Incumbent, Pool
-from shardplan.solve.problem import ANYWHERE, Outcome, Plane, Problem, Solution, Start, SumMultipliers
+from shardplan.solve.problem import ANYWHERE, Outcome, Problem, Solution, Start, SumMultipliers
 from shardplan.solve.prove.exact import close, prove
 from shardplan.solve.reduce.core import core_of
 from shardplan.solve.reduce.graph import Contradiction, Graph, build
@@ -54,11 +54,8 @@ def solve(
     on_progress: Callable[[Progress], None] | None = None,
     unlimited: Solution | None = None,
     unproven: float = 0.0,
-    sum_multipliers: SumMultipliers = (),
+    start: Start = ANYWHERE,
     averages: int = 0,
-    planes: Sequence[Plane] = (),
-    memory_multipliers: Mapping[int, float] = ANYWHERE.memory_multipliers,
-    assignments: Sequence[tuple[int, ...]] = (),
     below: float = math.inf,
     effort: float = math.inf,
     shortfall: bool = True,
@@ -70,20 +67,18 @@ def solve(
     `gap`: with memory rows, the relative gap that is good enough; `seed` moves the search on large cores.
     `presolve=False` gives the whole integer program to HiGHS. `unlimited`: the solution without the limit, if known;
     `unproven`: a relative gap that may stay open when better multipliers of memory close it no further, without a
-    further proof; `sum_multipliers`, `memory_multipliers`: those of the sums of `Problem.maxima` and of memory at
-    moments to begin with; `averages`: maxima are only averaged, by at most so many plain problems, which is fast and
-    leaves the remaining gap open; `planes`: cutting planes of more restricted problems, from which averaging starts;
-    `assignments`: known ones, which give planes too and are answers; `below`: it ends if no assignment costs less;
-    `effort`: work after which it ends with what it has, without effect on a problem that needs less; `shortfall`: if
-    nothing fits, determine how much memory is missing; `closes`: the gap that averages leave in a small problem is
-    closed as far as a little work does it. Ctrl-C ends the search and returns the best assignment so far.
+    further proof; `start`: what is known before; `averages`: maxima are only averaged, by at most so many plain
+    problems, which is fast and leaves the remaining gap open; `below`: it ends if no assignment costs less; `effort`:
+    work after which it ends with what it has, without effect on a problem that needs less; `shortfall`: if nothing
+    fits, determine how much memory is missing; `closes`: the gap that averages leave in a small problem is closed as
+    far as a little work does it. Ctrl-C ends the search and returns the best assignment so far.
     Raises `ShardplanError` for a malformed problem.
     """
     validate(problem)
     found = search(
         problem, time_limit, work_limit, gap=gap, seed=seed, presolve=presolve, on_progress=on_progress,
-        unlimited=unlimited, unproven=unproven, start=Start(sum_multipliers, planes, memory_multipliers, assignments),
-        averages=averages, below=below, effort=effort, shortfall=shortfall,
+        unlimited=unlimited, unproven=unproven, start=start, averages=averages, below=below, effort=effort,
+        shortfall=shortfall,
     )  # fmt: skip
     if not (closes and averages and presolve and problem.maxima and _is_worth_closing(problem, found, gap)):
         return found

@@ -143,6 +143,7 @@ class _Search:
 
     def __init__(self, problem: Problem, start: Start) -> None:
         self.problem, self.start = problem, start.sum_multipliers
+        self.starts_there = start.starts_there
         self.sizes = [len(maximum.sums) for maximum in problem.maxima]
         self.known = [plane for plane in start.planes if len(plane.sums) == sum(self.sizes)]
         self.functions = Functions.of(problem)
@@ -155,7 +156,7 @@ class _Search:
 
     def first(self) -> tuple[int, ...]:
         """The multipliers to start with."""
-        if self.known or (self.planes and not self.start):
+        if not self.starts_there and (self.known or self.planes):
             return self.goal()
         equal = [[1.0 / (2 * size)] * size for size in self.sizes]
         given = [list(group) for group in self.start] if self.start else equal
