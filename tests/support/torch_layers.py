@@ -39,18 +39,46 @@ class Layers(nn.Module):
         return down.softmax(-1)
 
 
+class Numbers(Layers):
+    """The same, with one number as result, as `how` says."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The mean or the sum of squares."""
+        squares = super().forward(x).square()
+        return squares.mean() if self.how == "mean" else squares.sum()
+
+
 @functools.cache
 def plan_of(recipe: str) -> Plan:
     """The plan of a recipe on 2x2."""
     return forced_plan(read_module(Layers(), (torch.ones(SHAPE),)), "2x2", recipe=recipe)
 
 
-def _under(plan: Plan, mode: str) -> tuple[Any, nn.Module]:
-    """The layers under a plan, and those of one process."""
-    model, mesh = Layers(), mesh_of(plan)
+def _under(plan: Plan, mode: str, how: str = "") -> tuple[Any, nn.Module]:
+    """The layers under a plan, and those of one process; with one number as result if `how` says which."""
+    model, reference = (Numbers(how) if how else Layers() for _ in range(2))
+    mesh = mesh_of(plan)
     if mode == "exported":
-        return shardplan.torch.parallelize_exported(model, (torch.ones(SHAPE),), plan, mesh), Layers()
-    return shardplan.torch.parallelize(model, plan, mesh), Layers()
+        return shardplan.torch.parallelize_exported(model, (torch.ones(SHAPE),), plan, mesh), reference
+    return shardplan.torch.parallelize(model, plan, mesh), reference
+
+
+def number(plan: Plan, mode: str, how: str) -> tuple[float, float, list[Any]]:
+    """Errors of a number that the model returns, and of the gradient of a bias; what was not sent as planned."""
+    model, reference = _under(plan, mode, how)
+    x = torch.linspace(-1, 1, 256).reshape(SHAPE)
+    with shardplan.torch.count_comms(model) as comms:
+        results = [model(x)]
+        results[0].backward()
+    results.append(reference(x))
+    results[1].backward()
+    slopes = [_whole(each.get_parameter("up.bias").grad) for each in (model, reference)]
+    errors = [((_whole(one) - other).abs().max() / other.abs().max()).item() for one, other in (results, slopes)]
+    return *errors, [*comms.differences]
 
 
 def discarded(plan: Plan, mode: str) -> list[int]:
