@@ -8,6 +8,7 @@ import torch_twins
 from forced_plans import forced_plan
 from tiny_models import tiny_gpt
 from torch import nn
+from torch_layers import plan_of
 
 from shardplan.errors import ShardplanError
 from shardplan.torch.parameters.gradient_hooks import refuse_hooks_of_several
@@ -21,7 +22,8 @@ TEXTS = {
     "twice": "error[already-parallel]: a plan has been applied to this model already",
     "batch": "error[wrong-shape]: input 'input_ids' has shape [4, 8], the plan is for [4, 16]",
     "inputs": "error[unknown-input]: the plan has no input 'input_idz'",
-    "another model": "error[unrealised-move]",
+    "another model": "\nhint: apply the plan with strict=False: the result is right, but more is sent than the plan "
+    "says. If the model is not the one that was planned, solve again for it",
     "unknown operation": "error[unknown-operation]: operations without a rule were run whole on every process: "
     "renorm (1 times)",
     "own collective": "error[own-collective]: the model calls a collective (all_reduce) on a value",
@@ -43,6 +45,27 @@ def test_refusal(four, plan, what):
     for said in four.run("torch_cases", "refused", tiny_gpt(), plan, what):
         assert TEXTS[what] in said
         assert "hint: " in said
+        if what == "another model":
+            assert "error[unrealised-move]" in said
+
+
+COMPUTED = {
+    "pruned": "'up.weight_orig', 'up.weight_mask'",
+    "normed": "'up.parametrizations.weight.original0', 'up.parametrizations.weight.original1'",
+}
+
+
+@pytest.mark.parametrize("what", COMPUTED)
+def test_a_weight_that_is_computed_since_is_refused(four, what):
+    """It was a KeyError. When it is a parameter again, the model runs."""
+    for said, error in four.run("torch_layers", "computed", plan_of("ZeRO-3"), what):
+        assert said == (
+            "error[changed-model]: the model has no parameter 'up.weight' any more, which it had when the plan was "
+            f"applied\n  it is now computed from {COMPUTED[what]}\nhint: prune, or put weight norm and other "
+            "parametrizations on, before the plan is made and applied; or make the result a parameter again "
+            "(prune.remove, parametrize.remove_parametrizations)"
+        )
+        assert error < 1e-6
 
 
 def test_weights_that_the_plan_does_not_name_are_left_alone(plan):

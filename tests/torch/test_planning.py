@@ -15,6 +15,7 @@ from onnx.reference import ReferenceEvaluator
 from tiny_models import tiny_gpt
 from torch import nn
 from torch.nn import functional
+from torch_layers import SHAPE, Numbers
 from torch_with_loss import classes
 
 import shardplan
@@ -103,6 +104,20 @@ def test_the_gradient_of_a_loss_of_split_rows_is_not_reduced(four, called):
     for *errors, forward, backward in four.run("torch_with_loss", "strict_step", plan, "mean", called):
         assert max(errors) < 1e-5
         assert (forward, backward) == (1, 0)
+
+
+@pytest.mark.parametrize("how", ["mean", "sum"])
+@pytest.mark.parametrize("mode", ["eager", "exported"])
+def test_a_number_of_all_elements_is_added_up_as_planned(four, mode, how):
+    """Exporters write a mean with all dims kept; what the plan then moves had no place in the model."""
+    split = {"axes": {"machine": {"inputs": 0}, "gpu": {"inputs": 0}}, "parameters": {"*": "replicate"}}
+    asked = {"cluster": "generic", "constraints": [split], "pins": ["pow_1=[[machine, gpu], null]"]}
+    plan = shardplan.torch.plan(Numbers(how), (torch.ones(SHAPE),), "2x2", **asked)
+    added = next(each for each in plan.operators if each.op_type in ("ReduceMean", "ReduceSum")).outputs[0]
+    assert [move.steps[0].collective.kind for move in plan.moves if move.tensor == added] == ["all_reduce"]
+    for result, gradient, differences in four.run("torch_layers", "number", plan, mode, how):
+        assert max(result, gradient) < 1e-5
+        assert differences == []
 
 
 @pytest.mark.parametrize("microbatches", [1, 2])

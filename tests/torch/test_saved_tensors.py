@@ -5,6 +5,7 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
+from torch_layers import plan_of
 
 from shardplan.torch.batches import _asked_for
 from shardplan.torch.saved_tensors import saving
@@ -39,6 +40,14 @@ def test_hooks_of_the_program_are_still_refused_by_transforms():
         pytest.raises(RuntimeError, match="saved tensor hooks"),
     ):
         torch.func.grad(torch.sin)(torch.tensor(1.0))
+
+
+@pytest.mark.parametrize("recipe", ["data parallel", "ZeRO-3", "Megatron"])
+@pytest.mark.parametrize("mode", ["eager", "exported"])
+def test_passes_without_backward_keep_nothing(four, recipe, mode):
+    """Functions that save their own result kept it, and all before it, for ever."""
+    for many in four.run("torch_layers", "discarded", plan_of(recipe), mode):
+        assert len(set(many)) == 1
 
 
 @pytest.mark.parametrize(

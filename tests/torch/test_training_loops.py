@@ -16,6 +16,7 @@ from forced_plans import cluster_of, forced_plan
 from small_models import proto_of
 from tiny_models import Sizes, megatron, tiny_gpt, tiny_llama
 from torch_fused import GATED
+from torch_layers import plan_of as plan_of_layers
 
 from shardplan.constraints.parse import parse_constraints
 from shardplan.model.read import read_model
@@ -68,6 +69,16 @@ def test_autocast_rounds_where_one_process_does(four, name, recipe):
     for told, weights in four.run("torch_trainers", "loop", tiny_of(name), plan_of(name, recipe), "autocast"):
         assert told < 2e-2
         assert weights < 2.1e-3  # at most the steps of the optimizer
+
+
+@pytest.mark.parametrize("recipe", ["ZeRO-3", "Megatron"])
+@pytest.mark.parametrize("mode", ["eager", "exported"])
+def test_a_bias_is_added_in_the_dtype_of_autocast(four, recipe, mode):
+    """It is added apart, and torch's promotion made float32 of the sum."""
+    for ours, theirs, result, gradient in four.run("torch_layers", "autocast", plan_of_layers(recipe), mode):
+        assert ours == theirs == [torch.bfloat16] * len(ours)
+        assert result < 2e-2
+        assert gradient < 2e-2
 
 
 @pytest.mark.parametrize(("name", "recipe", "other", "mesh"), [

@@ -129,15 +129,21 @@ class LocalExecution:
         self.context.prefetcher.end()
 
     def pack(self, saved: Tensor) -> Any:
-        """What autograd saves in place of a tensor."""
-        if not self._regathers or type(saved) is not Tensor:
+        """What autograd saves in place of a tensor. It has no history: a function that saves its own result would keep
+        itself alive in a way that Python's garbage collector cannot see; autograd adds the history again."""
+        if type(saved) is not Tensor:
             return saved
-        identity = saved.untyped_storage()._cdata  # noqa: SLF001 - there is no public identity of a storage
-        storage, regather = self._regathers.get(identity, (None, None))
-        if storage is None or regather is None or storage.expired():
-            return saved
+        regather = self._regathered(saved) if self._regathers else None
+        if regather is None:
+            return saved if saved.grad_fn is None else saved.detach()
         regather.uses += 1
         return regather, saved.size(), saved.stride(), saved.storage_offset()
+
+    def _regathered(self, saved: Tensor) -> Regathered | None:
+        """What gathers a tensor again, if the plan does not keep it."""
+        identity = saved.untyped_storage()._cdata  # noqa: SLF001 - there is no public identity of a storage
+        storage, regather = self._regathers.get(identity, (None, None))
+        return None if storage is None or storage.expired() else regather
 
     @staticmethod
     def unpack(packed: Any) -> Tensor:

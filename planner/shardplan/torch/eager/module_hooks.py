@@ -148,6 +148,8 @@ class ModuleHooks:
             return
         is_buffer = attribute not in module._parameters  # noqa: SLF001 - there is no public name
         store = module._buffers if is_buffer else module._parameters  # noqa: SLF001 - as above
+        if attribute not in store:
+            _refuse_computed(module, attribute, name)
         stored = store[attribute]
         if isinstance(stored, DTensor):
             store[attribute] = planned = self._planned(name, [stored])
@@ -214,6 +216,22 @@ def _refuse_selection() -> None:
         summary = "a block under a plan is run by a checkpoint that saves some of its results and recomputes others"
         hint = "checkpoint it whole (without context_fn), or let the plan choose: shardplan solve --remat"
         raise ShardplanError(error("selective-checkpoint", summary, hint=hint))
+
+
+def _refuse_computed(module: nn.Module, attribute: str, name: str) -> None:
+    """Refuses a weight of the plan that its module computes from others since the plan was applied, as pruning and
+    weight norm let it. Raises `ShardplanError` (`changed-model`)."""
+    path = name.removesuffix(attribute)
+    names = [each for each, _ in (*module.named_parameters(), *module.named_buffers())]
+    starts = (f"{attribute}_", f"parametrizations.{attribute}.")
+    others = ", ".join(f"'{path}{each}'" for each in names if each.startswith(starts))
+    summary = f"the model has no parameter '{name}' any more, which it had when the plan was applied"
+    detail = f"it is now computed from {others}" if others else "it is now another attribute of its module"
+    hint = (
+        "prune, or put weight norm and other parametrizations on, before the plan is made and applied; or make the "
+        "result a parameter again (prune.remove, parametrize.remove_parametrizations)"
+    )
+    raise ShardplanError(error("changed-model", summary, detail=detail, hint=hint))
 
 
 def _renew_flat_weights(module: nn.Module) -> None:

@@ -42,11 +42,12 @@ def warn_of_gathered(engine: Engine, warned: set[str]) -> None:
 
 def _faults(engine: Engine) -> Iterator[Diagnostic]:
     record, mesh = engine.record, engine.groups.mesh
-    lenient = "or apply the plan with strict=False: the result is right, but more is sent than the plan says"
+    lenient = "apply the plan with strict=False: the result is right, but more is sent than the plan says"
+    other = f"{lenient}. If the model is not the one that was planned, solve again for it"
     if record.without_rule:
         listed = ", ".join(f"{name} ({count} times)" for name, count in sorted(record.without_rule.items()))
         summary = f"operations without a rule were run whole on every process: {listed}"
-        yield error("unknown-operation", summary, hint=f"write them with other operations, {lenient}")
+        yield error("unknown-operation", summary, hint=f"write them with other operations, or {lenient}")
     if record.unnamed:
         summary = "the results depend on trained parameters that the plan does not name"
         hint = "solve again for this model as it is trained, or ignore them by name or pattern"
@@ -54,8 +55,7 @@ def _faults(engine: Engine) -> Iterator[Diagnostic]:
     if record.unplanned:
         summary = f"{sum(record.unplanned.values())} moves were needed that the plan does not have"
         detail = "\n".join(f"{text}, {count} times" for text, count in sorted(record.unplanned.items()))
-        hint = f"is the model the one that was planned? solve again for it, {lenient}"
-        yield error("unplanned-move", summary, detail=detail, hint=hint)
+        yield error("unplanned-move", summary, detail=detail, hint=other)
     missing = [
         move
         for move in engine.plan.moves
@@ -72,5 +72,4 @@ def _faults(engine: Engine) -> Iterator[Diagnostic]:
         ]
         shown = [*lines[:8], *([f"and {len(lines) - 8} more"] if len(lines) > 8 else [])]
         summary = f"{len(missing)} moves of the plan have no place in the model"
-        hint = f"is the model the one that was planned? solve again for it, {lenient}"
-        yield error("unrealised-move", summary, detail="\n".join(shown), hint=hint)
+        yield error("unrealised-move", summary, detail="\n".join(shown), hint=other)

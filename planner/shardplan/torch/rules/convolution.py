@@ -11,6 +11,7 @@ from shardplan.torch.propagation.engine import Engine, Op
 from shardplan.torch.propagation.plan_graph import Key, product
 from shardplan.torch.propagation.values import Call, Dims, Site, Value
 from shardplan.torch.rules.elementwise import as_value
+from shardplan.torch.rules.products import with_bias
 from shardplan.torch.rules.views import reshape
 
 CONVOLUTIONS = ("conv1d", "conv2d", "conv3d")
@@ -83,7 +84,7 @@ def _plus(engine: Engine, value: Value, bias: Value) -> Value:
 
     def run(locals_: list[Any], site: Site) -> Any:
         del site
-        return locals_[0] + locals_[1].reshape(-1, *[1] * (value.rank - 2))
+        return with_bias(locals_[0], locals_[1].reshape(-1, *[1] * (value.rank - 2)))
 
     call = Call(
         [value, bias], [dims, (("x1",),)], [dims], [value.shape], [key],

@@ -44,7 +44,13 @@ def _times(engine: Engine, value: Value, factor: float) -> Value:
 def _plus(engine: Engine, value: Value, bias: Any) -> Value:
     if bias is None:
         return value
-    return elementwise(engine, Op("add", torch.add, [value, as_value(engine, bias)]))
+    return elementwise(engine, Op("add", with_bias, [value, as_value(engine, bias)]))
+
+
+def with_bias(made: Any, bias: Any) -> Any:
+    """A product, or a convolution, with its bias, in the dtype of the product: where autocast has rounded that, torch's
+    `linear` and its like round the bias too."""
+    return made + bias.type_as(made)
 
 
 def matmul(engine: Engine, op: Op) -> Value:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from shardplan.torch.propagation.engine import Engine, Op
 from shardplan.torch.propagation.plan_graph import Key
 from shardplan.torch.propagation.values import Dims, Site, Value
 from shardplan.torch.rules.elementwise import elementwise, unary
+from shardplan.torch.rules.views import reshape
 
 _MEANS = frozenset(("mean",))
 _ADDED = frozenset(("sum", "mean", "nansum"))
@@ -33,13 +35,11 @@ def reduction(engine: Engine, op: Op) -> Any:
     )
     terms = engine.graph.signatures
     signature = (terms.linear if op.name in _ADDED else terms.nonlinear)([value.key.signature])
+    ones = (1,) * value.rank
+    if op.name in _ADDED and results[0].shape == () != ones and engine.knows(Key(signature, ones)):
+        return _of_all_elements(engine, op, Key(signature, ones), integer=not results[0].dtype.is_floating_point)
 
-    def run(locals_: list[Any], site: Site) -> Any:
-        found = op.func(locals_[0], *op.args[1:], **op.kwargs)
-        ways = site.ways(*(f"x{dim}" for dim in dims))
-        return found / ways if op.name in _MEANS and ways > 1 else found
-
-    call = unary(value, value.key, run, () if op.name in _ADDED else dims)
+    call = unary(value, value.key, _run(op, dims), () if op.name in _ADDED else dims)
     call.results = [factors] * len(results)
     call.shapes = [tuple(result.shape) for result in results]
     call.keys = [Key(signature, tuple(result.shape)) for result in results]
@@ -47,6 +47,28 @@ def reduction(engine: Engine, op: Op) -> Any:
     call.integer = not results[0].dtype.is_floating_point
     found = engine.run(call)
     return type(made)(found) if isinstance(made, tuple) and len(found) > 1 else found[0]
+
+
+def _run(op: Op, dims: tuple[int, ...], shape: tuple[int, ...] | None = None) -> Callable[[list[Any], Site], Any]:
+    """What a process computes of a reduction over `dims`; of a mean, its share of it."""
+
+    def run(locals_: list[Any], site: Site) -> Any:
+        found = op.func(locals_[0], *op.args[1:], **op.kwargs)
+        found = found if shape is None else found.reshape(shape)
+        ways = site.ways(*(f"x{dim}" for dim in dims))
+        return found / ways if op.name in _MEANS and ways > 1 else found
+
+    return run
+
+
+def _of_all_elements(engine: Engine, op: Op, key: Key, *, integer: bool) -> Any:
+    """A sum or mean of everything. Exporters write it with all dims kept, as the value `key` of the plan, which is what
+    the plan moves, and drop the dims afterwards."""
+    value: Value = op.args[0]
+    call = unary(value, key, _run(op, tuple(range(value.rank)), key.shape))
+    call.results, call.shapes, call.linear = [((),) * value.rank], [key.shape], (frozenset({0}),)
+    call.integer = integer
+    return reshape(engine, Op("reshape", torch.reshape, [engine.run(call)[0], ()]))
 
 
 def ranked(engine: Engine, op: Op) -> Any:
