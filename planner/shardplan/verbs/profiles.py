@@ -11,6 +11,7 @@ import click
 from shardplan.errors import ShardplanError, error
 from shardplan.verbs.asking import profile_names
 from shardplan.verbs.inputs import text_of
+from shardplan.verbs.numbers import WholeRange
 from shardplan.verbs.session import EXIT_DONE, STANDARD_OUTPUT, Session, completing, verb
 
 
@@ -59,7 +60,7 @@ def show_one(session: Session, /, name: str) -> int:
 
 @profiles.command("detect")
 @click.option("--from", "files", metavar="FILE", multiple=True, help="A saved text of the machine; may be repeated.")
-@click.option("--machines", type=click.IntRange(1), metavar="N", help="How many machines like this one there are.")
+@click.option("--machines", type=WholeRange(1), metavar="N", help="How many machines like this one there are.")
 @click.option(
     "-o", "--output", metavar="FILE", default=STANDARD_OUTPUT, show_default=True, help="The profile; - prints it."
 )

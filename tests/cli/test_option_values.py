@@ -1,0 +1,77 @@
+"""Values of options that say nothing, or no number, are refused with the name of the option."""
+
+from pathlib import Path
+
+import pytest
+
+USAGE = "error[usage]: Invalid value for "
+
+
+@pytest.fixture
+def plan(shardplan, mlp: Path) -> str:
+    """The file of a plan for `mlp.onnx`."""
+    shardplan("solve", "mlp.onnx", "--dim", "batch=64", "--mesh", "1x2", "-q", "-o", "mlp.plan.json")
+    return "mlp.plan.json"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("solve", "mlp.onnx", "--for", ""),
+        ("compare", "mlp.onnx", "--for", ""),
+        ("solve", "mlp.onnx", "--start", ""),
+        ("solve", "mlp.onnx", "--memory-limit", ""),
+        ("launch-env", "mlp.plan.json", "--for", "torchrun", "--hosts", ""),
+    ],
+)
+def test_empty_text_is_no_value(arguments, shardplan, folder):
+    run = shardplan(*arguments)
+    assert (run.code, run.out) == (2, "")
+    assert run.err.startswith(f"{USAGE}'{arguments[-2]}': the text is empty\n")
+
+
+@pytest.mark.parametrize("given", ["", ",", " , "])
+@pytest.mark.parametrize(
+    ("option", "called"),
+    [
+        ("--mesh", "'-m' / '--mesh'"),
+        ("--cluster", "'-c' / '--cluster'"),
+        ("--microbatches", "'--microbatches'"),
+        ("--remat", "'--remat'"),
+        ("--stages", "'--stages'"),
+    ],
+)
+def test_a_sweep_over_an_empty_list(option, called, given, shardplan, folder):
+    run = shardplan("sweep", "mlp.onnx", option, given)
+    assert (run.code, run.out) == (2, "")
+    assert run.err == f"{USAGE}{called}: the list is empty\nhint: shardplan sweep --help says what is allowed\n"
+
+
+@pytest.mark.parametrize("given", ["nan", "inf", "-inf"])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("verify", "mlp.plan.json", "--rtol"),
+        ("calibrate", "step", "mlp.plan.json", "--measured-ms"),
+        ("solve-problem", "problem.json", "--time-limit"),
+        ("solve-problem", "problem.json", "--work-limit"),
+    ],
+)
+def test_numbers_that_are_not_finite(arguments, given, shardplan, folder):
+    run = shardplan(*arguments, given)
+    assert (run.code, run.out) == (2, "")
+    why = f"{given} is not in the range x>0" if given == "-inf" else f"{given} is not a finite number"
+    assert run.err.startswith(f"{USAGE}'{arguments[-1]}': {why}\n")
+
+
+def test_what_is_no_number_is_called_so(shardplan, folder):
+    run = shardplan("verify", "mlp.plan.json", "--seed", "nan")
+    assert run.err.startswith(f"{USAGE}'--seed': 'nan' is not a valid whole number\n")
+    run = shardplan("verify", "mlp.plan.json", "--rtol", "small")
+    assert run.err.startswith(f"{USAGE}'--rtol': 'small' is not a valid number\n")
+
+
+def test_show_reads_the_model_for_why_alone(shardplan, plan):
+    run = shardplan("show", plan, "--model", "nope")
+    assert (run.code, run.out) == (2, "")
+    assert run.err.startswith("error[usage]: --model goes with --why N: ")
