@@ -14,11 +14,9 @@ from typing import Any, Final
 import click
 
 from shardplan.errors import Diagnostic, ShardplanError, did_you_mean, error
-from shardplan.text_files import read_text
+from shardplan.text_files import MARK, read_text
 from shardplan.verbs.asking import AsGiven
 
-_MARK = "\ufeff"
-"""With which editors of Windows begin a file, and TOML may not begin."""
 _KINDS: Final[tuple[tuple[type[click.ParamType[Any]], tuple[type, ...], str], ...]] = (
     (AsGiven, (dict, str), "text"),
     (type(click.BOOL), (bool, str), "true or false"),
@@ -52,7 +50,7 @@ def _table(file: Path, path: tuple[str, ...]) -> Mapping[str, object] | None:
     import tomllib
 
     try:
-        found: object = tomllib.loads(read_text(file).removeprefix(_MARK))
+        found: object = tomllib.loads(read_text(file).removeprefix(MARK))
     except RecursionError:
         raise ShardplanError(error("bad-configuration", "it is nested too deeply", file=str(file))) from None
     except OSError as problem:
