@@ -75,3 +75,11 @@ def test_show_reads_the_model_for_why_alone(shardplan, plan):
     run = shardplan("show", plan, "--model", "nope")
     assert (run.code, run.out) == (2, "")
     assert run.err.startswith("error[usage]: --model goes with --why N: ")
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="no folder that is writable and takes no files")
+def test_a_report_that_cannot_be_written_ends_solve_before_its_search(shardplan, mlp):
+    run = shardplan("solve", "mlp.onnx", "--dim", "batch=64", "--mesh", "1x2", "--html", "/proc/x.html")
+    assert (run.code, run.out) == (2, "")
+    assert run.err.startswith("/proc/x.html: error[unwritable-output]: cannot write the report: ")
+    assert not Path("plans").exists()
