@@ -83,3 +83,25 @@ def test_a_report_that_cannot_be_written_ends_solve_before_its_search(shardplan,
     assert (run.code, run.out) == (2, "")
     assert run.err.startswith("/proc/x.html: error[unwritable-output]: cannot write the report: ")
     assert not Path("plans").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--dim", f"B={10**20}"), f"error[bad-dim]: --dim 'B={10**20}': a size is a whole number from 1 to 999,"),
+        (("--dim", "B=-1"), "error[bad-dim]: --dim 'B=-1': a size is a whole number from 1 to 999,"),
+        (("--trip", "decode=0"), "error[bad-trip]: --trip 'decode=0': a trip count is a whole number from 1 to 999,"),
+        (("--dim", "B=two"), "error[bad-dim]: --dim 'B=two' is not NAME=N\n"),
+    ],
+)
+def test_a_number_out_of_range_is_said_to_be_so(arguments, said, shardplan, mlp):
+    run = shardplan("inspect", "mlp.onnx", *arguments)
+    assert run.code == 2
+    assert run.err.startswith(said)
+
+
+@pytest.mark.parametrize("number", ["-1", str(10**20)])
+def test_a_size_of_a_description_that_is_out_of_range(number, shardplan, folder):
+    run = shardplan("inspect", f"transformer:llama3-8b,batch={number}")
+    said = f"transformer: 'batch={number}': batch is a whole number without a sign, of at most 18 digits"
+    assert (run.code, run.err) == (2, f"error[bad-description]: {said}\n")

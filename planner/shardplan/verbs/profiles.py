@@ -16,7 +16,7 @@ from shardplan.verbs.numbers import WholeRange
 from shardplan.verbs.session import EXIT_DONE, STANDARD_OUTPUT, Session, completing, verb
 
 if TYPE_CHECKING:
-    from shardplan.cluster.types import Profile
+    from shardplan.cluster.build import Profile
 
 
 class _ListByDefault(click.Group):
@@ -132,7 +132,9 @@ def _whole(name: str) -> Profile:
     profile = load_profile(name)
     attempt = Attempts()
     attempt(lambda: make_cluster(profile))
-    attempt.problems += bad_variables(profile.resolved.get("environment", {}), "the profile")
+    variables = profile.resolved.get("environment", {})
+    assert isinstance(variables, dict)
+    attempt.problems += bad_variables(variables, "the profile")
     if attempt.problems:
         raise ShardplanError(*(replace(problem, file=name) for problem in attempt.problems))
     return profile
