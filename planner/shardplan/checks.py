@@ -16,6 +16,7 @@ from shardplan.cluster.quantity import SIZE, parse_quantity
 from shardplan.errors import Diagnostic, ShardplanError, did_you_mean, error
 
 _MOST_DIGITS = 18
+_MOST_COUNT = 10**_MOST_DIGITS - 1
 _FEWEST_BARE_BYTES = 1 << 16
 """A smaller number without a unit is probably not meant in bytes."""
 
@@ -198,7 +199,10 @@ class Sizes:
         faults: list[Diagnostic] = []
         for text in texts:
             key, equals, number = (part.strip() for part in str(text).rpartition("="))
-            if not (equals and key and _is_count(number)):
+            if equals and key and _is_whole(number) and not _is_count(number):
+                kind = "size" if self.what == "size" else "trip count"
+                faults.append(error(code, f"{name} '{text}': a {kind} is a whole number from 1 to {_MOST_COUNT:,}"))
+            elif not (equals and key and _is_count(number)):
                 hint = f"write {described}, such as {name} {self.example}"
                 faults.append(error(code, f"{name} '{text}' is not NAME=N", hint=hint))
             elif found.setdefault(key, int(number)) != int(number):

@@ -15,13 +15,11 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 import click
-from click.core import ParameterSource
 
 from shardplan import __version__
 from shardplan.errors import Diagnostic, ShardplanError, error
 from shardplan.escapes import visible
 from shardplan.garbage import FEW_COLLECTIONS
-from shardplan.verbs.asking import IN_SETTINGS
 from shardplan.verbs.calibrate import calibrate
 from shardplan.verbs.check import check
 from shardplan.verbs.compare import compare
@@ -37,7 +35,7 @@ from shardplan.verbs.inspect import inspect
 from shardplan.verbs.launch import launch, launch_env
 from shardplan.verbs.price import price
 from shardplan.verbs.profiles import profiles
-from shardplan.verbs.session import EXIT_DEFECT, EXIT_INTERRUPTED, EXIT_PIPE, EXIT_USAGE, Session
+from shardplan.verbs.session import EXIT_DEFECT, EXIT_INTERRUPTED, EXIT_PIPE, EXIT_USAGE, Session, whence
 from shardplan.verbs.show import show
 from shardplan.verbs.solve import solve
 from shardplan.verbs.solve_problem import solve_problem
@@ -208,18 +206,16 @@ def _document(session: Session, result: Mapping[str, object] | None, code: int) 
 def _refuse_usage(problem: click.UsageError, given: list[str]) -> int:
     """Click's own words on what was given, as a diagnostic, and where to read what is allowed."""
     path = problem.ctx.command_path if problem.ctx else "shardplan"
-    hint = IN_SETTINGS if _is_setting(problem) else f"{path} --help says what is allowed"
+    hint = _whence(problem) or f"{path} --help says what is allowed"
     session = Session(_guess_verb(given), _asks_json(given))
     session.say(error("usage", " ".join(problem.format_message().split()).removesuffix("."), hint=hint))
     return _document(session, None, EXIT_USAGE)
 
 
-def _is_setting(problem: click.UsageError) -> bool:
-    """Whether a value was refused that stands in a file of settings."""
+def _whence(problem: click.UsageError) -> str:
+    """Where a value comes from that was refused; empty for the command line."""
     parameter, context = getattr(problem, "param", None), problem.ctx
-    if parameter is None or context is None:
-        return False
-    return context.get_parameter_source(parameter.name) is ParameterSource.DEFAULT_MAP
+    return whence(context, parameter.name) if parameter is not None and context is not None else ""
 
 
 def _report_defect(run: _Run, given: list[str], problem: Exception) -> int:

@@ -11,6 +11,9 @@ from typing import Protocol
 MOST_BYTES = 1 << 26
 """The index of a checkpoint of a million tensors is larger than all else, and has this."""
 
+MARK = "\ufeff"
+"""With which editors of Windows begin a file, and JSON and TOML may not begin."""
+
 
 class Readable(Protocol):
     """What bytes are read from: a file, or what unpacks one."""

@@ -67,7 +67,7 @@ def test_a_profile_and_a_trace_replace_their_like_and_nothing_else(shardplan, fo
     assert read_plan("two.plan.json") == example_plan()
     run = shardplan("calibrate", "step", "two.plan.json", "--measured-ms", "nan")
     assert run.code == 2
-    assert "Invalid value for '--measured-ms': nan is no time\n" in run.err
+    assert "Invalid value for '--measured-ms': nan is not a finite number\n" in run.err
 
 
 def test_a_log_that_says_nothing_is_refused(shardplan, folder):

@@ -81,13 +81,44 @@ def test_a_path_outside_is_recorded_by_its_name_alone(shardplan, mlp, tmp_path_f
     assert shardplan("check", "a.json", "--without-model").code == 0
 
 
-@pytest.mark.parametrize("recorded", ["/etc/passwd", "../" * 9 + "dev/zero", "a\0b", "plans"])
-def test_what_a_plan_records_is_no_way_to_other_files(recorded, shardplan, mlp):
+NOT_FOLLOWED = "not looked for: an absolute path, or one with '..', is not followed"
+NOWHERE = "neither here, nor beside the plan or above it"
+
+
+@pytest.mark.parametrize(
+    ("recorded", "why"),
+    [
+        ("/etc/passwd", NOT_FOLLOWED),
+        ("../" * 9 + "dev/zero", NOT_FOLLOWED),
+        ("../" * 20 + "etc/passwd", NOT_FOLLOWED),
+        ("plans/../../secret", NOT_FOLLOWED),
+        ("etc/passwd", NOWHERE),
+        ("a\0b", NOWHERE),
+        ("plans", NOWHERE),
+    ],
+)
+@pytest.mark.parametrize("key", ["model", "cluster", "constraints"])
+def test_what_a_plan_records_is_no_way_to_other_files(key, recorded, why, shardplan, mlp):
+    (mlp.parent.parent / "secret").write_text("what nobody is to know")
     shardplan(*SOLVE)
-    write_plan(replace(read_plan(PLAN), sources={"model": recorded, "cluster": "h100-dgx"}), PLAN)
+    sources = {"model": "mlp.onnx", "cluster": "h100-dgx", key: [recorded] if key == "constraints" else recorded}
+    write_plan(replace(read_plan(PLAN), sources=sources), PLAN)
     run = shardplan("check", PLAN)
     assert run.code == 2
-    assert "error[no-model]" in run.err
+    assert f"error[no-{key}]: " in run.err
+    assert f"{why}\n" in run.err
+
+
+def test_a_model_in_a_folder_beside_that_of_the_plans_is_found(shardplan, mlp, monkeypatch):
+    for folder in ("models", "work"):
+        (mlp.parent / folder).mkdir()
+    mlp.rename("models/mlp.onnx")
+    monkeypatch.chdir(mlp.parent / "work")
+    assert shardplan("solve", "../models/mlp.onnx", "--dim", "batch=64", "--mesh", "2x2").code == 0
+    assert read_plan(PLAN).sources["model"] == "models/mlp.onnx"
+    assert shardplan("check", PLAN).code == 0
+    monkeypatch.chdir("plans")
+    assert shardplan("check", Path(PLAN).name).code == 0
 
 
 @pytest.mark.parametrize(

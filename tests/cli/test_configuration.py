@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from shardplan import text_files
+from shardplan.cli import cli
 
 SOLVE = ("solve", "mlp.onnx")
 
@@ -145,3 +146,63 @@ def test_a_file_of_settings_without_an_end(shardplan, mlp, monkeypatch):
 def test_the_mark_of_editors_is_no_part_of_settings(shardplan, mlp):
     Path("shardplan.toml").write_text("\ufeffmesh = '1x2'\r\n", encoding="utf-8")
     assert "machine=1 (" in shardplan("solve", "mlp.onnx", "--dim", "batch=32").out
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("require-optimal = 0", "require-optimal is 0; true or false is expected"),
+        ("presolve = 0", "presolve is 0; true or false is expected"),
+        ("uneven = 1979-05-27", "uneven is 1979-05-27; true or false is expected"),
+        ("shard-optimizer = {a = 1}", 'shard-optimizer is {"a": 1}; true or false is expected'),
+        ("require-optimal = []", "require-optimal is []; true or false is expected"),
+        ("require-optimal = 0.5", "require-optimal is 0.5; true or false is expected"),
+        ("robust = [3]", "robust is [3]; a whole number is expected"),
+        ("robust = 1.5", "robust is 1.5; a whole number is expected"),
+        ("robust = true", "robust is true; a whole number is expected"),
+        ('output = ["a.json"]', 'output is ["a.json"]; text is expected'),
+        ("constraints = 4", "constraints is 4; text is expected"),
+        ("pin = [[1]]", "pin is [1]; text is expected"),
+    ],
+)
+def test_a_value_of_a_type_that_an_option_does_not_take(line, said, shardplan, mlp):
+    Path("shardplan.toml").write_text(f"[solve]\n{line}\n")
+    run = shardplan(*SOLVE)
+    assert (run.code, run.out, run.err) == (2, "", f"shardplan.toml: error[bad-argument]: {said}\n")
+
+
+@pytest.mark.parametrize("verb", sorted(cli.commands))
+def test_no_type_of_value_is_a_defect_for_any_option(verb, shardplan, mlp):
+    names = {flag[2:] for one in cli.commands[verb].params for flag in one.opts if flag.startswith("--")} - {"help"}
+    for name in sorted(names):
+        for value in ("[1]", "{a = 1}", "1979-05-27", "[[1]]"):
+            Path("shardplan.toml").write_text(f"[{verb}]\n{name} = {value}\n")
+            run = shardplan(verb, "absent.onnx")
+            assert run.code == 2, (name, value, run.err)
+
+
+def test_settings_as_they_were_taken_before(shardplan, mlp):
+    Path("shardplan.toml").write_text('dim = "batch=64"\nstrict = "yes"\nmicrobatches = 2\n[solve]\nrobust = "0"\n')
+    assert source(shardplan(*SOLVE, "-v"), "strict") == "True  (configuration)"
+    assert source(shardplan("sweep", "mlp.onnx", "--mesh", "2", "-v"), "microbatches") == "2  (configuration)"
+
+
+def test_where_a_wrong_value_comes_from(shardplan, mlp, monkeypatch):
+    Path("shardplan.toml").write_text('mesh = ""\n')
+    run = shardplan(*SOLVE)
+    assert run.code == 2
+    assert run.err == (
+        "error[usage]: Invalid value for '-m' / '--mesh': the text is empty\n"
+        "hint: it is set in shardplan.toml, or [tool.shardplan] of pyproject.toml\n"
+    )
+    Path("shardplan.toml").unlink()
+    monkeypatch.setenv("SHARDPLAN_MICROBATCHES", "x")
+    assert shardplan(*SOLVE, "--dim", "batch=64").err == (
+        "error[bad-argument]: --microbatches is 'x'; a whole number of at least 1 is expected\n"
+        "hint: it is set in the environment, as SHARDPLAN_MICROBATCHES\n"
+    )
+    monkeypatch.setenv("SHARDPLAN_ROBUST", "nan")
+    assert shardplan(*SOLVE).err == (
+        "error[usage]: Invalid value for '--robust': 'nan' is not a valid whole number\n"
+        "hint: it is set in the environment, as SHARDPLAN_ROBUST\n"
+    )

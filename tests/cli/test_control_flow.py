@@ -38,7 +38,7 @@ def test_a_trip_that_cannot_be_read(shardplan, decode):
     run = shardplan("inspect", decode, "--trip", "decode", "--dim", "batch=0")
     assert run.code == 2
     assert run.err == (
-        "error[bad-dim]: --dim 'batch=0' is not NAME=N\nhint: write a name and a positive size, such as --dim batch=8\n"
+        "error[bad-dim]: --dim 'batch=0': a size is a whole number from 1 to 999,999,999,999,999,999\n"
         "error[bad-trip]: --trip 'decode' is not NAME=N\n"
         "hint: write the name of a loop and a positive number, such as --trip decode=8\n"
     )

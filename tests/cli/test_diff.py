@@ -6,6 +6,7 @@ from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 
+import onnx
 import pytest
 from example_plans import changed_summary, example_plan, example_summary
 from jsonschema import Draft202012Validator
@@ -155,6 +156,9 @@ def test_the_same(shardplan, plans):
         (("--fail-if", "step>0"), 1),
         (("--fail-if", "memory>+0"), 0),
         (("--fail-if", "step>+2%", "--exit-zero"), 0),
+        (("--fail-if", "step>+2%", "--fail-if", "memory>+50%"), 1),
+        (("--fail-if", "memory>+50%", "--fail-if", "step>+2%"), 1),
+        (("--fail-if", "memory>+50%", "--fail-if", "step>+50%"), 0),
     ],
 )
 def test_exit_codes(options, code, shardplan, plans):
@@ -169,6 +173,40 @@ def test_bad_conditions_and_files_are_said_together(shardplan, plans):
         "hint: write for example 'step>+2%', 'step>+1 ms' or 'memory>+1 GiB'\n"
         "absent.plan.json: error[unreadable-plan]: cannot read the plan: no such file or directory\n"
     )
+
+
+def test_no_text_is_no_condition(shardplan, plans):
+    run = shardplan("diff", "old.plan.json", "new.plan.json", "--fail-if", "")
+    assert run.code == 2
+    assert run.err == (
+        "error[bad-condition]: --fail-if '' is no condition\n"
+        "hint: write for example 'step>+2%', 'step>+1 ms' or 'memory>+1 GiB'\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("absent.onnx", "absent.onnx: error[no-such-file]: there is no such file"),
+        ("empty", "empty: error[not-a-file]: this is a directory"),
+        ("text.onnx", "text.onnx: error[not-onnx]: this is not an ONNX model"),
+        ("other.onnx", "error[stale-plan]: none of the plans was made for the model 'other.onnx'"),
+    ],
+)
+def test_a_model_that_is_given_must_be_the_model_of_a_plan(given, said, shardplan, mlp: Path):
+    shardplan("solve", "mlp.onnx", "--dim", "batch=64", "--mesh", "2", "-q", "-o", "mlp.plan.json")
+    shardplan("solve", "mlp.onnx", "--dim", "batch=32", "--mesh", "2", "-q", "-o", "less.plan.json")
+    Path("empty").mkdir()
+    Path("text.onnx").write_text("no model")
+    model = onnx.load("mlp.onnx", load_external_data=False)
+    del model.graph.node[1]
+    model.graph.node[1].input[0] = "hidden"
+    onnx.save(model, "other.onnx")
+    run = shardplan("diff", "mlp.plan.json", "less.plan.json", "--model", given)
+    assert (run.code, run.out) == (2, "")
+    assert run.err.startswith(said)
+    both = shardplan("diff", "mlp.plan.json", "less.plan.json", "--model", "mlp.onnx")
+    assert (both.code, both.err) == (1, "")
 
 
 @pytest.mark.parametrize(

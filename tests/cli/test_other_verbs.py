@@ -56,3 +56,19 @@ def test_profiles_show_writes_out_the_defaults(shardplan, folder):
 def test_profiles_check(shardplan, folder):
     Path("mine.yaml").write_text("schema: 1\nextends: builtin:h100-dgx\nname: mine\n")
     assert shardplan("profiles", "check", "mine.yaml").out == "mine.yaml is valid\n"
+
+
+def test_profiles_check_refuses_what_other_commands_refuse(shardplan, folder):
+    head = "schema: 1\nextends: builtin:h100-dgx\nname: mine\n"
+    mesh = "mesh: {axes: [{name: machine, size: 2, level: net}, {name: gpu, size: 3, level: up}]}\n"
+    Path("mesh.yaml").write_text(f"{head}{mesh}levels: {{up: {{devices: 2}}}}\n")
+    Path("variables.yaml").write_text(f'{head}environment: {{1B: x, A: "x\\ny", NCCL_DEBUG: INFO}}\n')
+    run = shardplan("profiles", "check", "mesh.yaml", "variables.yaml", "-q")
+    assert (run.code, run.out) == (2, "")
+    hint = "hint: names are capitals, digits and '_'; values letters, digits and .,:;=^/+@%~_-\n"
+    assert run.err == (
+        "mesh.yaml: error[mesh-too-large]: 3 devices on axis 'gpu', but one machine of profile 'mine' has 2\n"
+        "hint: at most 2\n"
+        f"variables.yaml: error[bad-variable]: the profile sets '1B' to what no launcher should\n{hint}"
+        f"variables.yaml: error[bad-variable]: the profile sets 'A' to what no launcher should\n{hint}"
+    )

@@ -72,7 +72,7 @@ def test_what_once_went_wrong(name, tmp_path):
     [
         ("layers=4000000000", "layers is 4000000000, it must be at most 4096"),
         ("layers=1,capacity=nan", "capacity is nan, it must be positive"),
-        (f"layers=1,seq={'9' * 5000}", "should be seq=N"),
+        (f"layers=1,seq={'9' * 5000}", "seq is a whole number without a sign, of at most 18 digits"),
         (
             "layers=1,hidden=1000000000000,heads=1",
             "elements (--budget elements=N or SHARDPLAN_MAX_ELEMENTS=N allows more)",

@@ -82,6 +82,18 @@ def test_exporters_write_the_largest_integer_for_no_limit(read):
     )
 
 
+def test_a_stored_limit_that_is_too_large_is_said(read):
+    text = loop(limit="n = Constant <value_int = 1099511627776> ()", turns="k")
+    assert refused(read, text) == [
+        (
+            "m.onnx: error[unbound-trip]: the trip count of node 'Loop_1' (Loop) is stored as 1,099,511,627,776; a loop"
+            " that is planned has fewer than 2,147,483,648 iterations\n"
+            "hint: give the trip count to plan for: --trip Loop_1=N"
+        )
+    ]
+    assert read(text, {"trip:Loop_1": 3, "k": 3}).trips == {"Loop_1": 3}
+
+
 def test_a_number_that_the_file_contradicts_is_refused(read):
     assert refused(read, loop(), {"trip:Loop_1": 4}) == [
         "m.onnx: error[bad-trip]: --trip Loop_1=4: node 'Loop_1' (Loop) has 5 iterations\nhint: leave the option away"

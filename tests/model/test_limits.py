@@ -1,5 +1,6 @@
 """What a file may hold is said before anything is computed from it, and budgets can be raised."""
 
+import onnx
 import pytest
 from onnx import TensorProto, helper
 
@@ -78,3 +79,17 @@ def test_the_environment_changes_budgets():
         "error[bad-budget]: SHARDPLAN_MAX_RANK is '-1'\nhint: give a positive whole number\n"
         "error[bad-budget]: SHARDPLAN_MAX_ELEMENTS is 'many'\nhint: give a positive whole number"
     )
+
+
+def test_a_model_that_is_newer_than_onnx_is_told(read):
+    text = "g (float[4] x) => (float[4] y) { y = Relu(x) }"
+    opset, ir = onnx.defs.onnx_opset_version(), onnx.IR_VERSION
+    assert read(text, opset=opset, ir_version=ir).warnings == ()
+    said = f"which onnx {onnx.__version__}, installed here, does not know\n"
+    hint = "hint: update onnx, or export for a version that it knows"
+    for versions, parts in (
+        ({"opset": 99}, f"version 99 of the operator set (up to {opset})"),
+        ({"ir_version": 99}, f"version 99 of the IR (up to {ir})"),
+    ):
+        (told,) = read(text, **versions).warnings
+        assert str(told) == f"m.onnx: warning[newer-than-onnx]: the model has {parts}, {said}{hint}"

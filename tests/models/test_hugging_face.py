@@ -213,6 +213,20 @@ REFUSED = {
     "activation": ({"hidden_act": "relu2"}, 'hidden_act is "relu2", which is not supported; it must be "silu"'),
     "quantised": ({"quantization_config": {"bits": 4}}, 'quantization_config is {"bits": 4}, which is not supported'),
     "no number": ({"hidden_size": "64"}, 'hidden_size is "64", it must be a whole number'),
+    "text for a switch": (
+        {"tie_word_embeddings": "false", "attention_bias": "no", "use_sliding_window": "yes"},
+        'tie_word_embeddings is "false", it must be true or false',
+    ),
+    "text for a flag": ({"attention_bias": "no"}, 'attention_bias is "no", it must be true or false'),
+    "text for a case": (
+        {"model_type": "gpt_neox", "hidden_act": "gelu", "use_parallel_residual": "false"},
+        'use_parallel_residual is "false", it must be true or false',
+    ),
+    "text for another row": (
+        {"model_type": "falcon", "new_decoder_architecture": "false", "hidden_act": "gelu"},
+        'new_decoder_architecture is "false", it must be true or false',
+    ),
+    "no heads": ({"num_key_value_heads": 0}, "num_key_value_heads is 0, it must be at least 1"),
     "nothing": ({"num_hidden_layers": None}, "there is no 'num_hidden_layers'"),
     "another": ({"model_type": "xlnet"}, "model_type 'xlnet' is not supported"),
     "precision": ({"dtype": "float8"}, 'dtype is "float8", which is not supported'),
@@ -266,6 +280,21 @@ def test_faults_are_said_together(tmp_path):
     with pytest.raises(ShardplanError) as caught:
         configured(path, {"heads": 8})
     assert [fault.code for fault in caught.value.diagnostics] == ["bad-config", "bad-config", "unknown-dim"]
+
+
+def test_a_key_that_is_there_twice_is_refused(tmp_path, capsys):
+    path = written(tmp_path, {"model_type": "llama", **GROUPED})
+    path.write_text(path.read_text().replace("{", '{"hidden_size": 128, ', 1))
+    assert main(["inspect", str(path)]) == 2
+    assert capsys.readouterr().err == (
+        f'error[bad-config]: {path}: "hidden_size" is there twice\nhint: keep one of them\n'
+    )
+
+
+def test_the_mark_of_editors_is_no_part_of_a_config(tmp_path):
+    path = written(tmp_path, {"model_type": "llama", **GROUPED})
+    path.write_text("\ufeff" + path.read_text(), encoding="utf-8")
+    assert parameters(configured(path, {})) == BASE + 512 * 64
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "{}"])

@@ -13,12 +13,14 @@ from forced_plans import INFERENCE, TRAINING, forced_plan
 from onnx.reference import ReferenceEvaluator
 from small_models import proto_of
 
+from shardplan.errors import ShardplanError
 from shardplan.model.read import read_model
 from shardplan.program.lower import lower_program
+from shardplan.program.machine import run
 from shardplan.program.machine.run import Machine
 from shardplan.program.machine.values import random_values
 from shardplan.program.machine.verify import verify_plan
-from shardplan.program.types import Repeat, Transfer, flat
+from shardplan.program.types import Repeat, Transfer, executed, flat
 from shardplan.rules import model_rules
 
 
@@ -165,3 +167,23 @@ def test_what_the_onnx_package_expects_comes_out(name, tmp_path):
         assert machine.run().verified
         for output, array in zip(model.outputs, expected, strict=True):
             np.testing.assert_allclose(machine.whole[output], array, rtol=1e-5)
+
+
+def test_loops_that_would_run_for_hours_are_refused(read, monkeypatch):
+    model, _ = read("nested")
+    plan = forced_plan(model, "2x2", INFERENCE, seed=1)
+    program = lower_program(model, plan, model_rules(model))
+    (loop,) = (one for one in program.instructions if isinstance(one, Repeat))
+    (inner,) = (one for one in loop.instructions if isinstance(one, Repeat))
+    outside, between = len(program.instructions) - 1, len(loop.instructions) - 1
+    count = outside + 3 * (between + 2 * len(inner.instructions))
+    assert executed(program.instructions) == count
+    monkeypatch.setattr(run, "MOST_INSTRUCTIONS", count)
+    assert verify_plan(model, plan).verified
+    monkeypatch.setattr(run, "MOST_INSTRUCTIONS", count - 1)
+    with pytest.raises(ShardplanError) as caught:
+        verify_plan(model, plan)
+    assert str(caught.value) == (
+        f"error[too-long]: '{model.name}' runs {count} instructions, those of its loops once per iteration; at most "
+        f"{count - 1} are simulated\nhint: verify a form of the model with fewer iterations"
+    )

@@ -101,8 +101,7 @@ def environment_of(given: Iterable[str], plan: Plan) -> dict[str, str]:
     known = profile.get("environment") if isinstance(profile, Mapping) else None
     found = dict(known) if isinstance(known, Mapping) else {}
     found |= dict(text.partition("=")[::2] for text in given)
-    faults = [_bad_variable(name) for name, value in sorted(found.items()) if not fits(name, value)]
-    if faults:
+    if faults := bad_variables(found, "--env or the cluster profile"):
         raise ShardplanError(*faults)
     return dict(sorted(found.items()))
 
@@ -112,10 +111,14 @@ def fits(name: str, value: object) -> bool:
     return bool(VARIABLE.fullmatch(name)) and isinstance(value, str) and bool(VALUE.fullmatch(value))
 
 
-def _bad_variable(name: str) -> Diagnostic:
-    summary = f"--env or the cluster profile sets '{name}' to what no launcher should"
+def bad_variables(variables: Mapping[str, object], setter: str) -> list[Diagnostic]:
+    """The variables that no launcher sets, `setter` being who asks for it."""
     hint = "names are capitals, digits and '_'; values letters, digits and .,:;=^/+@%~_-"
-    return error("bad-variable", summary, hint=hint)
+    return [
+        error("bad-variable", f"{setter} sets '{name}' to what no launcher should", hint=hint)
+        for name, value in sorted(variables.items())
+        if not fits(name, value)
+    ]
 
 
 def check_hosts(launch: Launch) -> list[Diagnostic]:

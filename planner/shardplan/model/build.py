@@ -180,7 +180,7 @@ class _Builder:
             dims=dict(sorted(binding.sizes.items())),
             opset=self.draft.opsets.get("", 0),
             producer=self.draft.producer,
-            warnings=tuple(self.inferred.warnings + self._control_flow_warnings()),
+            warnings=(*self.inferred.warnings, *self._control_flow_warnings(), *_newer_than_onnx(self.draft)),
             trips={name: self.draft.trips[name] for name in sorted({n for node in self.nodes for n in node.loops})},
         )
 
@@ -246,6 +246,19 @@ class _Builder:
 
 
 _GRAPH = onnx.AttributeProto.GRAPH
+
+
+def _newer_than_onnx(draft: Draft) -> list[Diagnostic]:
+    """A warning of a model that is newer than the installed onnx: its operators may mean something else by then."""
+    versions = (
+        ("operator set", draft.opsets.get("", 0), onnx.defs.onnx_opset_version()),
+        ("IR", draft.ir_version, onnx.IR_VERSION),
+    )
+    said = [f"version {found} of the {what} (up to {known})" for what, found, known in versions if found > known]
+    if not said:
+        return []
+    text = f"the model has {' and '.join(said)}, which onnx {onnx.__version__}, installed here, does not know"
+    return [warning("newer-than-onnx", text, hint="update onnx, or export for a version that it knows")]
 
 
 def _attributes(node: Node) -> dict[str, AttributeValue]:

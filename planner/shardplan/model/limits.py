@@ -1,9 +1,9 @@
 """Limits on untrusted ONNX files, checked before anything is computed: operator sets, functions, loops, sizes.
 
-After these checks, readers may rely on: names are text on one line; versions of operator sets exist; local functions
-end and are few operators when inlined; `If`, `Loop` and `Scan` have the graphs, inputs and outputs that the standard
-asks for; stored tensors have no negative dims, and neither dims, ranks nor element counts beyond `Budget`. Operands and
-results of plain operators are checked when they are typed, by ONNX's own schemas (`node_types`).
+After these checks, readers may rely on: names are text on one line; versions of operator sets are in range; local
+functions end and are few operators when inlined; `If`, `Loop` and `Scan` have the graphs, inputs and outputs that the
+standard asks for; stored tensors have no negative dims, and neither dims, ranks nor element counts beyond `Budget`.
+Operands and results of plain operators are checked when they are typed, by ONNX's own schemas (`node_types`).
 """
 
 from __future__ import annotations

@@ -120,15 +120,15 @@ def _always(body: onnx.GraphProto, known: Known) -> bool:
 
 def _loop_iterations(node: Node, known: Known, trips: Mapping[str, int], *, ends_early: bool) -> int:
     limit = known.get(node.inputs[0]) if node.inputs and node.inputs[0] else None
-    most = int(limit.reshape(-1)[0]) if limit is not None else _MOST_TURNS
+    most = max(0, int(limit.reshape(-1)[0])) if limit is not None else _MOST_TURNS
     given = trips.get(node.name)
     if most >= _MOST_TURNS:
         if given is None:
-            raise ShardplanError(_open_loop(node))
+            raise ShardplanError(_open_loop(node) if limit is None or ends_early else _endless(node, most))
         return given
     if given is not None and (given > most or (given < most and not ends_early)):
         raise ShardplanError(_contradicted(node, given, most, "at most " if ends_early else ""))
-    return max(0, most) if given is None else given
+    return most if given is None else given
 
 
 def without_iterations(
@@ -149,6 +149,15 @@ def _open_loop(node: Node) -> Diagnostic:
         "unbound-trip",
         f"the trip count of {node.label} depends on data, so its cost is not known",
         hint=f"give the trip count: {trip_flag(node.name, 'N')}",
+    )
+
+
+def _endless(node: Node, limit: int) -> Diagnostic:
+    return error(
+        "unbound-trip",
+        f"the trip count of {node.label} is stored as {limit:,}; a loop that is planned has fewer than "
+        f"{_MOST_TURNS:,} iterations",
+        hint=f"give the trip count to plan for: {trip_flag(node.name, 'N')}",
     )
 
 

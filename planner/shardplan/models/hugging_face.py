@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from shardplan.errors import Diagnostic, ShardplanError, did_you_mean, error, warning
 from shardplan.model.types import Model
-from shardplan.models.architecture import Architecture
+from shardplan.models.architecture import MAYBE, Architecture
 from shardplan.models.architectures import ARCHITECTURES, FLAT
 from shardplan.models.layer_kinds import (
     FURTHER,
@@ -28,7 +28,7 @@ from shardplan.models.names import NAMES
 from shardplan.models.spec import TransformerSpec
 from shardplan.models.transformer import build
 from shardplan.models.unknown_types import EXPORT, unknown_type
-from shardplan.text_files import read_text
+from shardplan.text_files import MARK, read_text
 
 _DTYPES: Final = {"float32": "float", "float16": "float16", "bfloat16": "bfloat16"}
 _STORED: Final = ("fp8", "mxfp4")
@@ -37,6 +37,10 @@ _OF_ALL: Final = ("dtype", "torch_dtype", "tie_word_embeddings", "quantization_c
 """Keys that stand beside `text_config` and hold for it."""
 _HASH: Final = re.compile("[0-9a-f]{40}")
 _BOUND: Final = ("batch", "seq", "mtp")
+_SWITCHES: Final = (
+    "tie_word_embeddings", "use_sliding_window", "block_auto_adjust_ff_dim", "new_decoder_architecture"
+)  # fmt: skip
+"""Keys that are true or false, besides those that an architecture names."""
 _LONGEST = 2048
 """Tokens of a sequence where nobody says how many; many configurations name far more than anybody trains with."""
 
@@ -82,7 +86,8 @@ def title_of_config(path: str | Path, config: Mapping[str, Any]) -> str:
 def read_config(path: str | Path) -> dict[str, Any]:
     """The keys of a `config.json`. Raises `ShardplanError` (`no-file`, `bad-config`)."""
     try:
-        found = json.loads(read_text(path))
+        text = read_text(path).removeprefix(MARK)
+        found = json.loads(text, object_pairs_hook=lambda pairs: _unique(pairs, path))
     except OSError as problem:
         raise ShardplanError(error("no-file", f"cannot read '{path}': {problem.strerror}")) from None
     except ValueError as problem:
@@ -97,6 +102,17 @@ def read_config(path: str | Path) -> dict[str, Any]:
         if not isinstance(kind, str):
             said = f'{path}: {place}model_type is {json.dumps(kind)}, it must be a name such as "llama"'
             raise ShardplanError(error("bad-config", said))
+    return found
+
+
+def _unique(pairs: list[tuple[str, Any]], path: str | Path) -> dict[str, Any]:
+    """The object of these pairs. Raises `ShardplanError` (`bad-config`) for a key that is there twice."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in keys if keys.count(key) > 1)
+        summary = f"{path}: {json.dumps(twice)} is there twice"
+        raise ShardplanError(error("bad-config", summary, hint="keep one of them"))
     return found
 
 
@@ -189,6 +205,7 @@ def _sizes(architecture: Architecture, config: Mapping[str, Any], path: str) -> 
         value = _alike(config.get(key))
         if isinstance(value, int) and not isinstance(value, bool):
             sizes[name] = value
+            faults += _too_small(name, key, value, path)
         elif value is not None:
             faults.append(error("bad-config", f"{path}: {key} is {json.dumps(value)}, it must be a whole number"))
         elif name not in architecture.optional:
@@ -211,6 +228,14 @@ def _sizes(architecture: Architecture, config: Mapping[str, Any], path: str) -> 
     return sizes, faults
 
 
+def _too_small(name: str, key: str, value: int, path: str) -> list[Diagnostic]:
+    """A number of heads, or their size, that would be taken for none given."""
+    if value > 0 or name not in MAYBE:
+        return []
+    hint = "leave the key out for what its architecture has"
+    return [error("bad-config", f"{path}: {key} is {value}, it must be at least 1", hint=hint)]
+
+
 def _alike(value: Any) -> Any:
     """The number that a list has for every layer (Hunyuan); the value itself where it is no such list."""
     return value[0] if isinstance(value, list) and value and all(each == value[0] for each in value) else value
@@ -223,6 +248,11 @@ def _refused(architecture: Architecture, config: Mapping[str, Any], path: str) -
         _cannot(path, key, config[key], " or ".join(json.dumps(value) for value in allowed))
         for key, allowed in only.items()
         if config.get(key, allowed[0]) not in allowed
+    ]
+    faults += [
+        error("bad-config", f"{path}: {key} is {json.dumps(config[key])}, it must be true or false")
+        for key in dict.fromkeys((*_SWITCHES, *architecture.flags.values(), *architecture.cases))
+        if isinstance(config.get(key), str | list | dict)
     ]
     faults += [
         _cannot(path, key, config[key], f"that of {other}")

@@ -238,7 +238,7 @@ def _read(text: str) -> tuple[TransformerSpec, list[Diagnostic]]:
         elif name in given:
             problems.append(error("bad-description", f"transformer: '{name}' is given twice"))
         elif (read := _value(name, value)) is None:
-            problems.append(error("bad-description", f"transformer: '{word.strip()}' should be {name}={_KINDS[name]}"))
+            problems.append(_unlike(word.strip(), name, value))
         else:
             given[name] = read
     return replace(spec, **given), problems  # type: ignore[arg-type]
@@ -262,6 +262,14 @@ _KINDS: Final[dict[str, str]] = {
     field.name: {"int": "N", "bool": "true|false", "float": "NUMBER"}.get(str(field.type), "WORD")
     for field in fields(TransformerSpec)
 }
+
+
+def _unlike(word: str, name: str, value: str) -> Diagnostic:
+    """A word whose value is of another kind than its field, or out of its range."""
+    if _KINDS[name] == "N" and value.removeprefix("-").isdecimal():
+        summary = f"transformer: '{word}': {name} is a whole number without a sign, of at most 18 digits"
+        return error("bad-description", summary)
+    return error("bad-description", f"transformer: '{word}' should be {name}={_KINDS[name]}")
 
 
 def _unknown_name(name: str) -> Diagnostic:

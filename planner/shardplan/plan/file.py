@@ -7,6 +7,7 @@ import difflib
 import errno
 import os
 import re
+import tempfile
 from pathlib import Path
 
 from shardplan.errors import Diagnostic, ShardplanError, error, reason_of
@@ -178,12 +179,16 @@ def _head(target: Path) -> str:
 
 
 def _check_folder(target: Path) -> str:
-    """Checks that the nearest existing parent of `target` is a writable folder."""
+    """Checks that the nearest existing parent of `target` is a folder that takes files."""
     folder = next(parent for parent in target.absolute().parents if parent.exists())
     if not folder.is_dir():
         raise NotADirectoryError(errno.ENOTDIR, f"'{_shown(folder)}' is not a folder")
     if not os.access(folder, os.W_OK):
         raise PermissionError(errno.EACCES, f"no permission to write in '{_shown(folder)}'")
+    try:
+        tempfile.TemporaryFile(dir=folder).close()  # permissions do not say what /proc takes, or a full disk
+    except OSError as problem:
+        raise OSError(problem.errno, f"'{_shown(folder)}' takes no files: {reason_of(problem)}") from None
     return ""
 
 

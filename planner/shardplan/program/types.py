@@ -161,6 +161,11 @@ class Program:
         return self.model.tensors[value.tensor]
 
 
+def executed(instructions: Iterable[Instruction]) -> int:
+    """The number of instructions that are carried out, those of loops once per iteration."""
+    return sum(one.iterations * executed(one.instructions) if isinstance(one, Repeat) else 1 for one in instructions)
+
+
 def flat(instructions: Iterable[Instruction]) -> Iterator[Transfer | Compute]:
     """The instructions once each, those of loops in the place of the loop."""
     for instruction in instructions:

@@ -21,7 +21,7 @@ from shardplan.plan.diff import profile_differences
 from shardplan.plan.recorded_request import cluster_of, is_of
 from shardplan.plan.types import Plan
 from shardplan.study.instance import load_model_of, read_all_constraints
-from shardplan.study.sources import found_path, source, sources
+from shardplan.study.sources import absence, found_path, source, sources
 from shardplan.units import counted
 
 _BLOCK = re.compile(r".*?\.\d+(?=\.|$)")
@@ -75,7 +75,7 @@ def recorded_model(plan: Plan, file: str, naming: Callable[[str], str]) -> str:
     if factory_of(recorded):
         summary = f"its model '{recorded}' is a function, which is called only where you name it"
         raise ShardplanError(error("no-model", summary, file=file, hint=naming(recorded)))
-    absent = f"its model '{recorded}' is neither here, nor beside the plan or above it"
+    absent = f"its model '{recorded}' is {absence(recorded)}"
     summary = absent if recorded else "it does not record the file of its model"
     raise ShardplanError(error("no-model", summary, file=file, hint=f"give it: {naming('MODEL')}"))
 
@@ -124,7 +124,7 @@ def profile_changes(plan: Plan, file: str, given: Given) -> tuple[str, ...]:
     then = cluster_of(plan, file)
     name = given.cluster or (recorded if recorded in list_profiles() else found_path(recorded, file))
     if name is None:
-        summary = f"its cluster profile '{recorded}' is neither here, nor beside the plan or above it"
+        summary = f"its cluster profile '{recorded}' is {absence(recorded)}"
         raise ShardplanError(error("no-cluster", summary, file=file, hint="give it with --cluster"))
     now = _laid(name, plan.mesh, then)
     if now is not None and cluster_digest(now) == cluster_digest(then):
@@ -188,7 +188,7 @@ def _constraint_file(recorded: str, file: str) -> str:
     if found is None and colon and (plan := found_path(path, file)) is not None:
         found = f"{plan}:{section}"
     if found is None:
-        summary = f"its constraints '{recorded}' are neither here, nor beside the plan or above it"
+        summary = f"its constraints '{recorded}' are {absence(recorded)}"
         raise ShardplanError(error("no-constraints", summary, file=file, hint="bring the file back, or solve again"))
     return found
 

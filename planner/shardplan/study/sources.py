@@ -11,12 +11,14 @@ from shardplan.models.named import PREFIX
 from shardplan.plan.types import Plan
 from shardplan.request import AUTO, Request
 
+_ABOVE = ".."
+
 
 def sources_of(request: Request) -> dict[str, object]:
     """The `sources` of a plan: names, and paths from the working directory, as they were given.
 
-    A plan holds no absolute path: of a file outside of the working directory it has the name alone. What was given as a
-    value has no source; of constraints, files and pins are only there if all of them have one.
+    A plan holds no absolute path, and none with `..`: see `recorded_path`. What was given as a value has no source; of
+    constraints, files and pins are only there if all of them have one.
     """
     found: dict[str, object] = {}
     if isinstance(request.model, str | Path):
@@ -42,18 +44,19 @@ def _recorded_profile(given: str) -> str:
 
 
 def recorded_path(given: str) -> str:
-    """A path with `/` and without `.`, from the working directory; an absolute one outside of it is its last name."""
+    """A path with `/` and without `.`, from the working directory. Of a file outside of it, an absolute path is
+    recorded as its last name, and one such as `../models/m.onnx` as `models/m.onnx`, which is above the plan."""
     path = PurePath(os.path.normpath(given))
     if path.is_absolute():
         here = Path.cwd()
         path = path.relative_to(here) if path.is_relative_to(here) else PurePath(path.name)
-    return path.as_posix()
+    return PurePath(*(part for part in path.parts if part != _ABOVE)).as_posix()
 
 
 def found_path(recorded: str, plan_file: str) -> str | None:
     """The file that a plan, read from `plan_file`, calls `recorded`: in the working directory, else in the folder of
-    the plan or the nearest parent that has it. None if there is none."""
-    if not recorded or PurePath(recorded).is_absolute():
+    the plan or the nearest parent that has it. None if there is none, and for a path that could lead anywhere."""
+    if not recorded or _leads_out(recorded):
         return None
     for folder in _folders(plan_file):
         path = folder / recorded
@@ -62,11 +65,24 @@ def found_path(recorded: str, plan_file: str) -> str | None:
     return None
 
 
+def absence(recorded: str) -> str:
+    """Why `found_path` has nothing, to follow the name and `is`."""
+    if _leads_out(recorded):
+        return "not looked for: an absolute path, or one with '..', is not followed"
+    return "neither here, nor beside the plan or above it"
+
+
+def _leads_out(recorded: str) -> bool:
+    path = PurePath(recorded)
+    return path.is_absolute() or _ABOVE in path.parts
+
+
 def _folders(plan_file: str) -> Iterator[Path]:
-    """The folders to search: relative to the working directory where that is short."""
+    """The folders to search, without the root, below which all files are: relative to the working directory where that
+    is short."""
     yield Path()
     here, folder = Path.cwd(), Path(plan_file).absolute().parent
-    for above in (folder, *folder.parents):
+    for above in (folder, *folder.parents[:-1]):
         yield above.relative_to(here) if above.is_relative_to(here) else above
 
 

@@ -15,7 +15,8 @@ from shardplan.checks import Cache, Flag, OneOf, Several, Sizes
 from shardplan.errors import Attempts, Diagnostic
 from shardplan.request import FIELDS, Request, Term, option_of, request_of, term
 from shardplan.units import whole_number
-from shardplan.verbs.session import Verb, completing, option
+from shardplan.verbs.numbers import WholeRange
+from shardplan.verbs.session import Verb, completing, option, whence
 
 if TYPE_CHECKING:
     from shardplan.study.instance import ReadRequest
@@ -36,9 +37,8 @@ WORKLOAD = (*MESH, *ASKED, "memory_limit")
 PIPELINE = ("devices", "stages", "schedule")
 SEARCH = ("time_limit", "effort", "gap", "seed", "presolve")
 FIXED = ("constraints", "pins")
-DRAWS = click.IntRange(0, 10_000)
+DRAWS = WholeRange(0, 10_000)
 """Numbers of random draws; more would take hours and say nothing more."""
-IN_SETTINGS = "it is set in shardplan.toml, or [tool.shardplan] of pyproject.toml"
 model_argument = click.argument("model", type=click.Path(path_type=str))
 
 
@@ -80,10 +80,10 @@ budget_option = click.option(
 
 def seed_option(of: str) -> Callable[[Verb], Verb]:
     """`--seed` of a verb whose request has none; `of`: what it is a seed of."""
-    return option("--seed", type=click.IntRange(0), metavar="N", default=0, show_default=True, help=of)
+    return option("--seed", type=WholeRange(0), metavar="N", default=0, show_default=True, help=of)
 
 
-class _Given(_Type):
+class AsGiven(_Type):
     """What was given, as it is: the check of the field refuses it with everything else that is wrong."""
 
     def __init__(self, field: Term) -> None:
@@ -124,10 +124,10 @@ def _option(name: str) -> Callable[[Verb], Verb]:
         both = any("/" in flag for flag in asked.flags)
         shown: dict[str, Any] = {"is_flag": True, "default": default, "show_default": both}
     elif isinstance(asked.check, Several | Sizes):
-        shown = {"multiple": True, "metavar": asked.metavar, "type": _Given(asked)}
+        shown = {"multiple": True, "metavar": asked.metavar, "type": AsGiven(asked)}
     else:
         unset = default is None or isinstance(asked.check, Cache)
-        shown = {"metavar": asked.metavar, "type": _Given(asked), "default": None if unset else default}
+        shown = {"metavar": asked.metavar, "type": AsGiven(asked), "default": None if unset else default}
         shown["show_default"] = not unset and default != ""
     if asked.offers == "profiles":
         shown["shell_complete"] = completing(profile_names, files=True)
@@ -144,10 +144,8 @@ def ask(given: Mapping[str, Any], **other: Any) -> tuple[Request, dict[str, Any]
 
 
 def _placed(name: str, fault: Diagnostic) -> Diagnostic:
-    """A fault of a field, with a hint to the file of settings that it stands in."""
-    if click.get_current_context().get_parameter_source(name) is not ParameterSource.DEFAULT_MAP:
-        return fault
-    return replace(fault, hint=". ".join(filter(None, (fault.hint, IN_SETTINGS))))
+    """A fault of a field, with a hint to where its value comes from, if that is not the command line."""
+    return replace(fault, hint=". ".join(filter(None, (fault.hint, whence(click.get_current_context(), name)))))
 
 
 def read_request(given: Mapping[str, Any], attempt: Attempts, **other: Any) -> ReadRequest | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ import click
 from shardplan.errors import ShardplanError, error, warning
 from shardplan.units import GIGA, US_PER_S, counted
 from shardplan.verbs.inputs import text_of
+from shardplan.verbs.numbers import FiniteRange
 from shardplan.verbs.session import STANDARD_OUTPUT, Session, verb
 
 if TYPE_CHECKING:
@@ -195,7 +195,7 @@ def trace(session: Session, /, traces: tuple[str, ...], cluster: str, group: str
 @click.option(
     "--measured-ms",
     metavar="MS",
-    type=click.FloatRange(min=0, min_open=True),
+    type=FiniteRange(min=0, min_open=True),
     required=True,
     help="What one step really takes.",
 )
@@ -209,8 +209,6 @@ def step(session: Session, /, plan: str, measured_ms: float) -> int:
     from shardplan.plan.file import read_plan
     from shardplan.render.calibration import show_step
 
-    if not math.isfinite(measured_ms):
-        raise click.BadParameter(f"{measured_ms} is no time.", param_hint="'--measured-ms'")
     loaded = read_plan(plan)
     predicted_ms = loaded.summary.step_ns / 1e6
     if not predicted_ms:

@@ -6,23 +6,35 @@ verb's name for that verb alone. The command line and the environment win over i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any, Final
 
 import click
 
 from shardplan.errors import Diagnostic, ShardplanError, did_you_mean, error
-from shardplan.text_files import read_text
+from shardplan.text_files import MARK, read_text
+from shardplan.verbs.asking import AsGiven
 
-_MARK = "\ufeff"
-"""With which editors of Windows begin a file, and TOML may not begin."""
+_KINDS: Final[tuple[tuple[type[click.ParamType[Any]], tuple[type, ...], str], ...]] = (
+    (AsGiven, (dict, str), "text"),
+    (type(click.BOOL), (bool, str), "true or false"),
+    (type(click.INT), (int, str), "a whole number"),
+    (type(click.FLOAT), (int, float, str), "a number"),
+    (click.ParamType, (int, float, str), "text"),
+)
+"""Type of an option, the types of TOML that it takes, what is expected. Text is read as on the command line."""
+_LONGEST = 40
+"""Characters of a value in a message."""
 Settings = dict[str, dict[str, object]]
 
 
 def read_settings(group: click.Group) -> Settings:
     """Defaults for each verb of `group` by parameter name: what click takes as `default_map`.
 
-    Raises `ShardplanError` for a file that is not TOML and for keys that no verb has.
+    Raises `ShardplanError` for a file that is not TOML, for keys that no verb has, and for values of a type that an
+    option does not take.
     """
     for name, path in (("shardplan.toml", ()), ("pyproject.toml", ("tool", "shardplan"))):
         table = _table(Path(name), path)
@@ -38,7 +50,7 @@ def _table(file: Path, path: tuple[str, ...]) -> Mapping[str, object] | None:
     import tomllib
 
     try:
-        found: object = tomllib.loads(read_text(file).removeprefix(_MARK))
+        found: object = tomllib.loads(read_text(file).removeprefix(MARK))
     except RecursionError:
         raise ShardplanError(error("bad-configuration", "it is nested too deeply", file=str(file))) from None
     except OSError as problem:
@@ -71,11 +83,13 @@ def _by_verb(table: Mapping[str, object], group: click.Group, file: str) -> Sett
             problems.append(_unknown(key, [*everywhere, *options], file))
         for verb, named in options.items():
             if key in named:
+                problems += _mistyped(key, named[key], value, file)
                 settings[verb] |= _set(named[key], value)
     for verb, values in own.items():
         assert isinstance(values, Mapping)
         for key, value in values.items():
             if key in options[verb]:
+                problems += _mistyped(key, options[verb][key], value, file)
                 settings[verb] |= _set(options[verb][key], value)
             else:
                 problems.append(_unknown(key, options[verb], file))
@@ -98,6 +112,23 @@ def _options(command: click.Command) -> dict[str, click.Option]:
 def _set(option: click.Option, value: object) -> dict[str, object]:
     """A value by the name of its parameter; what may be repeated may be given once, as on the command line."""
     return {str(option.name): [value] if option.multiple and not isinstance(value, list) else value}
+
+
+def _mistyped(key: str, option: click.Option, value: object, file: str) -> Iterator[Diagnostic]:
+    """What is wrong with the type of a value: click converts what the command line gives, which is text, and fails
+    over others. A single value of a request is left to the check of its field, which says what is allowed."""
+    if isinstance(option.type, AsGiven) and not option.multiple:
+        return
+    kinds, expected = next((kinds, said) for type_, kinds, said in _KINDS if isinstance(option.type, type_))
+    for each in value if option.multiple and isinstance(value, list) else [value]:
+        if type(each) not in kinds:
+            yield error("bad-argument", f"{key} is {_written(each)}; {expected} is expected", file=file)
+
+
+def _written(value: object) -> str:
+    """A value about as TOML has it."""
+    text = json.dumps(value, default=str) if isinstance(value, bool | int | float | list | Mapping) else str(value)
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
 
 
 def _unknown(key: str, known: object, file: str) -> Diagnostic:

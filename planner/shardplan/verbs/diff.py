@@ -37,9 +37,11 @@ _CONDITION = re.compile(r"\s*(step|compute|communication|memory)\s*>\s*\+?\s*(.+
 @click.option("--exit-zero", is_flag=True, help="Exit with 0 although the plans differ.")
 @click.option(
     "--fail-if",
+    "conditions",
     metavar="CONDITION",
-    help="Exit with 1 only if this holds: 'step>+2%', 'step>+1 ms', 'memory>+1 GiB'. Numbers are derived again from "
-    "the decisions of the plans whose models are at hand.",
+    multiple=True,
+    help="Exit with 1 only if this holds: 'step>+2%', 'step>+1 ms', 'memory>+1 GiB'; may be repeated: if any of them "
+    "does. Numbers are derived again from the decisions of the plans whose models are at hand.",
 )
 @click.option(
     "--model",
@@ -57,7 +59,7 @@ def diff(
     old: str,
     new: str,
     form: str,
-    fail_if: str | None,
+    conditions: tuple[str, ...],
     models: tuple[str, ...],
     html: str | None,
     *,
@@ -74,12 +76,15 @@ def diff(
 
     attempt = Attempts()
     attempt(lambda: check_report(html, old, new))
-    fails = attempt(lambda: _condition(fail_if)) if fail_if else None
-    read = _derived if fail_if or models else _as_written
-    plans = [attempt(lambda file=file: read(file, models)) for file in (old, new)]  # type: ignore[misc]
+    fails = [attempt(lambda text=text: _condition(text)) for text in conditions]  # type: ignore[misc]
+    if conditions or models:
+        plans = attempt(lambda: _derived((old, new), models))
+    else:
+        plans = attempt(lambda: _as_written((old, new)))
     attempt.finish()
-    (before, after), said = zip(*filter(None, plans), strict=True)
-    session.say_all([one for several in said for one in several])
+    assert plans is not None
+    before, after = plans[0]
+    session.say_all(plans[1])
     found, recipes = diff_plans(before, after), recipe_changes(before, after)
     write_report(session, html, lambda: _report(before, after, (old, new), found))
     session.as_json = session.as_json or form == "json"
@@ -88,7 +93,7 @@ def diff(
     else:
         document = diff_document(found, recipes)
         session.finish(document, lambda console: show_diff(console, found, recipes, everything=show_all))
-    bad = fails(found) if fails is not None else not found.is_empty
+    bad = any(fail(found) for fail in fails if fail) if conditions else not found.is_empty
     return EXIT_NO if bad and not exit_zero else EXIT_DONE
 
 
@@ -98,19 +103,24 @@ def _report(before: Plan, after: Plan, files: tuple[str, str], found: PlanDiff) 
     return diff_report(before, after, files, found)
 
 
-def _as_written(file: str, _: Sequence[str]) -> tuple[Plan, tuple[Diagnostic, ...]]:
-    """The plan in a file, with a warning where it was edited."""
+def _as_written(files: Sequence[str]) -> tuple[list[Plan], list[Diagnostic]]:
+    """The plans in files, with a warning where one was edited."""
     from shardplan.plan.file import read_whole
 
-    found, plan = read_whole(file)
-    return plan, edited_warnings(file, found)
+    attempt = Attempts()
+    found = [attempt(lambda file=file: read_whole(file)) for file in files]  # type: ignore[misc]
+    attempt.finish()
+    read = list(filter(None, found))
+    said = [one for file, (document, _) in zip(files, read, strict=True) for one in edited_warnings(file, document)]
+    return [plan for _, plan in read], said
 
 
-def _derived(file: str, models: Sequence[str]) -> tuple[Plan, tuple[Diagnostic, ...]]:
-    """The plan in a file with numbers that follow from its decisions, and warnings where the file has others."""
-    from shardplan.study.rederived import rederived
+def _derived(files: Sequence[str], models: Sequence[str]) -> tuple[list[Plan], list[Diagnostic]]:
+    """The plans in files with numbers that follow from their decisions, and warnings where a file has others."""
+    from shardplan.study.rederived import all_rederived
 
-    return rederived(file, models)
+    found = all_rederived(files, models)
+    return [each.plan for each in found], [said for each in found for said in each.said]
 
 
 def _condition(text: str) -> Callable[[PlanDiff], bool]:

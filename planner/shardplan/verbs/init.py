@@ -10,6 +10,7 @@ import click
 
 from shardplan.text_files import in_shell, is_there
 from shardplan.verbs.asking import profile_names
+from shardplan.verbs.numbers import WholeRange
 from shardplan.verbs.session import Session, attended_verb, completing
 
 if TYPE_CHECKING:
@@ -34,8 +35,8 @@ _QUESTIONS: Mapping[str, str] = {
     help="The shipped profile nearest to the machines.",
     shell_complete=completing(profile_names),
 )
-@click.option("--machines", metavar="N", type=click.IntRange(1, _MOST), help="How many machines.")
-@click.option("--devices", metavar="N", type=click.IntRange(1, _MOST), help="Devices of each machine.")
+@click.option("--machines", metavar="N", type=WholeRange(1, _MOST), help="How many machines.")
+@click.option("--devices", metavar="N", type=WholeRange(1, _MOST), help="Devices of each machine.")
 @click.option("--model", metavar="FILE.onnx", help="The model that plans are for, which CI gives to `check`.")
 @click.option("--no-ci", is_flag=True, help="Write no workflow for GitHub Actions.")
 @click.option("--force", is_flag=True, help="Replace files that are there.")
@@ -82,8 +83,8 @@ def _project(given: Mapping[str, Any], *, ask: bool) -> Project:
 
     kinds = {
         "like": click.Choice(profile_names()),
-        "machines": click.IntRange(1, _MOST),
-        "devices": click.IntRange(1, _MOST),
+        "machines": WholeRange(1, _MOST),
+        "devices": WholeRange(1, _MOST),
     }
     found = {}
     for name, default in _DEFAULTS.items():

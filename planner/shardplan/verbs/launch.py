@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shardplan.errors import Attempts, Diagnostic, ShardplanError, error
+from shardplan.verbs.numbers import WholeRange
 from shardplan.verbs.session import STANDARD_OUTPUT, Session, Verb, attended_verb, verb
 
 if TYPE_CHECKING:
@@ -29,9 +30,9 @@ def launch_options(function: Verb) -> Verb:
         click.argument("program", nargs=-1, type=click.UNPROCESSED, metavar="[-- PROGRAM [ARGUMENT]...]"),
         click.option("--hosts", metavar="A,B,...", help="Machines in the order of their ranks; node[01-04] is four."),
         click.option("--hostfile", metavar="FILE", help="The same, a machine per line."),
-        click.option("--per-machine", metavar="N", type=click.IntRange(1), help="Processes on a machine."),
+        click.option("--per-machine", metavar="N", type=WholeRange(1), help="Processes on a machine."),
         click.option("--one-machine", is_flag=True, help="All processes on one machine: to try a program."),
-        click.option("--port", metavar="N", type=click.IntRange(1024, 65535), default=29500, show_default=True,
+        click.option("--port", metavar="N", type=WholeRange(1024, 65535), default=29500, show_default=True,
             help="Where rank 0 listens."),
         click.option("--env", metavar="NAME=VALUE", multiple=True,
             help="A variable for all processes, such as NCCL_IB_HCA=mlx5, beside the profile's; may be repeated."),
@@ -79,7 +80,7 @@ def launch_env(
 @click.option(
     "--node-rank",
     metavar="N",
-    type=click.IntRange(0),
+    type=WholeRange(0),
     help="Number of this machine (torchrun).  [default: found by its name]",
 )
 @launch_options

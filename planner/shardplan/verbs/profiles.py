@@ -5,13 +5,18 @@ from __future__ import annotations
 import functools
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from shardplan.errors import ShardplanError, error
 from shardplan.verbs.asking import profile_names
 from shardplan.verbs.inputs import text_of
+from shardplan.verbs.numbers import WholeRange
 from shardplan.verbs.session import EXIT_DONE, STANDARD_OUTPUT, Session, completing, verb
+
+if TYPE_CHECKING:
+    from shardplan.cluster.build import Profile
 
 
 class _ListByDefault(click.Group):
@@ -59,7 +64,7 @@ def show_one(session: Session, /, name: str) -> int:
 
 @profiles.command("detect")
 @click.option("--from", "files", metavar="FILE", multiple=True, help="A saved text of the machine; may be repeated.")
-@click.option("--machines", type=click.IntRange(1), metavar="N", help="How many machines like this one there are.")
+@click.option("--machines", type=WholeRange(1), metavar="N", help="How many machines like this one there are.")
 @click.option(
     "-o", "--output", metavar="FILE", default=STANDARD_OUTPUT, show_default=True, help="The profile; - prints it."
 )
@@ -102,16 +107,34 @@ def detect(session: Session, /, files: tuple[str, ...], machines: int | None, ou
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
 @verb
 def check(session: Session, /, files: tuple[str, ...]) -> int:
-    """Check profile files; every fault is printed with its line and column."""
-    from shardplan.cluster.profile import load_profile
+    """Check profile files; every fault is printed with its line and column. So are the mesh and the environment, which
+    other commands refuse where they use them."""
     from shardplan.errors import Attempts
     from shardplan.render.console import emit
 
     attempt = Attempts()
     for name in files:
-        profile = attempt(functools.partial(load_profile, name))
+        profile = attempt(functools.partial(_whole, name))
         for diagnostic in profile.warnings if profile else ():
             session.say(diagnostic)
     attempt.finish()
     many = f"{len(files)} profiles are" if len(files) > 1 else f"{files[0]} is"
     return session.finish({"checked": list(files)}, lambda console: emit(console, f"{many} valid"))
+
+
+def _whole(name: str) -> Profile:
+    """The profile, fit for use as it stands. Raises `ShardplanError` also for its mesh and its environment."""
+    from shardplan.cluster.mesh import make_cluster
+    from shardplan.cluster.profile import load_profile
+    from shardplan.errors import Attempts
+    from shardplan.launch.ranks import bad_variables
+
+    profile = load_profile(name)
+    attempt = Attempts()
+    attempt(lambda: make_cluster(profile))
+    variables = profile.resolved.get("environment", {})
+    assert isinstance(variables, dict)
+    attempt.problems += bad_variables(variables, "the profile")
+    if attempt.problems:
+        raise ShardplanError(*(replace(problem, file=name) for problem in attempt.problems))
+    return profile

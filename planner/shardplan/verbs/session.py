@@ -49,6 +49,7 @@ _SOURCES = {
     ParameterSource.DEFAULT_MAP: "configuration",
     ParameterSource.DEFAULT: "default",
 }
+_IN_SETTINGS = "it is set in shardplan.toml, or [tool.shardplan] of pyproject.toml"
 _FILES = frozenset(("FILE", "DIR", "FILE...", "FILE.html", "FILE.png", "FILE.onnx", "MODEL"))
 """Words for files in the help."""
 _NO_STREAMS = frozenset(("html", "junit", "sarif", "plot"))
@@ -184,6 +185,25 @@ def _written(parameter: click.Parameter) -> str:
     return max(parameter.opts, key=len).lstrip("-") if isinstance(parameter, click.Option) else str(parameter.name)
 
 
+def whence(context: click.Context, name: str) -> str:
+    """A hint to where the value of the parameter `name` comes from; empty for the command line and for a default."""
+    source = context.get_parameter_source(name)
+    if source is ParameterSource.DEFAULT_MAP:
+        return _IN_SETTINGS
+    variable = next((each.envvar for each in context.command.params if each.name == name), None)
+    return f"it is set in the environment, as {variable}" if source is ParameterSource.ENVIRONMENT else ""
+
+
+def _refuse_empty(context: click.Context) -> None:
+    """Refuse empty text for an option, which would be as if the option were not given. Each entry of an option that
+    may be repeated has a check of its own. Raises `click.BadParameter`."""
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        is_left = context.get_parameter_source(name) is ParameterSource.DEFAULT
+        if isinstance(parameter, click.Option) and context.params.get(name) == "" and not is_left:
+            raise click.BadParameter("the text is empty", context, parameter)
+
+
 def _refuse_names(context: click.Context) -> None:
     """Refuse files without a name, which would be the working directory, and `-` for what is no stream. Raises
     `click.UsageError`."""
@@ -268,6 +288,7 @@ def attended_verb(function: Callable[..., int]) -> Callable[..., int]:
         if verbose:
             session.show_values(context)
         _refuse_names(context)
+        _refuse_empty(context)
         try:
             return function(session, *arguments, **options)
         finally:

@@ -6,7 +6,8 @@ from typing import Any
 
 import click
 
-from shardplan.verbs.asking import budget_option
+from shardplan.verbs.asking import budget_option, chosen
+from shardplan.verbs.numbers import WholeRange
 from shardplan.verbs.reading import shown_plan
 from shardplan.verbs.report import check_report, html_option, plan_document, write_report
 from shardplan.verbs.session import EXIT_DONE, Session, verb
@@ -33,7 +34,7 @@ from shardplan.verbs.session import EXIT_DONE, Session, verb
 @click.option(
     "--why",
     metavar="N",
-    type=click.IntRange(0, 1000),
+    type=WholeRange(0, 1000),
     default=0,
     help="In the report, alternatives for the N largest groups of parameters and the N tensors with the costliest "
     "moves, each solved again.",
@@ -50,6 +51,8 @@ def show(session: Session, /, plan: str, form: str, show_all: bool, **about_repo
         raise click.UsageError(f"--json and --format {form} ask for two things")
     if why and not (html or form == "html"):
         raise click.UsageError("--why N goes with --html or --format html")
+    if not why and chosen({"model": model}):
+        raise click.UsageError("--model goes with --why N: nothing else of the report is made from the model")
     check_report(html, plan, model)
     loaded = shown_plan(session, plan)
     if why and loaded.pipeline is not None:

@@ -11,6 +11,7 @@ import click
 from shardplan.errors import warning
 from shardplan.units import count, percent
 from shardplan.verbs.asking import seed_option
+from shardplan.verbs.numbers import FiniteRange
 from shardplan.verbs.session import (
     EXIT_DONE,
     EXIT_INFEASIBLE,
@@ -31,13 +32,13 @@ if TYPE_CHECKING:
 @option("-o", "--output", metavar="FILE", help="Write the solution there; - is standard output.")
 @option(
     "--time-limit",
-    type=click.FloatRange(min=0, min_open=True),
+    type=FiniteRange(min=0, min_open=True),
     metavar="SECONDS",
     help="Stop after so long, with the best solution so far; reading the file counts.",
 )
 @option(
     "--work-limit",
-    type=click.FloatRange(min=0, min_open=True),
+    type=FiniteRange(min=0, min_open=True),
     metavar="UNITS",
     help="Stop after so many million table entries, which is reproducible.",
 )

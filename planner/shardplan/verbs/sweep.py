@@ -49,8 +49,11 @@ def _list_option(*names: str, default: tuple[str, ...], **of_option: Any) -> Cal
     return option(*names, multiple=True, default=default, show_default=shown, callback=_joined, **of_option)
 
 
-def _joined(_context: click.Context, _option: click.Parameter, value: tuple[str, ...]) -> str:
-    return ",".join(value)
+def _joined(context: click.Context, of: click.Parameter, value: tuple[str, ...]) -> str:
+    joined = ",".join(value)
+    if value and not _words(joined):
+        raise click.BadParameter("the list is empty", context, of)
+    return joined
 
 
 @click.command(short_help="Plan many combinations, side by side.")

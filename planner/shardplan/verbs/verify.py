@@ -11,6 +11,7 @@ from shardplan.errors import Attempts, Diagnostic
 from shardplan.text_files import in_shell, is_file
 from shardplan.verbs.asking import SIZES, budget_option, request_options, seed_option
 from shardplan.verbs.inputs import load_model, parse_sizes
+from shardplan.verbs.numbers import FiniteRange
 from shardplan.verbs.session import EXIT_DONE, EXIT_NO, Session, option, verb
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ _SHOWN = 3
 @option(
     "--rtol",
     metavar="SHARE",
-    type=click.FloatRange(min=0, min_open=True),
+    type=FiniteRange(min=0, min_open=True),
     help="Largest relative difference that counts as rounding.  [default: 1e-5; 1e-4 with operators of com.microsoft]",
 )
 @seed_option("Seed of the inputs, and of weights that the model lacks.")

@@ -30,12 +30,25 @@ from shardplan.program.machine.interpreter import run_operator
 from shardplan.program.machine.loops import LoopState, is_border
 from shardplan.program.reference.evaluate import reference, widen
 from shardplan.program.reference.onnx_runtime import DOMAINS
-from shardplan.program.types import Array, Compute, Instruction, Program, Site, Transfer, Value, flat, values_read
+from shardplan.program.types import (
+    Array,
+    Compute,
+    Instruction,
+    Program,
+    Site,
+    Transfer,
+    Value,
+    executed,
+    flat,
+    values_read,
+)
 from shardplan.rules import family_of
 from shardplan.rules.types import Rule
 
 MOST_DEVICES = 64
 MOST_BYTES = 4 << 30
+MOST_INSTRUCTIONS = 1 << 21
+"""Number of instructions of a run, those of loops once per iteration: some minutes."""
 RTOL, SINGLE_RTOL = 1e-5, 1e-4
 Ran = Callable[[int, int], None]
 """Called with how many instructions of a program were carried out, and how many it has."""
@@ -102,6 +115,12 @@ def runnable_program(model: Model, plan: Plan, rules: Sequence[Rule]) -> Program
     if needed > MOST_BYTES:
         summary = f"'{model.name}' on {plan.mesh.size} simulated devices needs about {needed / 2**30:.0f} GiB"
         raise ShardplanError(error("too-large", summary, hint="verify a scaled-down form of it: --shrink"))
+    if (count := executed(program.instructions)) > MOST_INSTRUCTIONS:
+        summary = (
+            f"'{model.name}' runs {count:,} instructions, those of its loops once per iteration; at most "
+            f"{MOST_INSTRUCTIONS:,} are simulated"
+        )
+        raise ShardplanError(error("too-long", summary, hint="verify a form of the model with fewer iterations"))
     return program
 
 

@@ -28,7 +28,7 @@ def verify_plan(
     far the run is, as often as there are instructions.
 
     Raises `ShardplanError`: as `lower_program`, `too-many-devices` beyond 64, `too-large` where the simulation would
-    not fit in a few GiB.
+    not fit in a few GiB, `too-long` where its loops would take more than some minutes.
     """
     if plan.pipeline is not None:
         return verify_pipeline(model, plan, given, rtol=rtol, seed=seed, ran=ran)
