@@ -19,6 +19,7 @@ from shardplan.planning.chain import given_up
 from shardplan.planning.instance import CostGraphs, instance_of
 from shardplan.planning.search import Search
 from shardplan.solve import solver
+from shardplan.study.derive import derived
 from shardplan.study.meshes import MeshTrial
 from shardplan.study.solve import _is_by_clock
 
@@ -89,6 +90,15 @@ def test_a_plan_that_is_said_to_be_reproducible_is_that_of_a_search_with_time(
         assert not found.summary.reproducible or found == best
         cut += found != best
     assert cut > (MOMENTS / 2 if ahead_s == LATER_S else 0)
+
+
+@pytest.mark.parametrize("options", [{}, {"remat": "full"}])
+def test_a_plan_whose_time_left_a_rough_schedule_follows_from_its_decisions(options):
+    """Weights that are gathered just in time, or full buckets, shorten the step of each of these plans."""
+    model = described("transformer:bert-base,layers=2,batch=16,seq=128")
+    plan = plan_model(model, on("2x4"), PlanOptions(time_limit=1e-6, **options))
+    assert not plan.summary.reproducible
+    assert derived(plan, "rough.plan.json", model) == plan
 
 
 @pytest.mark.parametrize(("search", "mesh"), SEARCHES)
