@@ -177,7 +177,11 @@ def _staged(
         wanted = replace(options, in_flight=waiting[-1], constraints=constraints, memory_limit_bytes=limit)
         plans.append(_stage(place, stage.plan, run, own.cluster, wanted))
     result = result_of_plans(chain, cuts, parts, plans, waiting, cluster, options, schedule)
-    result = replace(result, bound_ns=float(plan.summary.bound_ns))
+    summary = plan.summary
+    result = replace(
+        result, bound_ns=float(summary.bound_ns), interrupted=summary.outcome == "interrupted",
+        by_clock=not summary.reproducible,
+    )  # fmt: skip
     return plan_of(
         PipelineRequest(model, cluster, options, schedule, asked if isinstance(asked, int) else str(asked)), result
     )
