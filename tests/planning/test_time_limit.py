@@ -92,6 +92,30 @@ def test_a_plan_that_is_said_to_be_reproducible_is_that_of_a_search_with_time(
     assert cut > (MOMENTS / 2 if ahead_s == LATER_S else 0)
 
 
+@pytest.mark.parametrize("share", [1.0, 0.5])
+def test_the_first_plan_is_found_however_late_and_nothing_is_solved_after_it(model, monkeypatch, share):
+    """As on a slow machine: time is over in the reductions of every question. With half of its memory, the first
+    assignment does not fit, and the next question is under the limit."""
+    limit_bytes = int(share * flat(model, "2x4", time_limit=1e-6)().summary.memory.total)
+    clock, solved = Clock(monkeypatch), []
+
+    def built(*given, _build=solver.build):
+        clock.jump(clock.ahead_s + LATER_S)
+        return _build(*given)
+
+    def answered(graphs, question, *given, _answer=answers.answer):
+        found = _answer(graphs, question, *given)
+        solved.extend([question.limit_bytes] * (found.solution.choices is not None))
+        return found
+
+    monkeypatch.setattr(solver, "build", built)
+    monkeypatch.setattr(answers, "answer", answered)
+    plan = flat(model, "2x4", time_limit=LONG_S, memory_limit_bytes=limit_bytes)()
+    assert plan.summary.memory.total <= limit_bytes
+    assert not plan.summary.reproducible
+    assert solved == ([None] if share == 1.0 else [None, limit_bytes])
+
+
 @pytest.mark.parametrize("options", [{}, {"remat": "full"}])
 def test_a_plan_whose_time_left_a_rough_schedule_follows_from_its_decisions(options):
     """Weights that are gathered just in time, or full buckets, shorten the step of each of these plans."""
