@@ -15,6 +15,7 @@ from shardplan.models import described
 from shardplan.pipeline.plan import plan_stages
 from shardplan.pipeline.schedule import parse_schedule
 from shardplan.planning import PlanOptions, answers, plan_model
+from shardplan.planning import instance as instances
 from shardplan.planning.chain import given_up
 from shardplan.planning.instance import CostGraphs, instance_of
 from shardplan.planning.search import Search
@@ -90,6 +91,20 @@ def test_a_plan_that_is_said_to_be_reproducible_is_that_of_a_search_with_time(
         assert not found.summary.reproducible or found == best
         cut += found != best
     assert cut > (MOMENTS / 2 if ahead_s == LATER_S else 0)
+
+
+def test_the_rules_of_operators_are_part_of_the_time(model, monkeypatch):
+    best, clock = flat(model, "2x4", time_limit=LONG_S)(), Clock(monkeypatch)
+
+    def ruled(*given, _rules=instances.model_rules):
+        clock.jump()
+        return _rules(*given)
+
+    monkeypatch.setattr(instances, "model_rules", ruled)
+    plan = flat(model, "2x4", time_limit=LONG_S)()
+    assert best.summary.reproducible
+    assert not plan.summary.reproducible
+    assert plan.summary.bound_ns < best.summary.bound_ns
 
 
 @pytest.mark.parametrize("share", [1.0, 0.5])
