@@ -177,6 +177,27 @@ def test_more_stages_than_units(model, cluster):
     )
 
 
+@pytest.mark.parametrize(
+    ("mesh", "stages", "code", "hint"),
+    [
+        ("1x2", 3, "too-many-stages", "at most --stages 2"),
+        ("3x1", 2, "bad-stages", "--stages 1 or 3"),
+        ("3x2", 3, None, None),
+    ],
+)
+def test_stages_that_devices_cannot_be_shared_out_among(model, mesh, stages, code, hint):
+    """Parts of 3x1 have one or three devices, those of 3x2 one, two or six."""
+    cluster = make_cluster(load_profile("generic"), mesh)
+    if code is None:
+        assert len(plan_stages(model, cluster, PlanOptions(effort="quick"), SCHEDULE, stages).pipeline.stages) == stages
+        return
+    with pytest.raises(ShardplanError) as problem:
+        plan_stages(model, cluster, PlanOptions(effort="quick"), SCHEDULE, stages)
+    devices = cluster.mesh.size
+    summary = f"{cluster.mesh} has {devices} devices, which cannot be shared out among {stages} stages"
+    assert str(problem.value) == f"error[{code}]: {summary}\nhint: {hint}"
+
+
 def test_the_verbs(model, shardplan, folder: Path):
     onnx.save(proto_of(CHAIN), "chain.onnx")
     given = ("chain.onnx", "-c", "generic", "--mesh", "2x2", "--microbatches", "4", "--stages", "2")

@@ -15,10 +15,12 @@ from shardplan.models import described
 from shardplan.pipeline.plan import plan_stages
 from shardplan.pipeline.schedule import parse_schedule
 from shardplan.planning import PlanOptions, answers, plan_model
+from shardplan.planning import instance as instances
 from shardplan.planning.chain import given_up
 from shardplan.planning.instance import CostGraphs, instance_of
 from shardplan.planning.search import Search
 from shardplan.solve import solver
+from shardplan.study.derive import derived
 from shardplan.study.meshes import MeshTrial
 from shardplan.study.solve import _is_by_clock
 
@@ -89,6 +91,53 @@ def test_a_plan_that_is_said_to_be_reproducible_is_that_of_a_search_with_time(
         assert not found.summary.reproducible or found == best
         cut += found != best
     assert cut > (MOMENTS / 2 if ahead_s == LATER_S else 0)
+
+
+def test_the_rules_of_operators_are_part_of_the_time(model, monkeypatch):
+    best, clock = flat(model, "2x4", time_limit=LONG_S)(), Clock(monkeypatch)
+
+    def ruled(*given, _rules=instances.model_rules):
+        clock.jump()
+        return _rules(*given)
+
+    monkeypatch.setattr(instances, "model_rules", ruled)
+    plan = flat(model, "2x4", time_limit=LONG_S)()
+    assert best.summary.reproducible
+    assert not plan.summary.reproducible
+    assert plan.summary.bound_ns < best.summary.bound_ns
+
+
+@pytest.mark.parametrize("share", [1.0, 0.5])
+def test_the_first_plan_is_found_however_late_and_nothing_is_solved_after_it(model, monkeypatch, share):
+    """As on a slow machine: time is over in the reductions of every question. With half of its memory, the first
+    assignment does not fit, and the next question is under the limit."""
+    limit_bytes = int(share * flat(model, "2x4", time_limit=1e-6)().summary.memory.total)
+    clock, solved = Clock(monkeypatch), []
+
+    def built(*given, _build=solver.build):
+        clock.jump(clock.ahead_s + LATER_S)
+        return _build(*given)
+
+    def answered(graphs, question, *given, _answer=answers.answer):
+        found = _answer(graphs, question, *given)
+        solved.extend([question.limit_bytes] * (found.solution.choices is not None))
+        return found
+
+    monkeypatch.setattr(solver, "build", built)
+    monkeypatch.setattr(answers, "answer", answered)
+    plan = flat(model, "2x4", time_limit=LONG_S, memory_limit_bytes=limit_bytes)()
+    assert plan.summary.memory.total <= limit_bytes
+    assert not plan.summary.reproducible
+    assert solved == ([None] if share == 1.0 else [None, limit_bytes])
+
+
+@pytest.mark.parametrize("options", [{}, {"remat": "full"}])
+def test_a_plan_whose_time_left_a_rough_schedule_follows_from_its_decisions(options):
+    """Weights that are gathered just in time, or full buckets, shorten the step of each of these plans."""
+    model = described("transformer:bert-base,layers=2,batch=16,seq=128")
+    plan = plan_model(model, on("2x4"), PlanOptions(time_limit=1e-6, **options))
+    assert not plan.summary.reproducible
+    assert derived(plan, "rough.plan.json", model) == plan
 
 
 @pytest.mark.parametrize(("search", "mesh"), SEARCHES)

@@ -47,6 +47,22 @@ def test_without_time_for_reductions_there_is_no_answer_and_no_bound_above_the_b
     assert not late.reproducible
 
 
+def test_a_patient_search_without_time_has_its_first_assignment(at_once):
+    problem = replace(random_problem(5, 30), limit=None)
+    assert solve(problem, time_limit=0.0).choices is None
+    best, late = solve(problem), solve(problem, time_limit=0.0, is_patient=True)
+    assert late.choices is not None
+    assert late.bound <= best.cost <= late.cost
+
+
+def test_ctrl_c_ends_a_patient_search_too(at_once):
+    with Budget(time_limit=0.0, is_patient=True) as budget:
+        budget.check()
+        signal.raise_signal(signal.SIGINT)
+        with pytest.raises(GivenUpError):
+            budget.check()
+
+
 def test_ctrl_c_gives_reductions_up_and_a_solve_that_begins_after_it_has_its_time(monkeypatch):
     problem = replace(random_problem(5, 30), limit=None)
     with Interruption(armed=True):

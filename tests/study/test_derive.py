@@ -47,6 +47,10 @@ CASES: dict[str, tuple[str, dict[str, object]]] = {
     "stages": (GEMMS, {"stages": 2, "microbatches": 4}),
     "stages for serving": (GEMMS, {"stages": 2, "microbatches": 4, "mode": "inference"}),
     "interleaved": (GEMMS, {"mesh": "1x2", "stages": 2, "microbatches": 4, "schedule": "interleaved:2"}),
+    "stages of 16-bit values": (
+        GEMMS.replace("float[", "bfloat16["),
+        {"stages": 2, "microbatches": 4, "optimizer": "adam-fp32"},
+    ),
     "stages by hand": (GEMMS, {"constraints": ["stages.yaml"], "microbatches": 2}),
 }
 
@@ -73,6 +77,13 @@ def test_a_plan_is_derived_again_to_the_byte(case, here):
     sizes = {f"trip:{name}": count for name, count in asked.get("trips", {}).items()}
     again = derived(written, "p", read_model("m.onnx", sizes))
     assert dumps(replace(again, sources=plan.sources)) == dumps(plan)
+
+
+def test_a_pipeline_whose_search_was_cut_off_is_derived_with_what_it_says_of_that(here):
+    text, asked = CASES["stages"]
+    plan = planned(text, asked)
+    cut = replace(plan, summary=replace(plan.summary, outcome="interrupted", reproducible=False))
+    assert derived(cut, "p", read_model("m.onnx")).summary == cut.summary
 
 
 def _split(operator: OperatorDecision, shard: Placement, *factors: str) -> OperatorDecision:

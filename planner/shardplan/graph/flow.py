@@ -83,7 +83,7 @@ def trace(model: Model, rules: Sequence[Rule], *, training: bool) -> Flow:
             if name:
                 makers[name] = (index, position)
                 planned.setdefault(name)
-    needs_grad = _with_gradients(model) if training else frozenset()
+    needs_grad = with_gradients(model) if training else frozenset()
     weightlike = weightlike_of(model)
     return Flow(
         makers=makers,
@@ -214,7 +214,7 @@ def _is_small_constant(model: Model, name: str) -> bool:
     return tensor.role == "constant" and (name in model.constants or tensor.size_bytes <= _SMALL_CONSTANT_BYTES)
 
 
-def _with_gradients(model: Model) -> frozenset[str]:
+def with_gradients(model: Model) -> frozenset[str]:
     """Float tensors on a path from a trainable parameter (or from a value of another stage) to a float output, possibly
     through further iterations of a loop."""
     back_edges = [

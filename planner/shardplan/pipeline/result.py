@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from shardplan.cluster.types import Cluster
 from shardplan.graph.options import PlanOptions
 from shardplan.layout.layout import Layout
+from shardplan.pipeline.border_sizes import border_sizes
 from shardplan.pipeline.cut_choices import Cut
 from shardplan.pipeline.cut_points import Chain
 from shardplan.pipeline.p2p import Transfers, exposed_ns
@@ -99,11 +100,8 @@ def result_of_plans(
 ) -> PipelineResult:
     """The pipeline of these stages, in which values cross borders in the layouts in which they are kept."""
     kept = [{tensor.name: tensor.layout for tensor in plan.tensors} for plan in plans]
-    borders, sizes = [], []
-    for place, cut in enumerate(cuts[1:]):
-        border = chain.borders[cut.first - 1]
-        borders.append((kept[place][border], kept[place + 1][border]))
-        size = -(-chain.model.tensor(border).size_bytes // options.microbatches)
-        sizes.append((size, size if options.training else 0))
-    transfers = Transfers(cluster)
+    values = [chain.borders[cut.first - 1] for cut in cuts[1:]]
+    borders = [(kept[place][value], kept[place + 1][value]) for place, value in enumerate(values)]
+    of_all, transfers = border_sizes(chain, options), Transfers(cluster)
+    sizes = [of_all[cut.first - 1] for cut in cuts[1:]]
     return assemble_result(chain, cuts, parts, plans, in_flight, borders, sizes, transfers, options, schedule)

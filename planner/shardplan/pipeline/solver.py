@@ -41,6 +41,7 @@ from shardplan.pipeline.result import PipelineResult, assemble_result
 from shardplan.pipeline.schedule import Schedule
 from shardplan.pipeline.search_state import SearchState
 from shardplan.pipeline.stage_costs import StageCosts
+from shardplan.pipeline.stage_counts import refuse_impossible
 from shardplan.pipeline.stage_planner import StagePlanner
 from shardplan.pipeline.submeshes import Submesh, submeshes
 from shardplan.plan.types import Plan
@@ -79,11 +80,9 @@ class PipelineSolver:
         self.search_state = SearchState.of(self.options, Interruption(), self.on_progress)
         self.search_state.tell("bounding runs of layers")
         self.chain = chain_of(self.model, model_rules(self.model))
-        if self.stages is not None and self.stages > len(self.chain):
-            units = counted(len(self.chain), "unit")
-            summary = f"'{self.model.name}' has {units} and cannot be cut into {self.stages} stages"
-            raise ShardplanError(error("too-many-stages", summary, hint=f"at most --stages {len(self.chain)}"))
         parts = tuple(part for part in submeshes(self.cluster) if self.sizes is None or part.size in self.sizes)
+        if self.stages is not None:
+            refuse_impossible(self.stages, self.chain, self.cluster, parts)
         cluster = searched_on(self.model, self.cluster, self.options)
         finer = cluster is not self.cluster
         self.parts = tuple(Submesh(merged(part.cluster)[0]) for part in parts) if finer else parts

@@ -14,6 +14,7 @@ from shardplan.graph.options import UNLIMITED_BYTES, PlanOptions
 from shardplan.interruption import Deadline
 from shardplan.layout.layout import Layout
 from shardplan.model.types import Model
+from shardplan.pipeline.border_sizes import border_sizes
 from shardplan.pipeline.bounds.cost import CostBounds
 from shardplan.pipeline.bounds.run_costs import RunCosts
 from shardplan.pipeline.bounds.tied_layouts import StageSite, TiedLayouts
@@ -60,6 +61,7 @@ class StageCosts:
     exact: bool
     deadline: Deadline
     transfers: Transfers = field(init=False)
+    _sizes: tuple[tuple[int, int], ...] = field(init=False)
     proven: bool = field(init=False, default=True)
     """Whether nothing was left out that might have been good."""
     _behind: list[Counts] = field(init=False)
@@ -76,6 +78,7 @@ class StageCosts:
 
     def __post_init__(self) -> None:
         self.transfers = Transfers(self.cluster)
+        self._sizes = border_sizes(self.chain, self.options)
         count = min(len(self.chain), self.cluster.mesh.size)
         self._behind = [self._fitting(part, count) for part in self.parts]
 
@@ -209,8 +212,7 @@ class StageCosts:
 
     def sizes_of(self, border: int) -> tuple[int, int]:
         """Bytes of the value at a border and of its gradient, in one microbatch."""
-        kind = next(iter(self._runs.values())).built.kept[self.chain.borders[border]].kind
-        return kind.size_bytes, kind.gradient_bytes if kind.has_gradient else 0
+        return self._sizes[border]
 
     def kind_of(self, cut: Cut) -> tuple[object, ...]:
         """Equal for stages that run equal units between equal borders."""

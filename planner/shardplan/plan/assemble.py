@@ -133,9 +133,11 @@ def price(
     return priced
 
 
-def in_best_buckets(priced: PricedAssignment, limit_bytes: int) -> PricedAssignment:
-    """The same assignment, with full buckets if that shortens the schedule, and with the operators at which its moves
-    are issued and awaited."""
+def finished(priced: PricedAssignment, limit_bytes: int) -> PricedAssignment:
+    """The same assignment with the schedule that its plan has, which follows from its choices alone: the shortest in
+    place of a rough one, and with full buckets if that shortens it."""
+    if priced.fitted.is_rough:
+        priced = replace(priced, fitted=priced.lowered.fitted(limit_bytes))
     if any(move.bucket is not None for move in priced.moves):
         priced = replace(priced, fitted=priced.lowered.in_full_buckets(priced.fitted, limit_bytes))
     return priced

@@ -27,6 +27,6 @@ def at_once(search: Search) -> Questions[None]:
         if answer.solution.choices is None:
             break
         best = replace(search, known={}).judged(answer.candidates[:1])[0]
-        if best.keeps(search.limit_bytes) or search.is_late:
+        if best.keeps(search.limit_bytes) or search.interruption.asked:
             break
     spent.work = work

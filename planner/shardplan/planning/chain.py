@@ -405,6 +405,7 @@ def _solved(
         effort=question.work,
         shortfall=question.shortfall,
         closes=question.averages is None and question.linear is None,
+        is_patient=question.is_late and not question.deadline.armed,  # else there would be no plan at all
     )
     question.deadline.has_cut |= not found.reproducible
     return found

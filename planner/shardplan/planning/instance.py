@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from shardplan.cluster.mesh import merged
 from shardplan.cluster.types import Cluster
@@ -43,7 +44,8 @@ class Instance:
     """What is to be planned. `rules[i]`: the rule of operator i. `every_choice`: nothing is ruled out to shorten a
     search (no plan is taken from a coarser mesh or a shallower model), and the cost model of another planner
     contributes its prices only, not its restrictions. `decided`: with `remat` `auto`, a plan that fixes what is
-    recomputed. `offer`: the only layouts that are considered."""
+    recomputed. `offer`: the only layouts that are considered. `taken_s`: the seconds that making it took, which are
+    part of a time limit."""
 
     model: Model
     rules: tuple[Rule, ...]
@@ -55,6 +57,7 @@ class Instance:
     every_choice: bool = False
     decided: Plan | None = None
     offer: Offer | None = None
+    taken_s: float = field(default=0.0, compare=False)
 
     @property
     def chooses_remat(self) -> bool:
@@ -78,6 +81,7 @@ def instance_of(
     offer: Offer | None = None,
 ) -> Instance:
     """The instance of a request. Raises `ShardplanError` for a model that cannot be planned as asked."""
+    began_s = time.monotonic()
     if obstacles := _obstacles(model, options):
         raise ShardplanError(*obstacles)
     if decided is None:
@@ -101,7 +105,10 @@ def instance_of(
         moves, optimizer = pricing.moves, pricing.optimizer
         made = Pricing.made(cluster.mesh, collectives, pricing.compute, moves.levels_of, moves.bucket_bytes)
         pricing = replace(made, optimizer=optimizer)
-    return Instance(model, rules, cluster, options, limit_bytes, constraints, pricing, every_choice, decided, offer)
+    return Instance(
+        model, rules, cluster, options, limit_bytes, constraints, pricing, every_choice, decided, offer,
+        taken_s=time.monotonic() - began_s,
+    )  # fmt: skip
 
 
 def above_device(limit_bytes: int | None, cluster: Cluster) -> Iterator[Diagnostic]:

@@ -19,7 +19,7 @@ from shardplan.graph.options import PlanOptions
 from shardplan.graph.problem import at, objective_of
 from shardplan.interruption import NEVER, Deadline, Interruption
 from shardplan.model.types import Model
-from shardplan.plan.assemble import Outcome, Proof, assemble, in_best_buckets
+from shardplan.plan.assemble import Outcome, Proof, assemble, finished
 from shardplan.plan.types import Plan
 from shardplan.planning.answers import Answers
 from shardplan.planning.candidates import shortest, unless_nothing_fits
@@ -187,7 +187,8 @@ class Planner:
             return self._assembled(found, search).plan
 
     def _assembled(self, found: Found, search: Search, scheduled_bytes: int | None = None) -> Chosen:
-        """The plan of the best candidate, with its proof. After the time limit, its buckets are as in its schedule."""
+        """The plan of the best candidate, with its proof. Its schedule is finished however late it is: all of a plan
+        follows from its decisions."""
         if search.interruption.asked and search.is_late:
             found = replace(found, outcome="interrupted")
         for diagnostic in self.instance.pricing.compute.warnings:
@@ -195,7 +196,7 @@ class Planner:
         candidate, limit = found.candidate, self.limit_bytes
         if scheduled_bytes is not None:
             candidate, limit = candidate.under(scheduled_bytes), scheduled_bytes
-        priced = candidate.priced if search.has_to_stop else in_best_buckets(candidate.priced, limit)
+        priced = finished(candidate.priced, limit)
         if priced.mismatch:
             self._warn(warning("price-mismatch", priced.mismatch, hint="the plan has the former"))
         sizes = objective_of(candidate.layouts.built).sizes  # sums that were added for one problem have no place

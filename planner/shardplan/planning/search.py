@@ -185,9 +185,9 @@ class Search:
         *,
         restricted: bool = False,
     ) -> Search:
-        """A new search for a plan of an instance."""
+        """A new search for a plan of an instance, whose making is part of the time limit."""
         limit = instance.options.time_limit
-        ends_s = math.inf if limit is None else time.monotonic() + limit
+        ends_s = math.inf if limit is None else time.monotonic() + limit - instance.taken_s
         return cls(instance, ends_s, interruption or Interruption(), restricted, clock or Clock())
 
     def without_limit(self) -> Search:

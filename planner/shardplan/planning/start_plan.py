@@ -16,7 +16,7 @@ from shardplan.graph.neighbourhood import Neighbourhood
 from shardplan.graph.remat import Recompute
 from shardplan.layout.legal import is_legal
 from shardplan.model.types import Model
-from shardplan.plan.assemble import in_best_buckets, recompute_of
+from shardplan.plan.assemble import finished, recompute_of
 from shardplan.plan.types import OperatorDecision, Plan
 from shardplan.planning.chain import Question
 from shardplan.planning.constants import ROUGH_GAP, ROUGH_WORK
@@ -117,7 +117,7 @@ class StartPlan:
 def finished_s(found: Found, instance: Instance) -> float:
     """The step (seconds) of a candidate in its plan, where gradients are sent in the best buckets."""
     priced = found.candidate.priced
-    return in_best_buckets(priced, instance.limit_bytes).step_s + priced.penalty_s
+    return finished(priced, instance.limit_bytes).step_s + priced.penalty_s
 
 
 Ask = Callable[[], Questions[Found]]

@@ -33,12 +33,13 @@ class Budget:
     `spent` and `expired` give the same result on every machine as long as there is no time limit; `by_clock`: the time
     limit has ended something, so that another run may end elsewhere. `effort`: work after
     which a search ends with what it has; unlike a work limit, it does not change the search of a problem that needs
-    less.
+    less. `is_patient`: what comes before the first assignment is finished, however late that is.
     """
 
     time_limit: float | None = None
     work_limit: float | None = None
     effort: float = math.inf
+    is_patient: bool = False
     started: float = field(default_factory=lambda: time.monotonic())  # noqa: PLW0108 - as it is then
     work: float = 0.0
     timed_out: bool = False
@@ -126,10 +127,11 @@ class Budget:
         return not self.by_clock and not self.interrupted
 
     def check(self) -> None:
-        """Raises `GivenUpError` some time after the time limit or Ctrl-C: what comes before the first assignment is
-        finished if it takes no longer."""
+        """Raises `GivenUpError` some time after the time limit, unless it is patient, or after Ctrl-C: what comes
+        before the first assignment is finished if it takes no longer."""
         asked_s = max(self.started, self._interruption.asked_s)
-        after_s = max(-self.seconds_left, time.monotonic() - asked_s)
+        late_s = -math.inf if self.is_patient else -self.seconds_left
+        after_s = max(late_s, time.monotonic() - asked_s)
         if after_s >= REDUCING_SECONDS:
             self.by_clock = True
             raise GivenUpError

@@ -60,6 +60,7 @@ def solve(
     effort: float = math.inf,
     shortfall: bool = True,
     closes: bool = False,
+    is_patient: bool = False,
 ) -> Solution:
     """The cheapest assignment that fits in memory, with a proven lower bound.
 
@@ -71,14 +72,15 @@ def solve(
     problems, which is fast and leaves the remaining gap open; `below`: it ends if no assignment costs less; `effort`:
     work after which it ends with what it has, without effect on a problem that needs less; `shortfall`: if nothing
     fits, determine how much memory is missing; `closes`: the gap that averages leave in a small problem is closed as
-    far as a little work does it. Ctrl-C ends the search and returns the best assignment so far.
+    far as a little work does it; `is_patient`: a time limit does not end a search without maxima before it has an
+    assignment. Ctrl-C ends the search and returns the best assignment so far.
     Raises `ShardplanError` for a malformed problem.
     """
     validate(problem)
     found = search(
         problem, time_limit, work_limit, gap=gap, seed=seed, presolve=presolve, on_progress=on_progress,
         unlimited=unlimited, unproven=unproven, start=start, averages=averages, below=below, effort=effort,
-        shortfall=shortfall,
+        shortfall=shortfall, is_patient=is_patient,
     )  # fmt: skip
     if not (closes and averages and presolve and problem.maxima and _is_worth_closing(problem, found, gap)):
         return found
@@ -128,6 +130,7 @@ def search(
     below: float = math.inf,
     effort: float = math.inf,
     shortfall: bool = True,
+    is_patient: bool = False,
 ) -> Solution:
     """`solve` for a problem that is known to be well formed."""
     if presolve and problem.maxima and (averages or breadth(problem) > SUMS_BROADEST):
@@ -135,7 +138,7 @@ def search(
         return _averaged(
             problem, time_limit, work_limit, gap, seed, on_progress, unproven, start, most, below, effort, shortfall
         )
-    with Budget(time_limit, work_limit, effort) as budget:
+    with Budget(time_limit, work_limit, effort, is_patient) as budget:
         best = Incumbent(1.0, pool=Pool() if problem.maxima else None)
         phase: list[Phase] = ["reduce"]
         failure = ""

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from shardplan.folding import folded, pattern
 from shardplan.graph.build import CostGraph, Node
 from shardplan.layout.text import to_text
-from shardplan.plan.assemble import PricedAssignment, in_best_buckets
+from shardplan.plan.assemble import PricedAssignment, finished
 from shardplan.plan.orientation import checkpoint_layout
 from shardplan.plan.types import Plan
 from shardplan.planning import Planner
@@ -170,7 +170,7 @@ def _priced(solved: Sequence[Answer], planner: Planner) -> PricedAssignment:
     limit_bytes = planner.limit_bytes
     plans = [plan for answer in solved for plan in judged(answer.candidates, limit_bytes, planner.known)]
     best = min(plans, key=lambda one: (not one.keeps(limit_bytes), one.step_s))
-    return in_best_buckets(best.priced, limit_bytes)
+    return finished(best.priced, limit_bytes)
 
 
 def _choices(built: CostGraph, node: Node) -> dict[str, NDArray[np.bool_]]:

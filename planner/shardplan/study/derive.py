@@ -27,7 +27,7 @@ from shardplan.pipeline.result import result_of_plans
 from shardplan.pipeline.schedule import parse_schedule
 from shardplan.pipeline.stage_inputs import constraints_on
 from shardplan.pipeline.submeshes import Submesh, part
-from shardplan.plan.assemble import Outcome, Proof, assemble, in_best_buckets, price
+from shardplan.plan.assemble import Outcome, Proof, assemble, finished, price
 from shardplan.plan.recorded_request import cluster_of, options_of
 from shardplan.plan.types import OperatorDecision, Pipeline, Plan
 from shardplan.planning.constraint_masks import masks_of as constraint_masks
@@ -87,7 +87,7 @@ def _on_one_mesh(plan: Plan, model: Model, cluster: Cluster, options: PlanOption
         _refuse([f"'{one}' and '{other}' are of equal layers and are not laid out alike, as equal_layers says"])
     choices = [choice[node] for node in node_order(built)]
     priced = price(built, memory, choices, instance.limit_bytes, penalties_of(masks))
-    best = in_best_buckets(priced, instance.limit_bytes)
+    best = finished(priced, instance.limit_bytes)
     return assemble(best, instance.limit_bytes, _proof(plan))
 
 
@@ -177,7 +177,11 @@ def _staged(
         wanted = replace(options, in_flight=waiting[-1], constraints=constraints, memory_limit_bytes=limit)
         plans.append(_stage(place, stage.plan, run, own.cluster, wanted))
     result = result_of_plans(chain, cuts, parts, plans, waiting, cluster, options, schedule)
-    result = replace(result, bound_ns=float(plan.summary.bound_ns))
+    summary = plan.summary
+    result = replace(
+        result, bound_ns=float(summary.bound_ns), interrupted=summary.outcome == "interrupted",
+        by_clock=not summary.reproducible,
+    )  # fmt: skip
     return plan_of(
         PipelineRequest(model, cluster, options, schedule, asked if isinstance(asked, int) else str(asked)), result
     )

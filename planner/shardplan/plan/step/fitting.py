@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -35,11 +35,13 @@ STAY: frozenset[str] = frozenset()
 
 @dataclass(frozen=True)
 class Fitted:
-    """A schedule, with the bytes at its peak. `regathered`: weights for which memory is too short to stay."""
+    """A schedule, with the bytes at its peak. `regathered`: weights for which memory is too short to stay. `is_rough`:
+    it is the first one found, not the shortest."""
 
     scheduled: StepSchedule
     memory: Memory
     regathered: frozenset[str] = STAY
+    is_rough: bool = False
 
     def keeps(self, limit_bytes: int) -> bool:
         return self.memory.total <= limit_bytes
@@ -106,7 +108,11 @@ class Lowered:
         return min((best, *some), key=lambda one: one.scheduled.seconds)
 
     def first_fit(self, limit_bytes: int) -> Fitted:
-        """A schedule that fits if there is one, after few tries: if not all gathered weights may stay, none does."""
+        """A rough schedule that fits if there is one, after few tries: if not all gathered weights may stay, none
+        does."""
+        return replace(self._first_fit(limit_bytes), is_rough=True)
+
+    def _first_fit(self, limit_bytes: int) -> Fitted:
         step = self.step()
         if not self.built.options.cost_model.is_ours:
             return Fitted(serial_schedule(step.parts), peak_of(self.held))
