@@ -18,6 +18,7 @@ from shardplan.plan.format.fields import MAJOR
 from shardplan.plan.format.parse import WRITTEN, Document
 from shardplan.plan.format.signature import UnsignedError, signature_fault, signing_command
 from shardplan.plan.types import Plan
+from shardplan.text_files import MARK
 from shardplan.whole_files import write_whole
 
 __all__ = ["check_output", "dumps", "loads", "read_plan", "write_other", "write_plan", "write_text"]
@@ -81,7 +82,7 @@ def _text_of(path: str | Path) -> str:
         if str(path).endswith(".onnx"):
             hint = "shardplan solve makes a plan of it"
             raise ShardplanError(error("not-a-plan", "this is a model, not a plan", hint=hint, file=str(path)))
-        text = data.decode().removeprefix("\ufeff")  # the mark that some editors put first
+        text = data.decode().removeprefix(MARK)
     except UnicodeDecodeError:
         summary = "this is not a plan of shardplan: it is not text"
         raise ShardplanError(error("not-a-plan", summary, file=str(path), hint=WRITTEN)) from None

@@ -76,7 +76,7 @@ def branched(search: Search, found: Found) -> Questions[Found]:
         if search.is_over or left <= 0 or found.outcome == "interrupted":
             break
         bound_s, _, part = heapq.heappop(parts)
-        split = _split(whole, part.mixture)
+        split = _split(whole.built, part.mixture)
         if split is None:
             whole_s = min(whole_s, bound_s)
             continue
@@ -125,10 +125,9 @@ def _allows(allowed: Allowed, choices: Choices, built: CostGraph) -> bool:
     return all(mask[choices[built.node_numbers[node]]] for node, mask in allowed.items())
 
 
-def _split(whole: LayoutProblem, mixture: Mapping[Choices, float]) -> Split | None:
+def _split(built: CostGraph, mixture: Mapping[Choices, float]) -> Split | None:
     """The activation in the middle of those that a mixture has in two ways. Preferred are two halves that differ in
     whether an activation is whole along an axis, and then a division of the mixture that most activations share."""
-    built = whole.built
     shares, choices = np.array(list(mixture.values())), np.array(list(mixture), dtype=np.int64)
     groups: dict[tuple[bool, tuple[bool, ...]], list[Split]] = {}
     for number, node in enumerate(node for node, _ in built.node_data):
