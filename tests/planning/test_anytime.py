@@ -102,7 +102,7 @@ def test_where_every_question_fails_a_person_hears_of_a_limit(model, cluster, su
 @pytest.mark.parametrize("seed", range(6))
 def test_an_effort_ends_with_an_assignment_and_a_bound_that_holds(seed, effort):
     for problem in (replace(random_problem(seed, 9), limit=None), problem_of_maxima(seed, memory=False)):
-        least, found = optimum(problem), solve(problem, effort=effort)
+        least, found = optimum(problem), solve(problem, most_work=effort)
         assert found.reproducible
         assert found.bound <= least
         assert found.choices is not None

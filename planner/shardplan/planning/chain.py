@@ -402,7 +402,7 @@ def _solved(
         start=start,
         averages=_averages(question, options),
         below=question.below_s * PS_PER_S,
-        effort=question.work,
+        most_work=question.work,
         shortfall=question.shortfall,
         closes=question.averages is None and question.linear is None,
         is_patient=question.is_late and not question.deadline.armed,  # else there would be no plan at all

@@ -30,15 +30,15 @@ class Progress:
 class Budget:
     """The limits of a solve, and what it has spent. One unit of work is about a million table entries looked at.
 
-    `spent` and `expired` give the same result on every machine as long as there is no time limit; `by_clock`: the time
-    limit has ended something, so that another run may end elsewhere. `effort`: work after
-    which a search ends with what it has; unlike a work limit, it does not change the search of a problem that needs
-    less. `is_patient`: what comes before the first assignment is finished, however late that is.
+    `spent` and `expired` give the same result on every machine as long as there is no time limit; `by_clock`: the
+    time limit has ended something, so that another run may end elsewhere. `most_work`: work after which a search ends
+    with what it has; unlike a work limit, it does not change the search of a problem that needs less. `is_patient`:
+    what comes before the first assignment is finished, however late that is.
     """
 
     time_limit: float | None = None
     work_limit: float | None = None
-    effort: float = math.inf
+    most_work: float = math.inf
     is_patient: bool = False
     started: float = field(default_factory=lambda: time.monotonic())  # noqa: PLW0108 - as it is then
     work: float = 0.0
@@ -67,9 +67,9 @@ class Budget:
         return float("inf") if self.work_limit is None else self.work_limit - self.work
 
     @property
-    def effort_left(self) -> float:
-        """Work until the effort is spent."""
-        return self.effort - self.work
+    def most_left(self) -> float:
+        """Work until `most_work` is spent."""
+        return self.most_work - self.work
 
     @property
     def free(self) -> bool:
@@ -102,7 +102,7 @@ class Budget:
             return PROOF_WORK, 0.0, float("inf")
         return share * self.work_left, 0.0, share * self.seconds_left
 
-    def efforts(self) -> tuple[float, float]:
+    def proof_work(self) -> tuple[float, float]:
         """The work that a proof may take, and the work after which a small gap is enough; with a limit, all that it
         allows."""
         if self.work_limit is not None:
@@ -115,7 +115,7 @@ class Budget:
         """Whether to stop now."""
         if self.interrupted:
             return True
-        if self.work >= (self.effort if self.work_limit is None else min(self.effort, self.work_limit)):
+        if self.work >= (self.most_work if self.work_limit is None else min(self.most_work, self.work_limit)):
             return True
         self.timed_out = self.timed_out or self.seconds_left <= 0
         self.by_clock = self.by_clock or self.timed_out

@@ -2,7 +2,7 @@
 value.
 
 Work is counted in units of about a million table entries looked at, roughly a millisecond. A limit on work or time that
-the caller gives replaces the default limits here. An effort is (work, gap as a share of the range between bound and
+the caller gives replaces the default limits here. A quota is (work, gap as a share of the range between bound and
 target, seconds if there is a time limit).
 """
 
@@ -100,7 +100,7 @@ AVERAGES_UNPROVEN = 0.02
 """Relative gap left open in each plain problem if memory binds: a proof there closes little of the whole gap."""
 AVERAGES_LARGE_UNPROVEN = 2e-3
 """The same without a memory limit, on cores with more than `EXACT_LARGE_PAIRS` pairs."""
-AVERAGES_EFFORT = 2e3
+AVERAGES_WORK = 2e3
 """Work on each plain problem: a longer proof closes little of the whole gap."""
 AVERAGES_CROSSOVERS = 8
 """Maximum number of crossovers of their assignments that are kept."""
@@ -124,7 +124,7 @@ MULTIPLIER_DIGITS = 10
 ONE_MAXIMUM_WORK = 2e3
 """Work on the parts of a problem in which one of several maxima is left."""
 MAXIMA_PROOF: tuple[float, float, float] = (400.0, 0.0, math.inf)
-"""Effort of each integer program of several maxima, if a positive gap is good enough: about half a second."""
+"""Quota of each integer program of several maxima, if a positive gap is good enough: about half a second."""
 MAXIMA_PROVABLE_PAIRS = 400_000
 """Maximum number of pairs of such a program."""
 
@@ -223,9 +223,9 @@ FRUGAL_WORK = 200.0
 PROOF_CEILINGS = (0.02, 0.1, 0.4, 1.0)
 """Shares of the gap for which a proof is tried, one after the other."""
 FUSION_OF_SUMS: tuple[float, float, float] = (150.0, 0.05, 5.0)
-"""Effort (work, gap, seconds) of a fusion with maxima, of which there are many similar ones."""
+"""Quota (work, gap, seconds) of a fusion with maxima, of which there are many similar ones."""
 FUSION: tuple[float, float, float] = (1e3, 0.05, 10.0)
-"""Effort (work, gap as a share of the range, seconds) of any other fusion."""
+"""Quota (work, gap as a share of the range, seconds) of any other fusion."""
 FUSION_GAP = 1e-2
 """Gap, as a share of the cost, below which a fusion leaves the rest to the proof."""
 TIGHTER_LIMITS = (0.85, 0.7)
@@ -293,7 +293,7 @@ PROGRAM_HUNG = 4.0
 in the background."""
 PROGRAM_COLUMN = 0.15
 """Measured work per pair that a program may take between two callbacks: a program that may take more than the remaining
-effort is not started."""
+quota is not started."""
 SIMPLEX_CALL = 1 / 200_000
 """Measured work per column between two callbacks of the simplex method; HiGHS's own clock would not be reproducible."""
 MIP_CALL = 1 / 1_750
@@ -397,9 +397,9 @@ KICK_RAREST = 1e-9
 """Least random number of which the logarithm is a move's slack: less allows rarer, worse moves."""
 CROSSOVER_WORST = 1.3
 """Cost, relative to the incumbent's, above which another assignment is not fused with it."""
-CROSSOVER_EFFORT: tuple[float, float, float] = (4e3, 0.01, 8.0)
-"""Effort (work, gap, seconds) of such a fusion,"""
-NEAR_EFFORT: tuple[float, float, float] = (1e4, 0.01, 15.0)
+CROSSOVER_QUOTA: tuple[float, float, float] = (4e3, 0.01, 8.0)
+"""Quota (work, gap, seconds) of such a fusion,"""
+NEAR_QUOTA: tuple[float, float, float] = (1e4, 0.01, 15.0)
 """and of a program of the labels with the lowest reduced costs,"""
 NEAR_PAIRS = 150_000.0
 """which has this many pairs at first,"""

@@ -33,7 +33,7 @@ Verdict = Literal["fits", "too much", "unknown"]
 def least_limit(problem: Problem, budget: Budget) -> int | None:
     """The smallest limit at which some assignment fits; `None` if forbidden pairs exclude every assignment.
 
-    If the budget or the effort for a proof ends early, a proven lower bound of it.
+    If the budget or the work for a proof ends early, a proven lower bound of it.
     """
     free = _without_costs(problem)
     everything = sum(int(usage.amount.max()) for usage in problem.usages)
@@ -145,7 +145,7 @@ class _Small:
             choices = np.zeros(0, dtype=np.int64)
             if core.nodes:
                 profiles = Profiles(core.uses, core.offsets, trial.tables.arrays, trial.base)
-                answer = Program(Dual(core), self.budget, np.inf, profiles, limit, effort=PROOF_WORK).solve()
+                answer = Program(Dual(core), self.budget, np.inf, profiles, limit, most_work=PROOF_WORK).solve()
                 if answer.choices is None:
                     return "too much" if answer.verdict == "infeasible" else "unknown", 0
                 choices = answer.choices

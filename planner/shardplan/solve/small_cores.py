@@ -34,11 +34,11 @@ from shardplan.solve.constants import (
     TIGHTER_LIMITS,
 )
 from shardplan.solve.incumbent import Incumbent, offer
-from shardplan.solve.problem import ANYWHERE, Solution, Start, SumMultipliers
+from shardplan.solve.problem import ANYWHERE, Start, SumMultipliers
 from shardplan.solve.prove.branch_and_bound import prove_by_parts
 from shardplan.solve.prove.cutset import cutset_branches, forbid
 from shardplan.solve.prove.exact import close
-from shardplan.solve.prove.integer import Effort, Pressure, integer
+from shardplan.solve.prove.integer import Pressure, Quota, integer
 from shardplan.solve.prove.one_maximum import one_by_one
 from shardplan.solve.reduce.graph import Contradiction, Graph
 from shardplan.solve.reduce.memory import Profiles, flat, keep_moments, reduce
@@ -55,15 +55,14 @@ def fit(
     budget: Budget,
     gap: float = 0.0,
     seed: int = 0,
-    unlimited: Solution | None = None,
     unproven: float = 0.0,
     start: Start = ANYWHERE,
 ) -> None:
-    """Solves a graph with memory or maxima to optimality or a relative `gap`, unless the budget ends. `unlimited`: its
-    solution without the limit, if known; `unproven`: a gap that may stay open when better multipliers do not close it;
-    above it, a fusion of the assignments found is the last step; `start`: multipliers to begin with."""
+    """Solves a graph with memory or maxima to optimality or a relative `gap`, unless the budget ends. `unproven`: a
+    gap that may stay open when better multipliers do not close it; above it, a fusion of the assignments found is the
+    last step; `start`: multipliers to begin with."""
     again = graph.copy()
-    short = _fit(graph, limit, best, budget, gap, seed, unlimited, unproven, start)
+    short = _fit(graph, limit, best, budget, gap, seed, unproven, start)
     for share in TIGHTER_LIMITS:
         if not again.hinges or not short or best.within(max(gap, unproven, TIGHTER_GAP)) or budget.expired():
             return
@@ -71,7 +70,7 @@ def fit(
         less.base_steps[min(flat(again.hinges))] -= (
             limit - tight
         )  # sums, the last moments, count from zero all the same
-        _fit(less, tight, trial, budget, gap, seed, None, unproven, start)
+        _fit(less, tight, trial, budget, gap, seed, unproven, start)
         best.take(trial)
 
 
@@ -82,7 +81,6 @@ def _fit(
     budget: Budget,
     gap: float,
     seed: int,
-    unlimited: Solution | None,
     unproven: float,
     start: Start,
 ) -> bool:
@@ -101,7 +99,7 @@ def _fit(
             return False
         relaxation = Relaxation(graph, limit, budget, whole)
         if not relaxation.hinges:
-            _free(relaxation, best, unlimited)
+            _free(relaxation, best)
         if best.closed:
             return False
         if balanced is not None:
@@ -242,31 +240,17 @@ def _raise(relaxation: Relaxation, best: Incumbent, gap: float, start: SumMultip
         best.multipliers = {int(numbers[moment]): multipliers.get(moment, 0.0) / best.scale for moment in sums}
 
 
-def _free(relaxation: Relaxation, best: Incumbent, unlimited: Solution | None) -> None:
+def _free(relaxation: Relaxation, best: Incumbent) -> None:
     """The optimum without a limit: a bound, and the optimum with it if it fits."""
-    trial = Incumbent(best.scale)
-    if unlimited is not None and unlimited.choices is not None and _survives(relaxation, unlimited, best.scale):
-        trial.choices = unlimited.choices
-        trial.cost, trial.bound = best.scale * unlimited.cost, best.scale * unlimited.bound
-    else:
-        free = relaxation.graph.copy()
-        for node in free.alive:
-            free.uses[node] = ()
-        close(free, trial, relaxation.budget)
+    trial, free = Incumbent(best.scale), relaxation.graph.copy()
+    for node in free.alive:
+        free.uses[node] = ()
+    close(free, trial, relaxation.budget)
     best.prove(trial.bound)
     if trial.choices is not None and _pressure(relaxation).excess(trial.choices)[0].max(initial=0) <= 0:
         best.take(trial)
     elif trial.choices is not None and trial.closed:
         relaxation.know(trial.choices, trial.bound, {})
-
-
-def _survives(relaxation: Relaxation, unlimited: Solution, scale: float) -> bool:
-    """Whether an assignment is still in the graph, from which choices that cannot fit were removed."""
-    assert unlimited.choices is not None
-    labels = relaxation.graph.apply(unlimited.choices, relaxation.core.nodes)
-    if min(labels, default=0) < 0:
-        return False
-    return relaxation.core.cost(np.array(labels, dtype=np.int64)) == scale * unlimited.cost
 
 
 def frugal(graph: Graph, best: Incumbent) -> None:
@@ -365,7 +349,7 @@ def _fuse(relaxation: Relaxation, best: Incumbent) -> None:
         return
 
 
-def _finish(relaxation: Relaxation, best: Incumbent, enough: float, effort: Effort | None = None) -> None:
+def _finish(relaxation: Relaxation, best: Incumbent, enough: float, quota: Quota | None = None) -> None:
     """Forbids what the best multipliers exclude, and lets HiGHS prove the rest until the gap is small enough. Without
     multipliers (if no assignment could be decoded), HiGHS gets everything."""
     graph = relaxation.graph
@@ -373,7 +357,7 @@ def _finish(relaxation: Relaxation, best: Incumbent, enough: float, effort: Effo
         integer(graph.copy(), _pressure(relaxation), best, np.inf)
         return
     best.prove(relaxation.known.bound)
-    if not best.within(FUSION_GAP) and effort is None:
+    if not best.within(FUSION_GAP) and quota is None:
         _fuse(relaxation, best)
     if not np.isfinite(best.cost):
         integer(graph.copy(), _pressure(relaxation), best, np.inf)
@@ -386,9 +370,9 @@ def _finish(relaxation: Relaxation, best: Incumbent, enough: float, effort: Effo
         try:
             room = ceiling - relaxation.known.bound
             forbid(trial, [(Marginals(*relaxation.reduction, room), room)])
-            if effort is not None and trial.pairs > MAXIMA_PROVABLE_PAIRS:
+            if quota is not None and trial.pairs > MAXIMA_PROVABLE_PAIRS:
                 return
-            integer(trial, _pressure(relaxation), best, ceiling, effort)
+            integer(trial, _pressure(relaxation), best, ceiling, quota)
         except Contradiction:
             best.prove(ceiling)
         if best.bound - bound < (ceiling - bound) / 2 and best.cost == cost:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -14,10 +14,10 @@ from shardplan.interruption import GivenUpError
 from shardplan.solve.bound.averages import by_averages
 from shardplan.solve.budget import Budget, Phase, Progress
 from shardplan.solve.constants import (
-    AVERAGES_EFFORT,
     AVERAGES_LARGE_UNPROVEN,
     AVERAGES_SOLVES,
     AVERAGES_UNPROVEN,
+    AVERAGES_WORK,
     CANDIDATES,
     CLOSED_GAP,
     CLOSED_PAIRS,
@@ -43,6 +43,28 @@ _EXACT, _ROUNDED = 2.0**53, 1e-12
 """Integers above are rounded on their way through the search, by less than this share."""
 
 
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a solve may spend, and what is good enough, as `solve` has it."""
+
+    seconds: float | None = None
+    work: float | None = None
+    most_work: float = math.inf
+    gap: float = 0.0
+    unproven: float = 0.0
+    below: float = math.inf
+    averages: int = 0
+    shortfall: bool = True
+    is_patient: bool = False
+    seed: int = 0
+    presolve: bool = True
+
+    @property
+    def budget(self) -> Budget:
+        """What can be spent, from now on."""
+        return Budget(self.seconds, self.work, self.most_work, self.is_patient)
+
+
 def solve(
     problem: Problem,
     *,
@@ -52,12 +74,11 @@ def solve(
     seed: int = 0,
     presolve: bool = True,
     on_progress: Callable[[Progress], None] | None = None,
-    unlimited: Solution | None = None,
     unproven: float = 0.0,
     start: Start = ANYWHERE,
     averages: int = 0,
     below: float = math.inf,
-    effort: float = math.inf,
+    most_work: float = math.inf,
     shortfall: bool = True,
     closes: bool = False,
     is_patient: bool = False,
@@ -66,31 +87,27 @@ def solve(
 
     `time_limit` in seconds; `work_limit` in units of about a million table entries, which makes a stop reproducible;
     `gap`: with memory rows, the relative gap that is good enough; `seed` moves the search on large cores.
-    `presolve=False` gives the whole integer program to HiGHS. `unlimited`: the solution without the limit, if known;
-    `unproven`: a relative gap that may stay open when better multipliers of memory close it no further, without a
-    further proof; `start`: what is known before; `averages`: maxima are only averaged, by at most so many plain
-    problems, which is fast and leaves the remaining gap open; `below`: it ends if no assignment costs less; `effort`:
-    work after which it ends with what it has, without effect on a problem that needs less; `shortfall`: if nothing
-    fits, determine how much memory is missing; `closes`: the gap that averages leave in a small problem is closed as
-    far as a little work does it; `is_patient`: a time limit does not end a search without maxima before it has an
-    assignment. Ctrl-C ends the search and returns the best assignment so far.
+    `presolve=False` gives the whole integer program to HiGHS. `unproven`: a relative gap that may stay open when better
+    multipliers of memory close it no further, without a further proof; `start`: what is known before; `averages`:
+    maxima are only averaged, by at most so many plain problems, which is fast and leaves the remaining gap open;
+    `below`: it ends if no assignment costs less; `most_work`: work after which it ends with what it has, without
+    effect on a problem that needs less; `shortfall`: if nothing fits, determine how much memory is missing; `closes`:
+    the gap that averages leave in a small problem is closed as far as a little work does it; `is_patient`: a time limit
+    does not end a search without maxima before it has an assignment. Ctrl-C ends the search and returns the best
+    assignment so far.
     Raises `ShardplanError` for a malformed problem.
     """
     validate(problem)
-    found = search(
-        problem, time_limit, work_limit, gap=gap, seed=seed, presolve=presolve, on_progress=on_progress,
-        unlimited=unlimited, unproven=unproven, start=start, averages=averages, below=below, effort=effort,
-        shortfall=shortfall, is_patient=is_patient,
+    limits = Limits(
+        time_limit, work_limit, most_work, gap, unproven, below, averages, shortfall, is_patient, seed, presolve
     )  # fmt: skip
+    found = search(problem, limits, start, on_progress)
     if not (closes and averages and presolve and problem.maxima and _is_worth_closing(problem, found, gap)):
         return found
-    left = None if time_limit is None else max(0.0, time_limit - found.seconds)
     begin = Start(found.sum_multipliers, (), found.memory_multipliers, found.candidates)
-    exact = search(
-        problem, left, None, gap=gap, seed=seed, presolve=True, on_progress=None,
-        start=begin, effort=min(CLOSED_WORK, effort), shortfall=False,
-    )  # fmt: skip
-    return _better_of(found, exact)
+    left = None if time_limit is None else max(0.0, time_limit - found.seconds)
+    closing = Limits(left, gap=gap, seed=seed, most_work=min(CLOSED_WORK, most_work), shortfall=False)
+    return _better_of(found, search(problem, closing, begin))
 
 
 def _is_worth_closing(problem: Problem, found: Solution, gap: float) -> bool:
@@ -116,29 +133,14 @@ def _better_of(averaged: Solution, exact: Solution) -> Solution:
 
 def search(
     problem: Problem,
-    time_limit: float | None,
-    work_limit: float | None,
-    *,
-    gap: float,
-    seed: int,
-    presolve: bool,
-    on_progress: Callable[[Progress], None] | None,
-    unlimited: Solution | None = None,
-    unproven: float = 0.0,
+    limits: Limits,
     start: Start = ANYWHERE,
-    averages: int = 0,
-    below: float = math.inf,
-    effort: float = math.inf,
-    shortfall: bool = True,
-    is_patient: bool = False,
+    on_progress: Callable[[Progress], None] | None = None,
 ) -> Solution:
     """`solve` for a problem that is known to be well formed."""
-    if presolve and problem.maxima and (averages or breadth(problem) > SUMS_BROADEST):
-        most = averages or AVERAGES_SOLVES
-        return _averaged(
-            problem, time_limit, work_limit, gap, seed, on_progress, unproven, start, most, below, effort, shortfall
-        )
-    with Budget(time_limit, work_limit, effort, is_patient) as budget:
+    if limits.presolve and problem.maxima and (limits.averages or breadth(problem) > SUMS_BROADEST):
+        return _averaged(problem, limits, start, on_progress or (lambda _: None))
+    with limits.budget as budget:
         best = Incumbent(1.0, pool=Pool() if problem.maxima else None)
         phase: list[Phase] = ["reduce"]
         failure = ""
@@ -149,15 +151,15 @@ def search(
         wide = sums_to_nodes(problem)
         try:
             graph = build(wide.problem, Tables(budget), wide.amounts, wide.groups)
-            best.scale, best.below = graph.scale, below * graph.scale
+            best.scale, best.below = graph.scale, limits.below * graph.scale
             phase[0] = "bound"
-            if not presolve:
+            if not limits.presolve:
                 _whole(graph, best, budget, problem.limit)
             elif problem.limit is None and not graph.groups:
                 _offer_known(problem, start.assignments, best)
-                close(graph, best, budget, min(unproven, AVERAGES_LARGE_UNPROVEN))
+                close(graph, best, budget, min(limits.unproven, AVERAGES_LARGE_UNPROVEN))
             else:
-                fit(graph, problem.limit or 0, best, budget, gap, seed, unlimited, unproven, start)
+                fit(graph, problem.limit or 0, best, budget, limits.gap, limits.seed, limits.unproven, start)
         except Contradiction:
             best.bound = np.inf
         except GivenUpError:  # the bound and the assignment so far are the answer
@@ -167,46 +169,34 @@ def search(
                 raise
             failure = f"{type(defect).__name__}: {defect}"
         missing = 0
-        if shortfall and best.bound == np.inf and problem.limit is not None:
+        if limits.shortfall and best.bound == np.inf and problem.limit is not None:
             missing = _shortfall(problem, problem.limit, budget)
         return replace(_solution(problem, wide, best, budget, missing), failure=failure)
 
 
-def _averaged(
-    problem: Problem,
-    time_limit: float | None,
-    work_limit: float | None,
-    gap: float,
-    seed: int,
-    on_progress: Callable[[Progress], None] | None,
-    unproven: float,
-    start: Start,
-    most: int,
-    below: float,
-    effort: float,
-    shortfall: bool,
-) -> Solution:
+def _averaged(problem: Problem, limits: Limits, start: Start, on_progress: Callable[[Progress], None]) -> Solution:
     """Plain problems at several multipliers: the only method if the sums are too broad to become sums over nodes."""
-    with Budget(time_limit, work_limit, effort) as budget:
-        report, failures, bounds = on_progress or (lambda _: None), [""], [-math.inf]
+    most, gap = limits.averages or AVERAGES_SOLVES, limits.gap
+    unproven = max(limits.unproven, AVERAGES_UNPROVEN) if gap else limits.unproven
+    with replace(limits, is_patient=False).budget as budget:
+        failures, bounds = [""], [-math.inf]
 
         def plain(averaged: Problem, begin: Start) -> Solution:
-            left = None if time_limit is None else max(0.0, budget.seconds_left) / 2
-            work = None if work_limit is None else work_limit / most
-            found = search(
-                averaged, left, work, gap=gap, seed=seed, presolve=True, on_progress=None,
-                unproven=max(unproven, AVERAGES_UNPROVEN) if gap else unproven,
-                start=begin, effort=min(AVERAGES_EFFORT, budget.effort_left),
-                shortfall=shortfall,
+            left = None if limits.seconds is None else max(0.0, budget.seconds_left) / 2
+            work = None if limits.work is None else limits.work / most
+            own = Limits(
+                left, work, min(AVERAGES_WORK, budget.most_left), gap, unproven,
+                shortfall=limits.shortfall, seed=limits.seed,
             )  # fmt: skip
+            found = search(averaged, own, begin)
             budget.work += found.work
             failures.append(found.failure)
             if math.isfinite(found.bound):
                 bounds.append(found.bound / 2**MULTIPLIER_DIGITS)
-            report(Progress(budget.seconds, np.inf, max(bounds), "bound", budget.work, len(failures) - 1))
+            on_progress(Progress(budget.seconds, np.inf, max(bounds), "bound", budget.work, len(failures) - 1))
             return found
 
-        found = by_averages(problem, plain, start, budget.expired, most, below)
+        found = by_averages(problem, plain, start, budget.expired, most, limits.below)
         is_cut = budget.interrupted and found.outcome != "infeasible"  # a proof holds, whatever comes after it
         outcome: Outcome = "interrupted" if is_cut else found.outcome
         reproducible = found.reproducible and budget.reproducible

@@ -14,7 +14,7 @@ from shardplan.extras.contest.solution_file import read_solution
 from shardplan.solve.budget import Progress
 from shardplan.solve.evaluate import Evaluation, evaluate
 from shardplan.solve.problem import Problem, Solution
-from shardplan.solve.solver import search
+from shardplan.solve.solver import Limits, search
 
 RESERVE_SECONDS = 0.3
 RESERVE_PER_ITEM = 1.5e-5
@@ -69,7 +69,7 @@ def run_solve_problem(
         if on_progress is not None:
             on_progress(progress)
 
-    solution = search(problem, time_limit, work_limit, gap=0.0, seed=seed, presolve=True, on_progress=watch)
+    solution = search(problem, Limits(time_limit, work_limit, seed=seed), on_progress=watch)
     return Solved(
         problem,
         solution,

@@ -83,8 +83,8 @@ class Program:
 
     `profiles` and `limit` give the memory rows; `multipliers` are those that the dual's costs include, per moment. A
     moment with a multiplier has a slack column, which refunds the multiplier times the unused memory. The moments
-    `hinges` stand for sums: the largest excess of a group costs `over`. `effort` in units of work and `gap` as a share
-    of the range (target less bound) end the search early, and so does a gap of `small_gap` after `enough`.
+    `hinges` stand for sums: the largest excess of a group costs `over`. `most_work` in units of work and `gap` as a
+    share of the range (target less bound) end the search early, and so does a gap of `small_gap` after `enough`.
     """
 
     dual: Dual
@@ -93,7 +93,7 @@ class Program:
     profiles: Profiles | None = None
     limit: int = 0
     multipliers: dict[int, float] = field(default_factory=dict)
-    effort: float = np.inf
+    most_work: float = np.inf
     gap: float = 0.0
     enough: float = np.inf
     seconds: float = np.inf
@@ -123,7 +123,7 @@ class Program:
         dual's bound is proven."""
         if self.offset > self.target:
             return Answer("optimal", None, self.offset)
-        if np.isfinite(self.target) and PROGRAM_COLUMN * self.dual.core.pairs > self.budget.effort_left:
+        if np.isfinite(self.target) and PROGRAM_COLUMN * self.dual.core.pairs > self.budget.most_left:
             return Answer("limit", None, self.offset)
         try:
             within_deadline(self._create, self.budget)
@@ -215,7 +215,7 @@ class Program:
             highs.setOptionValue("time_limit", highs.getRunTime() + left)
         allowed = self.budget.work_left
         if np.isfinite(self.target):  # an assignment is known: a proof may end without an answer
-            allowed = min(allowed, self.budget.effort_left)
+            allowed = min(allowed, self.budget.most_left)
         before, self.allowed = self.work, self.work + allowed
         try:
             ended = within_deadline(highs.run, self.budget, PROGRAM_HUNG * left + PROGRAM_HUNG)
@@ -235,7 +235,7 @@ class Program:
 
     def _watch(self, event: Any, weight: float, may_stop: Callable[[Any], bool]) -> None:
         self.work += weight * self.columns
-        spent = self.work > min(self.effort, self.allowed)
+        spent = self.work > min(self.most_work, self.allowed)
         if self.budget.interrupted or spent or may_stop(event.data_out):
             event.interrupt()
 

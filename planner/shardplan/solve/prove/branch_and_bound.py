@@ -73,7 +73,7 @@ def prove_by_parts(relaxation: Relaxation, best: Incumbent, enough: float, most:
     if free and _work(relaxation.graph) > 1e6 * PART_WORK:
         return
     search = _Search(relaxation, best)
-    end = budget.work + (most if free else budget.efforts()[0])
+    end = budget.work + (most if free else budget.proof_work()[0])
     while search.parts and search.parts[0].bound <= best.target and not budget.expired():
         best.prove(min(search.parts[0].bound, search.left))
         if budget.work > end:

@@ -20,7 +20,7 @@ from shardplan.solve.reduce.graph import Contradiction, Graph, Groups
 from shardplan.solve.reduce.memory import Profiles, flat, keep_moments, paid_above, peaks
 from shardplan.solve.reduce.presolve import presolve
 
-Effort = tuple[float, float, float]
+Quota = tuple[float, float, float]
 """Work, gap as a share of the range, and seconds (where there is a time limit) after which a heuristic program ends."""
 
 
@@ -44,12 +44,12 @@ class Pressure:
 
 
 def integer(
-    graph: Graph, pressure: Pressure, best: Incumbent, ceiling: float | None, effort: Effort | None = None
+    graph: Graph, pressure: Pressure, best: Incumbent, ceiling: float | None, quota: Quota | None = None
 ) -> None:
     """Solves what is left of a restricted graph by HiGHS; its moments are those of `pressure`.
 
-    With a `ceiling`, the graph still contains everything that costs less, and the answer is a proof, by default with as
-    much effort as the budget allows; without one, it is a heuristic of limited `effort`. Leaving out moments that are
+    With a `ceiling`, the graph still contains everything that costs less, and the answer is a proof, by default within
+    what the budget allows; without one, it is a heuristic that ends at its `quota`. Leaving out moments that are
     not known to be short lets elimination remove many nodes; moments that the answer violates are added.
     """
     moments = {*pressure.moments, *flat(pressure.hinges)}
@@ -61,7 +61,7 @@ def integer(
         keep_moments(part, np.array(wanted, dtype=np.int64))
         try:
             presolve(part, pressure.limit)
-            _program(part, pressure, trial, effort or (None if ceiling is not None else FUSION))
+            _program(part, pressure, trial, quota or (None if ceiling is not None else FUSION))
         except Contradiction:
             trial.prove(trial.cost)
         if ceiling is not None:
@@ -75,7 +75,7 @@ def integer(
         moments.update(peaks(excess.astype(np.float64), FRESH_MOMENTS, 1))
 
 
-def _program(graph: Graph, pressure: Pressure, best: Incumbent, effort: Effort | None) -> None:
+def _program(graph: Graph, pressure: Pressure, best: Incumbent, quota: Quota | None) -> None:
     budget = pressure.budget
     if not any(graph.uses[node] for node in graph.alive):
         close(graph, best, budget)
@@ -91,11 +91,11 @@ def _program(graph: Graph, pressure: Pressure, best: Incumbent, effort: Effort |
     program = Program(
         dual, budget, best.target, profiles, pressure.limit, here, hinges=graph.hinges, over=graph.scale
     )  # fmt: skip
-    if effort is None:
-        program.effort, program.enough = budget.efforts()
+    if quota is None:
+        program.most_work, program.enough = budget.proof_work()
         program.small_gap = PROOF_SMALL_GAP * abs(best.cost)
     else:
-        program.effort, program.gap, program.seconds = effort
+        program.most_work, program.gap, program.seconds = quota
     answer = program.solve()
     if answer.choices is not None:
         offer(graph, core, answer.choices, best, answer.above)

@@ -14,7 +14,7 @@ from shardplan.solve.constants import (
     CLIMB_MULTIPLIER_WEIGHTS,
     CLIMB_SHARE,
     CLIMB_TREES,
-    CROSSOVER_EFFORT,
+    CROSSOVER_QUOTA,
     CROSSOVER_WORST,
     KICK_HEAT,
     KICK_RAREST,
@@ -33,8 +33,8 @@ from shardplan.solve.constants import (
     LARGE_STALL,
     LARGE_TRIED_PAIRS,
     LARGE_WORK,
-    NEAR_EFFORT,
     NEAR_PAIRS,
+    NEAR_QUOTA,
     NEAR_WIDER,
     PROGRAM_TOLERANCE,
     RAISE_LABEL_ENTRIES,
@@ -50,7 +50,7 @@ from shardplan.solve.constants import (
     TREE_NODE_ENTRIES,
 )
 from shardplan.solve.incumbent import Incumbent, offer
-from shardplan.solve.prove.integer import Effort, Pressure, integer
+from shardplan.solve.prove.integer import Pressure, Quota, integer
 from shardplan.solve.reduce.fixing import surviving
 from shardplan.solve.reduce.graph import Contradiction, Graph
 from shardplan.solve.reduce.memory import Profiles
@@ -212,7 +212,7 @@ class _Search:
         self._offer(other)
         if self.current is not None:
             pairs = zip(self.current.labels, other.labels, strict=True)
-            self._restricted([tuple(sorted({a, b})) for a, b in pairs], CROSSOVER_EFFORT)
+            self._restricted([tuple(sorted({a, b})) for a, b in pairs], CROSSOVER_QUOTA)
 
     def _raised(self) -> Assignment | None:
         """An assignment from a bound that was raised further."""
@@ -246,19 +246,19 @@ class _Search:
         """The best assignment of the labels with the lowest reduced costs, as many as an integer program can take."""
         labels = self.state.likeliest(assignment.choices(), self.width)
         before, spent = self.best.cost, self.budget.work
-        self._restricted(labels, NEAR_EFFORT)
-        if self.best.cost >= before and self.budget.work - spent < NEAR_EFFORT[0] / 2:
+        self._restricted(labels, NEAR_QUOTA)
+        if self.best.cost >= before and self.budget.work - spent < NEAR_QUOTA[0] / 2:
             self.width *= NEAR_WIDER
 
-    def _restricted(self, labels: list[tuple[int, ...]], effort: Effort) -> None:
-        """The best assignment of some of the labels of every position, within `effort`."""
+    def _restricted(self, labels: list[tuple[int, ...]], quota: Quota) -> None:
+        """The best assignment of some of the labels of every position, within `quota`."""
         trial = self.state.graph.copy()
         before = self.best.cost
         try:
             for node, kept in zip(self.state.core.nodes, labels, strict=True):
                 if len(kept) < trial.sizes[node]:
                     trial.keep(node, kept)
-            integer(trial, self._pressure(), self.best, None, effort)
+            integer(trial, self._pressure(), self.best, None, quota)
         except Contradiction:
             return
         if self.best.cost < before:

@@ -1,4 +1,4 @@
-"""What is known already is not sought again, and changes no answer."""
+"""A gap may be left unproven."""
 
 import numpy as np
 import pytest
@@ -16,15 +16,6 @@ def chain(seed: int, count: int = 12, choices: int = 5) -> Problem:
     held = np.arange(choices, 0, -1) * 100
     usages = tuple(Usage(node, node, min(node + 4, count), held) for node in range(count))
     return Problem(costs, edges, usages, 1100)
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_the_optimum_without_a_limit_may_be_given(seed):
-    problem = chain(seed)
-    unlimited = solve(Problem(problem.costs, problem.edges))
-    plain, told = solve(problem), solve(problem, unlimited=unlimited)
-    assert plain.outcome == told.outcome == "optimal"
-    assert plain.cost == told.cost == told.bound
 
 
 @pytest.mark.parametrize("seed", range(6))
