@@ -77,13 +77,13 @@ class GivenUpError(Exception):
 @dataclass(eq=False)
 class Deadline:
     """When long work ends without a result: after `ends_s` (`time.monotonic`) or once Ctrl-C asks to stop, but only
-    while it is `armed`, because something is known without it. `has_cut`: whether time or Ctrl-C has ended any of
+    while it is `armed`, because something is known without it. `by_clock`: whether time or Ctrl-C has ended any of
     it."""
 
     ends_s: float = math.inf
     armed: bool = False
     interruption: Interruption = field(default_factory=Interruption)
-    has_cut: bool = False
+    by_clock: bool = False
 
     @property
     def has_passed(self) -> bool:
@@ -93,7 +93,7 @@ class Deadline:
     def check(self) -> None:
         """Raises `GivenUpError` if the work is to be given up."""
         if self.has_passed:
-            self.has_cut = True
+            self.by_clock = True
             raise GivenUpError
 
     @contextlib.contextmanager

@@ -22,7 +22,7 @@ from shardplan.layout.mesh import Mesh
 from shardplan.model.read import read_model, read_model_bytes
 from shardplan.planning import Planner, answers, for_runtime
 from shardplan.planning.answers import Answers
-from shardplan.planning.chain import answer
+from shardplan.planning.chain import answering
 from shardplan.planning.finer import CoarsePlans, least_s
 from shardplan.planning.for_runtime import RuntimePlans, best_for_runtime
 from shardplan.planning.instance import instance_of
@@ -413,10 +413,10 @@ def test_trainers_of_language_models_take_no_convolutional_network():
 
 def test_a_search_that_the_clock_ends_before_it_has_a_bound_gives_its_plan(models, monkeypatch):
     def unproven(*asked):
-        found = answer(*asked)
+        found = yield from answering(*asked)
         return replace(found, solution=replace(found.solution, bound=-math.inf))
 
-    monkeypatch.setattr(answers, "answer", unproven)
+    monkeypatch.setattr(answers, "answering", unproven)
     plan = make_plan(models["llama"], "2x2", cluster="generic", target="megatron", mode="training")
     assert plan.summary.gap == 1.0
 

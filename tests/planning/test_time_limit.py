@@ -118,13 +118,13 @@ def test_the_first_plan_is_found_however_late_and_nothing_is_solved_after_it(mod
         clock.jump(clock.ahead_s + LATER_S)
         return _build(*given)
 
-    def answered(graphs, question, *given, _answer=answers.answer):
-        found = _answer(graphs, question, *given)
+    def answered(graphs, question, *given, _answering=answers.answering):
+        found = yield from _answering(graphs, question, *given)
         solved.extend([question.limit_bytes] * (found.solution.choices is not None))
         return found
 
     monkeypatch.setattr(solver, "build", built)
-    monkeypatch.setattr(answers, "answer", answered)
+    monkeypatch.setattr(answers, "answering", answered)
     plan = flat(model, "2x4", time_limit=LONG_S, memory_limit_bytes=limit_bytes)()
     assert plan.summary.memory.total <= limit_bytes
     assert not plan.summary.reproducible
@@ -194,16 +194,16 @@ def test_once_there_is_a_plan_and_no_time_nothing_is_built_and_nothing_solved(mo
 def test_the_plan_of_a_coarser_mesh_is_taken_over_though_time_is_over_meanwhile(model, monkeypatch):
     clock, near = Clock(monkeypatch), []
 
-    def answered(graphs, question, *given, _answer=answers.answer):
+    def answered(graphs, question, *given, _answering=answers.answering):
         near[:] = [question] * (question.near is not None and not question.is_late)
-        return _answer(graphs, question, *given)
+        return _answering(graphs, question, *given)
 
     def built(*given, _build=solver.build):
         if near:
             clock.jump()
         return _build(*given)
 
-    monkeypatch.setattr(answers, "answer", answered)
+    monkeypatch.setattr(answers, "answering", answered)
     monkeypatch.setattr(solver, "build", built)
     plan = flat(model, "2x2x2x2", time_limit=LONG_S)()
     assert clock.ahead_s
@@ -215,7 +215,7 @@ def test_a_graph_that_was_given_up_is_built_when_there_is_time(model):
     late = Deadline(0.0, armed=True)
     with pytest.raises(GivenUpError):
         graphs.asked(late)
-    assert late.has_cut
+    assert late.by_clock
     built, _ = graphs.asked(Deadline(0.0))  # nothing is known without it
     whole, _ = CostGraphs(graphs.instance).asked()
     assert built.joins == whole.joins
@@ -275,8 +275,8 @@ def test_with_a_time_limit_the_cheapest_question_comes_first(model, monkeypatch,
         asked.append(question.is_late)
         return answers_of(graphs, question, *rest)
 
-    answers_of = answers.answer
-    monkeypatch.setattr(answers, "answer", recorded)
+    answers_of = answers.answering
+    monkeypatch.setattr(answers, "answering", recorded)
     assert flat(model, "2x4", time_limit=limit_s)().summary.reproducible
     assert asked[0] is (limit_s is not None)
     assert not any(asked[1:])
@@ -299,12 +299,12 @@ def test_where_the_search_chooses_what_is_recomputed_there_is_a_plan_before_that
         if self.spent.best is not None:
             clock.jump()
 
-    def answered(graphs, question, *given, _answer=answers.answer):
+    def answered(graphs, question, *given, _answering=answers.answering):
         asked.append(question)
-        return _answer(graphs, question, *given)
+        return _answering(graphs, question, *given)
 
     monkeypatch.setattr(Search, "_heard", heard)
-    monkeypatch.setattr(answers, "answer", answered)
+    monkeypatch.setattr(answers, "answering", answered)
     plan = flat(model, "2x4", remat="auto", memory_limit_bytes=limit_bytes, time_limit=LONG_S)()
     assert [question.remat for question in asked[: 2 - int(share)]] == [None, "full"][: 2 - int(share)]
     assert all(question.is_late for question in asked[: 2 - int(share)])
@@ -315,11 +315,11 @@ def test_where_the_search_chooses_what_is_recomputed_there_is_a_plan_before_that
 def test_without_any_plan_a_recipe_that_recomputes_all_is_the_last_resort(model, monkeypatch):
     limit_bytes = int(0.2 * flat(model, "2x4", remat="none")().summary.memory.total)
 
-    def answered(graphs, question, *given, _answer=answers.answer):
+    def answered(graphs, question, *given, _answering=answers.answering):
         if question.restriction is None:
             return given_up(replace(question, deadline=Deadline()))
-        return _answer(graphs, question, *given)
+        return (yield from _answering(graphs, question, *given))
 
-    monkeypatch.setattr(answers, "answer", answered)
+    monkeypatch.setattr(answers, "answering", answered)
     plan = flat(model, "2x4", remat="auto", memory_limit_bytes=limit_bytes)()
     assert plan.summary.memory.total <= limit_bytes

@@ -31,7 +31,7 @@ from shardplan.pipeline.submeshes import Submesh
 from shardplan.plan.types import Plan
 from shardplan.planning import Planner
 from shardplan.planning.decided import Decided
-from shardplan.planning.finer import Coarser, work_s
+from shardplan.planning.finer import Transferable, work_s
 from shardplan.planning.instance import MOST_WHOLE
 from shardplan.units import NS_PER_S
 
@@ -90,7 +90,7 @@ class FinerStages:
         model, part = part_of(chain, cut.first, cut.last, name), self.parts[cut.submesh]
         options = self.coarser.options_of(model, part.mesh, waiting)
         plan = found.plans[place]
-        coarser = Coarser(
+        coarser = Transferable(
             Decided.of_plan(plan), self.coarser.recompute_of(cut, waiting), plan.summary.multipliers,
             self.coarser.limit_bytes, self._groups, reproducible=plan.summary.reproducible,
         )  # fmt: skip
@@ -100,7 +100,7 @@ class FinerStages:
         if place + 1 < len(found.cuts):
             ends[chain.borders[cut.last - 1]] = borders[place][0]
         planner = Planner(model, part.cluster, options, reasons=False)
-        is_late = self.coarser.search_state.is_late
+        is_late = self.coarser.search_state.is_late()
         least_s = 0.0 if is_late else self._work_s(found, place, model) / part.size
         pattern = self._improved.get(cut.submesh)
         like = None if pattern is None else lambda one: one.with_layers_of(model, *pattern, ends)

@@ -42,19 +42,17 @@ class SearchState:
         now_s, limit = time.monotonic(), math.inf if options.time_limit is None else options.time_limit
         return cls(options, interruption or Interruption(), on_progress, now_s + FINISHING * limit, now_s + limit)
 
-    @property
     def is_over(self) -> bool:
         """Whether to end with the best pipeline. Raises `KeyboardInterrupt` on Ctrl-C if there is no pipeline yet."""
         known = math.isfinite(self.best_ns)
         if self.interruption.asked and not known:
             raise KeyboardInterrupt
-        return self.is_late or (known and self.work >= self._most_work)
+        return self.is_late() or (known and self.work >= self._most_work)
 
-    @property
     def is_late(self) -> bool:
         """Whether a pipeline is known, and the time limit has passed or Ctrl-C was pressed."""
         is_late = math.isfinite(self.best_ns) and (self.interruption.asked or time.monotonic() >= self.ends_s)
-        self.by_clock = self.by_clock or is_late
+        self.by_clock |= is_late
         return is_late
 
     @property

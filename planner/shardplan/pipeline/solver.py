@@ -132,7 +132,7 @@ class PipelineSolver:
             found = self._cut(worth_ns=best.step_ns * (1.0 - CLOSE)) if best else self._first_cut()
             if best is None:  # later searches end at what is worth it
                 self.search_state.know(math.inf, self._bound(found, 0.0))
-            if found.cuts is None or self.search_state.is_over:
+            if found.cuts is None or self.search_state.is_over():
                 break
             plans = self.planner.plans(found.cuts)
             self.search_state.planned += 1
@@ -144,7 +144,7 @@ class PipelineSolver:
             best, learnt = self._learnt(best, found.cuts, plans, costs_ns, rounds)
             if not learnt:
                 break
-        if self.search_state.is_late:
+        if self.search_state.is_late():
             return best, self.search_state.bound_ns
         return best, self._bound(self._cut(proven=True), 0.0)
 
@@ -192,13 +192,13 @@ class PipelineSolver:
     ) -> tuple[PipelineResult, bool]:
         """The best pipeline, and whether these stages told anything for one of so many further searches, if there is
         time for them."""
-        if self.search_state.is_late:
+        if self.search_state.is_late():
             return best, False
         try:
             best = self._opened(best, cuts)
             return best, _is_converging(costs_ns, best.step_ns, rounds) and self._learn(cuts, plans)
         except (LimitError, KeyboardInterrupt):
-            if not self.search_state.is_over:
+            if not self.search_state.is_over():
                 raise
             return best, False
 
@@ -266,7 +266,7 @@ class PipelineSolver:
                 break
             bound = self._bound(found, bound)
             self.search_state.know(math.inf if best is None else best.step_ns, bound)
-            if self.search_state.is_over:
+            if self.search_state.is_over():
                 return best, bound
             if best is not None and bound >= best.step_ns * (1.0 - CUT_TOLERANCE):
                 return best, bound
@@ -301,7 +301,7 @@ class PipelineSolver:
         """The best of the cuts that one way to guess leads to; of `later` ones as many may be planned."""
         left = EXPLORED
         for _ in range(MOST_ROUNDS):
-            if self.search_state.is_over or not left:
+            if self.search_state.is_over() or not left:
                 break
             self.search_state.left = left + later
             found = self._cut(easing=easing)
@@ -328,7 +328,7 @@ class PipelineSolver:
                 continue
             bounds.append(self._interleaved_bound(number, stages))
             cuts = self._balanced(number, chunks)
-            fits = not self.search_state.is_over and all(self.stage_costs.can_hold(cut) for cut in cuts)
+            fits = not self.search_state.is_over() and all(self.stage_costs.can_hold(cut) for cut in cuts)
             if fits and (staged := self._planned(cuts)) is not None:
                 best = self._record(best, staged)
         if not bounds:
@@ -359,7 +359,7 @@ class PipelineSolver:
         alone = [tuple(self._balanced(number, 1)) for number in whole if best.tied or effort != "quick"]
         asked = replace(self.planner, effort=effort)
         for cuts in alone if effort == "quick" else (best.cuts, *alone):
-            if self.search_state.is_over:
+            if self.search_state.is_over():
                 break
             if len(cuts) == 1 and self.stage_costs.least_ns(cuts[0]) >= best.step_ns:
                 continue

@@ -65,10 +65,10 @@ class StagePlanner:
                 self.stage_costs.see(cut, waiting, none.bound_s * NS_PER_S)
                 return None
             except (LimitError, KeyboardInterrupt):
-                if not self.search_state.is_over:
+                if not self.search_state.is_over():
                     raise
                 return None
-            if self.search_state.is_over:
+            if self.search_state.is_over():
                 return None
             if plan is None:
                 never = self._plan(cut, waiting, self.stage_costs.model.name, free=True) is None

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from shardplan.errors import Diagnostic, warning
 from shardplan.interruption import Deadline
-from shardplan.planning.chain import Assigned, answer
+from shardplan.planning.chain import Answer, Answering, answering
 from shardplan.planning.instance import CostGraphs, Instance
 from shardplan.planning.reduction import Restrict, both
 from shardplan.planning.search import Questions, Search, T
@@ -47,14 +47,13 @@ class Answers:
         try:
             question = next(questions)
             while True:
-                deadline, is_late = search.deadline, question.is_late or search.is_late
+                deadline, is_late = search.deadline, question.is_late or search.is_late()
                 asked = replace(
                     question, restriction=both(question.restriction, restriction), deadline=deadline, is_late=is_late,
                     shortfall=question.shortfall and (self.reasons or not is_late),
                 )  # fmt: skip
-                on_first = _scheduling(search, deadline) if is_early else None
-                found = answer(self.graphs, asked, watch.of(search, question), on_first)
-                search.clock.decided |= deadline.has_cut
+                found = _answer(search, answering(self.graphs, asked, watch.of(search, question)), deadline, is_early)
+                search.clock.by_clock |= deadline.by_clock
                 self.work += found.solution.work
                 if found.solution.choices is not None:
                     search.interruption.arm()
@@ -67,14 +66,18 @@ class Answers:
             return result
 
 
-def _scheduling(search: Search, deadline: Deadline) -> Callable[[Assigned], None]:
-    """Schedules the first assignment of a question; with a plan, the rest of the question may be given up."""
-
-    def schedule(assigned: Assigned) -> None:
-        search.schedule_first(assigned)
-        deadline.armed = search.spent.best is not None
-
-    return schedule
+def _answer(search: Search, steps: Answering[Answer], deadline: Deadline, is_early: bool) -> Answer:
+    """The answer. If plans are wanted early, what is met before is scheduled while there is no plan; with one, the rest
+    of the question may be given up."""
+    try:
+        while True:
+            met = next(steps)
+            if is_early:
+                search.schedule_first(met)
+                deadline.armed = search.spent.best is not None
+    except StopIteration as end:
+        found: Answer = end.value
+        return found
 
 
 def _step_failed(failure: str) -> Diagnostic:

@@ -17,7 +17,7 @@ def at_once(search: Search) -> Questions[None]:
     question, which may be given up when its time is over. Where the search chooses what is recomputed, that is nothing,
     or what `--remat full` recomputes if the former does not fit. What a search finds in time does not depend on it."""
     options, spent = search.instance.options, search.spent
-    if math.isinf(search.limit_s) or not options.cost_model.is_ours or search.restricted or search.is_late:
+    if math.isinf(search.limit_s) or not options.cost_model.is_ours or search.restricted or search.is_late():
         return
     work = spent.work
     for limit_bytes in dict.fromkeys((None, search.limit_bytes)):

@@ -73,7 +73,7 @@ def branched(search: Search, found: Found) -> Questions[Found]:
     parts = [(found.bound_s, next(turn), root)]  # those that may be split, the lowest bound first
     whole_s = found.candidate.step_s  # least bound of those that cannot be
     while parts and parts[0][0] < (1.0 - BRANCH_GAP) * found.candidate.step_s:
-        if search.is_over or left <= 0 or found.outcome == "interrupted":
+        if search.is_over() or left <= 0 or found.outcome == "interrupted":
             break
         bound_s, _, part = heapq.heappop(parts)
         split = _split(whole.built, part.mixture)
@@ -91,7 +91,7 @@ def branched(search: Search, found: Found) -> Questions[Found]:
 def _bounded(search: Search, found: Found, part: Part) -> Questions[tuple[Found, Part]]:
     """The best of the known plan and of the plans of a part, and the part with a bound of its own, as far as there is
     time for it."""
-    if search.is_over or found.outcome == "interrupted":
+    if search.is_over() or found.outcome == "interrupted":
         return found, part
     known = [choices for choices in part.mixture if _allows(part.allowed, choices, found.candidate.layouts.built)]
     question = replace(

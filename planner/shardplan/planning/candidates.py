@@ -65,7 +65,7 @@ def shortest(search: Search, enough_s: float = math.inf) -> Questions[Found]:
     is_open = instance.chooses_remat and found.limit_bytes is not None and found.gap > IMPROVED_GAP
     for remat in flags(found.candidate.layouts.built) if is_open else ():
         spent.later = max(0, spent.later - most)
-        if found.outcome == "interrupted" or search.is_over:
+        if found.outcome == "interrupted" or search.is_over():
             break
         with contextlib.suppress(NoPlanError):
             other = yield from searched(search, remat, below_s=found.candidate.step_s)
@@ -86,11 +86,11 @@ def searched(
     `NoBetterError` if every plan takes `enough_s` or more, or the plan without a memory limit `search.worth_s`."""
     limit_bytes, unlimited = search.limit_bytes, search.without_limit()
     search.spent.left = _most_solved(search)
-    skips = search.regather and search.is_late  # the same was done at other prices, in vain
+    skips = search.regather and search.is_late()  # the same was done at other prices, in vain
     free = None if skips else (yield from without_limit(unlimited, remat, enough_s))
     if free is not None and free.candidate.step_s >= search.worth_s:
         raise NoBetterError(free.bound_s)
-    if free is not None and not (free.candidate.keeps(limit_bytes) or chooses_remat or remat or search.is_over):
+    if free is not None and not (free.candidate.keeps(limit_bytes) or chooses_remat or remat or search.is_over()):
         yield from unless_nothing_fits(search, free.objective)
     if free is not None and free.bound_s < below_s and free.candidate.peak_bytes <= UNLIMITED_MEMORY * limit_bytes:
         free = yield from improved(unlimited, free)
@@ -106,8 +106,8 @@ def searched(
         found = yield from under_the_limit(search, free, remat, chooses_remat=chooses_remat, enough_s=enough_s)
     except NoPlanError as none:
         found = yield from from_recipes(search, none.answer)
-        found = found.proven_by(free) if free is not None and search.is_late else found
-    if not (chooses_remat or search.has_to_stop):
+        found = found.proven_by(free) if free is not None and search.is_late() else found
+    if not (chooses_remat or search.has_to_stop()):
         found = found.better([*search.known.values(), *_rescheduled(search, unlimited)], limit_bytes)
     if found.candidate.step_s < min(below_s, search.worth_s):
         found = yield from improved(search, found)
@@ -122,9 +122,9 @@ def _with_fewer_staying(
     that plan with as many as fit, and the result of a search at prices as if none stayed. The bound holds for any
     choice of what stays."""
     limit_bytes = search.limit_bytes
-    others = [] if search.has_to_stop else _rescheduled(search, unlimited, RESCHEDULED_STAYING)
+    others = [] if search.has_to_stop() else _rescheduled(search, unlimited, RESCHEDULED_STAYING)
     free = replace(free, limit_bytes=limit_bytes).better(others, limit_bytes)
-    if free.candidate.keeps(limit_bytes) and (free.gap <= UNLIMITED_GAP or search.is_over):
+    if free.candidate.keeps(limit_bytes) and (free.gap <= UNLIMITED_GAP or search.is_over()):
         return free
     found = yield from searched(replace(search, regather=True), remat, below_s=below_s)
     proven = free
@@ -190,7 +190,7 @@ def with_missing_sums(search: Search, found: Found) -> Questions[Found]:
 
 def _is_final(search: Search, found: Found) -> bool:
     """Whether nothing more is to be searched, whatever the gap."""
-    return found.is_only_one or found.outcome == "interrupted" or search.is_over
+    return found.is_only_one or found.outcome == "interrupted" or search.is_over()
 
 
 def _most_solved(search: Search) -> int:
@@ -244,7 +244,7 @@ def unless_nothing_fits(search: Search, objective: Objective) -> Questions[None]
     answer = yield from asked(search, question, min(ROUGH_WORK, search.work_left))
     if answer.solution.outcome == "infeasible":
         raise NoPlanError(answer)
-    if answer.candidates and not search.has_to_stop:
+    if answer.candidates and not search.has_to_stop():
         search.judged(answer.candidates)
 
 
@@ -271,7 +271,7 @@ def under_the_limit(
                 raise
         if near is not None:
             near = near.proven_by(free)
-            if near.gap <= UNLIMITED_GAP or search.is_over:
+            if near.gap <= UNLIMITED_GAP or search.is_over():
                 return near
     found = yield from of_phases(search, limit_bytes, remat, chooses_remat=chooses_remat, enough_s=enough_s)
     return found if near is None else found.proven_by(near).better([near.candidate], limit_bytes)
@@ -282,7 +282,7 @@ def from_recipes(search: Search, none: Answer) -> Questions[Found]:
     hand-written recipe, for a search that was stopped or failed before it had any plan. Raises `NoPlanError` if no
     recipe gives a plan either, or if `none` is a proof that there is no plan.
     """
-    if search.spent.best is not None and search.is_late:
+    if search.spent.best is not None and search.is_late():
         return search.best_without(none)
     recipes = recipes_for(search.instance.options).values() if none.solution.outcome == "limit" else ()
     remat = MOST_RECOMPUTED if none.question.chooses_remat else none.question.remat

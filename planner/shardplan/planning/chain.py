@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from shardplan.constraints.types import Constraint
 from shardplan.graph.build import CostGraph, in_buckets
@@ -40,6 +40,8 @@ from shardplan.solve import Plane, Problem, Progress, Solution, Start, solve
 from shardplan.solve.linear_functions import Choices
 from shardplan.solve.problem import Outcome
 from shardplan.units import PS_PER_S
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -134,18 +136,30 @@ def _most_left(instance: Instance, question: Question) -> float:
     return 1.0 if instance.options.equal_layers else wanted
 
 
-def answer(
-    graphs: CostGraphs,
-    question: Question,
-    on_progress: Callable[[Progress], None] | None = None,
-    on_first: Callable[[Assigned], None] | None = None,
-) -> Answer:
-    """The best assignment, or the proof that there is none. `on_first` is called with the best assignment that treats
-    equal layers alike, which is known long before the answer. A question that is given up has an answer without
-    assignment and bound. Raises `ShardplanError` for constraints that leave an operator or a tensor without any choice.
+Answering: TypeAlias = Generator[Assigned, None, T]
+"""A generator that yields assignments as soon as they are known, and returns its result."""
+
+
+def answer(graphs: CostGraphs, question: Question) -> Answer:
+    """The answer that `answering` returns."""
+    steps = answering(graphs, question)
+    try:
+        while True:
+            next(steps)
+    except StopIteration as end:
+        found: Answer = end.value
+        return found
+
+
+def answering(
+    graphs: CostGraphs, question: Question, on_progress: Callable[[Progress], None] | None = None
+) -> Answering[Answer]:
+    """Yields the best assignment that treats equal layers alike, which is known long before the answer; returns the
+    best assignment, or the proof that there is none. A question that is given up has an answer without assignment and
+    bound. Raises `ShardplanError` for constraints that leave an operator or a tensor without any choice.
     """
     try:
-        return _answered(graphs, question, on_progress, on_first)
+        return (yield from _answered(graphs, question, on_progress))
     except GivenUpError:
         return given_up(question)
 
@@ -157,15 +171,12 @@ def given_up(question: Question) -> Answer:
 
 
 def _answered(
-    graphs: CostGraphs,
-    question: Question,
-    on_progress: Callable[[Progress], None] | None,
-    on_first: Callable[[Assigned], None] | None,
-) -> Answer:
-    """As `answer`. Raises `GivenUpError` at the question's deadline."""
+    graphs: CostGraphs, question: Question, on_progress: Callable[[Progress], None] | None
+) -> Answering[Answer]:
+    """As `answering`. Raises `GivenUpError` at the question's deadline."""
     question.deadline.check()
     instance, asked = graphs.instance, _graph(graphs, question)
-    reduced, solution = _solved_with_cuts(graphs, question, asked, on_progress, on_first)
+    reduced, solution = yield from _solved_with_cuts(graphs, question, asked, on_progress)
     objective, layouts, undo, alike = reduced.objective, reduced.layouts, reduced.undo, reduced.start.assignments
     if solution.choices is None:
         return Answer(question, objective, layouts, solution)
@@ -230,8 +241,7 @@ def _solved_with_cuts(
     question: Question,
     asked: tuple[CostGraph, MemoryRows],
     on_progress: Callable[[Progress], None] | None,
-    on_first: Callable[[Assigned], None] | None,
-) -> tuple[_Reduced, Solution]:
+) -> Answering[tuple[_Reduced, Solution]]:
     """The question after all reductions, with the sums that its first assignment shows to be missing (one with equal
     layers, or else the solution), and its solution."""
     options = graphs.instance.options
@@ -243,8 +253,8 @@ def _solved_with_cuts(
     bound = -math.inf  # of fewer sums: their maxima are no more
     for left in range(CUT_ROUNDS if is_open else 0, -1, -1):
         met = reduced.first(reduced.start.assignments)
-        if met and on_first is not None:
-            on_first(met)
+        if met:
+            yield met
         if not left:
             break
         if not reduced.start.assignments:
@@ -263,7 +273,7 @@ def _solved_with_cuts(
 def _is_over(question: Question) -> bool:
     """Whether time or Ctrl-C end a question with the answer that it has, which its deadline remembers."""
     is_over = question.deadline.interruption.asked or time.monotonic() >= question.ends_s
-    question.deadline.has_cut |= is_over
+    question.deadline.by_clock |= is_over
     return is_over
 
 
@@ -407,5 +417,5 @@ def _solved(
         closes=question.averages is None and question.linear is None,
         is_patient=question.is_late and not question.deadline.armed,  # else there would be no plan at all
     )
-    question.deadline.has_cut |= not found.reproducible
+    question.deadline.by_clock |= not found.reproducible
     return found

@@ -54,7 +54,7 @@ def with_stretches(search: Search, found: Found) -> Questions[Found]:
     from those with equal layers at multipliers around the best ones."""
     yield from ()
     best, whole = found.candidate, found.whole
-    if whole is None or best.layouts.built is not whole.built or found.gap <= STRETCHES_GAP or search.is_over:
+    if whole is None or best.layouts.built is not whole.built or found.gap <= STRETCHES_GAP or search.is_over():
         return found
     copies = MergedCopies.of(whole, merges=search.instance.options.equal_layers)
     met = (*_met(search, whole), _choices(best))
@@ -83,7 +83,7 @@ def _choices(plan: Candidate) -> Choices:
 
 
 def _while_there_is_time(search: Search, found: Iterator[Choices]) -> Iterator[Choices]:
-    return takewhile(lambda _: not search.is_over, found)
+    return takewhile(lambda _: not search.is_over(), found)
 
 
 def _cheapest(functions: Functions, assignments: Sequence[Choices]) -> Choices:

@@ -48,12 +48,12 @@ from shardplan.units import PS_PER_S
 
 
 @dataclass(frozen=True)
-class Coarser:
-    """The plan of a coarser mesh or a shallower model: its decisions, what it recomputes (`None`: as the options say),
-    its proven lower bound (seconds) and the multipliers of that bound. `limit_bytes`: the memory limit of its search.
-    `reproducible`: no clock decided anything in its search. `groups[i]`: the axes of the finer mesh that axis i was
-    made of, if there is a finer mesh. `planes`: cutting planes of the assignments met, which are assignments of the
-    finer mesh too. `step_s`: its step, seconds."""
+class Transferable:
+    """A plan of another search, on a coarser mesh, of a shallower model or with other options, from which this one may
+    begin: its decisions, what it recomputes (`None`: as the options say), its proven lower bound (seconds) and the
+    multipliers of that bound. `limit_bytes`: the memory limit of its search. `reproducible`: no clock decided anything
+    in its search. `groups[i]`: the axes of the finer mesh that axis i was made of, if there is a finer mesh. `planes`:
+    cutting planes of the assignments met, which are assignments of the finer mesh too. `step_s`: its step, seconds."""
 
     decided: Decided
     recompute: Recompute | None
@@ -67,11 +67,11 @@ class Coarser:
     step_s: float = 0.0
 
     @classmethod
-    def of(cls, found: Found, search: Search) -> Coarser:
+    def of(cls, found: Found, search: Search) -> Transferable:
         """The plan that a search found, for any finer mesh."""
         candidate = found.candidate
         decided, recompute = Decided.of_priced(candidate.priced), candidate.layouts.built.recompute
-        proof = found.outcome, not search.clock.decided, found.bound_s, found.planes, candidate.step_s
+        proof = found.outcome, not search.clock.by_clock, found.bound_s, found.planes, candidate.step_s
         return cls(decided, recompute, found.multipliers, found.limit_bytes, (), *proof)
 
     def on(self, mesh: Mesh) -> Decided:
@@ -88,7 +88,7 @@ class CoarsePlans:
     `shallow`: the same for a shallower model, if the model is deep.
     """
 
-    plans: dict[tuple[Mesh, Roles], tuple[Coarser | None, float] | None] = field(default_factory=dict)
+    plans: dict[tuple[Mesh, Roles], tuple[Transferable | None, float] | None] = field(default_factory=dict)
     bounds_s: dict[tuple[Mesh, Roles], float] = field(default_factory=dict)
     enough_s: float = math.inf
     shallow: CoarsePlans | None = None
@@ -127,7 +127,7 @@ def least_s(instance: Instance) -> float:
 
 def least_in_time(search: Search) -> float:
     """A lower bound on any step, for which there is time."""
-    return 0.0 if search.is_late else least_s(search.instance)
+    return 0.0 if search.is_late() else least_s(search.instance)
 
 
 def refuse_whole(search: Search, other: tuple[Cluster, tuple[tuple[int, ...], ...]] | None) -> None:
@@ -136,11 +136,12 @@ def refuse_whole(search: Search, other: tuple[Cluster, tuple[tuple[int, ...], ..
     asked = search.instance
     if search.interruption.asked:
         raise KeyboardInterrupt
-    if other is not None and (len(asked.cluster.mesh.real_axes) > MOST_WHOLE or search.is_over or search.clock.decided):
+    has_many_axes = len(asked.cluster.mesh.real_axes) > MOST_WHOLE
+    if other is not None and (has_many_axes or search.is_over() or search.clock.by_clock):
         raise LimitError(no_coarser_plan(asked.model, asked.cluster, other[0]))
 
 
-def finer(search: Search, coarser: Coarser, no_less_s: float) -> Questions[Found]:
+def finer(search: Search, coarser: Transferable, no_less_s: float) -> Questions[Found]:
     """The best plan of a finer mesh. `no_less_s`: a lower bound on the step of any. Raises `NoPlanError` where the plan
     of the coarser mesh is none of this one."""
     axes = len(search.instance.cluster.mesh.real_axes)
@@ -153,18 +154,18 @@ def finer(search: Search, coarser: Coarser, no_less_s: float) -> Questions[Found
 
 
 def transferred(
-    search: Search, coarser: Coarser, no_less_s: float, decided: Decided | None = None, *, every_path: bool = False
+    search: Search, coarser: Transferable, no_less_s: float, decided: Decided | None = None, *, every_path: bool = False
 ) -> Questions[Found]:
     """The coarser mesh's plan as an assignment of the finer mesh, or that with the decisions `decided`. `every_path`:
     its moves may lead over all layouts, not only over those near to it. Raises `NoPlanError` if it is not valid there.
     """
     decided, limit_bytes = decided or coarser.on(search.instance.cluster.mesh), coarser.limit_bytes
     near = None if every_path else Neighbourhood(decided.met())
-    search.clock.decided |= not coarser.reproducible
+    search.clock.by_clock |= not coarser.reproducible
     is_late = search.lacks(FINER_S * len(search.instance.model.operators))  # for more than the decisions themselves
     question = Question(limit_bytes, remat=coarser.recompute, near=near, restriction=decided.fixed, is_late=is_late)
     answer = yield from asked(search, question, search.work_left)
-    if answer.solution.choices is None and answer.solution.outcome != "infeasible" and search.is_late:
+    if answer.solution.choices is None and answer.solution.outcome != "infeasible" and search.is_late():
         answer = yield from asked(search, replace(question, is_late=True), search.work_left)
     if answer.solution.choices is None:
         raise NoPlanError(answer)
@@ -175,7 +176,7 @@ def transferred(
     return Found(best, bound_s, answer.objective, none, limit_bytes, coarser.outcome, planes)
 
 
-def same(search: Search, fewer: Coarser, decided: Decided | None = None) -> Questions[Found]:
+def same(search: Search, fewer: Transferable, decided: Decided | None = None) -> Questions[Found]:
     """The plan of the mesh without axes of size 1 as one of this mesh, with its proof; or that of this mesh, whose
     decisions are `decided`. Raises `NoPlanError`."""
     found = yield from transferred(search, fewer, fewer.bound_s, decided, every_path=True)
@@ -183,7 +184,7 @@ def same(search: Search, fewer: Coarser, decided: Decided | None = None) -> Ques
     return (yield from within_memory(search, found))
 
 
-def deeper(search: Search, shallow: Coarser, no_less_s: float) -> Questions[Found]:
+def deeper(search: Search, shallow: Transferable, no_less_s: float) -> Questions[Found]:
     """The plan of a shallower model as one of the whole model, with the bound of the whole model where that can be
     searched. Raises `NoPlanError` where the plan is none of the whole model."""
     found = yield from transferred(search, shallow, no_less_s, shallow.decided)
@@ -197,7 +198,7 @@ def _proven(
     """The known plan or a better one, with the bound of a search over all plans at few multipliers (from `start`, or by
     `planes`); the known plan and bound on too many axes, and where the search is over."""
     axes = len(search.instance.cluster.mesh.real_axes)
-    if axes > MOST_WHOLE or search.is_over or found.outcome == "interrupted":
+    if axes > MOST_WHOLE or search.is_over() or found.outcome == "interrupted":
         return found
     if axes > ALL_SUMS_AXES and (planes or start):
         return (yield from _proven_by_single_problems(search, found, remat, start, planes))
@@ -227,7 +228,7 @@ def _proven_by_single_problems(
     multipliers: Weights = fitting(start, objective) if start else ()
     question = Question(found.limit_bytes, objective, remat=remat, unproven=ROUGH_GAP, shortfall=False)
     for left in range(WHOLE_AVERAGES, 0, -1):
-        if search.is_over or found.outcome == "interrupted" or found.gap <= WHOLE_GAP:
+        if search.is_over() or found.outcome == "interrupted" or found.gap <= WHOLE_GAP:
             break
         if met:
             point, _ = best_multipliers(met, sizes)
@@ -266,7 +267,7 @@ def by_pairs(search: Search, found: Found) -> Questions[Found]:
     remat: Recompute = found.candidate.layouts.built.recompute
     question = Question(found.limit_bytes, found.objective, remat=remat, averages=AVERAGES["quick"], unproven=ROUGH_GAP)
     for pair in itertools.combinations(instance.cluster.mesh.real_axes, 2):
-        if search.is_over or found.outcome == "interrupted":
+        if search.is_over() or found.outcome == "interrupted":
             break
         near = Neighbourhood(Decided.of_priced(found.candidate.priced).met(), frozenset(pair))
         answer = yield from asked(

@@ -27,7 +27,7 @@ from shardplan.planning.constants import (
     SAME_STEP_S,
 )
 from shardplan.planning.expressible import best_expressible, expressible_with, weights_fit
-from shardplan.planning.finer import CoarsePlans, Coarser, finer, least_s, transferred, with_fewer_axes
+from shardplan.planning.finer import CoarsePlans, Transferable, finer, least_s, transferred, with_fewer_axes
 from shardplan.planning.infeasible import no_coarser_plan
 from shardplan.planning.instance import MOST_WHOLE, Instance, instance_of
 from shardplan.planning.judge import Known
@@ -64,8 +64,8 @@ def best_for_runtime(
     plans = RuntimePlans(answers, runtime, coarse, restriction, without_bound(turn.tell))
 
     def ask(roles: Roles, enough_s: float) -> Found | None:
-        if search.is_over and enough_s < math.inf:
-            raise NoBetterError(0.0 if search.is_late else min(enough_s, least_s(instance)))
+        if search.is_over() and enough_s < math.inf:
+            raise NoBetterError(0.0 if search.is_late() else min(enough_s, least_s(instance)))
         turn.next(", ".join(f"{axis} {role}" for axis, role in zip(cluster.mesh.names, roles, strict=True)))
         return plans.with_roles(roles, search, enough_s)
 
@@ -134,7 +134,7 @@ class RuntimePlans:
 
     def _estimated(self, roles: Roles, search: Search) -> tuple[bool, float]:
         """Whether an estimate of the best plan with these roles does not fit in memory, and its step in seconds."""
-        if search.is_over:
+        if search.is_over():
             return True, math.inf
         own = self._search_like(search, roles)
         limits = both(Arrangement(self.runtime, roles), self.restriction)
@@ -198,7 +198,7 @@ class RuntimePlans:
                 self.coarse.plans[key] = None, 0.0
             raise
         if self.restriction is None:
-            self.coarse.plans[key] = Coarser.of(found, search), 0.0
+            self.coarse.plans[key] = Transferable.of(found, search), 0.0
         return found
 
     def among_all(self, roles: Roles, search: Search, enough_s: float = math.inf) -> Found:
@@ -238,7 +238,7 @@ class RuntimePlans:
         restricted = "any" not in roles
         return Search(self._instance, search.limit_s, search.interruption, restricted, search.clock, known=known)
 
-    def _coarser(self, roles: Roles, search: Search, enough_s: float) -> tuple[Coarser | None] | None:
+    def _coarser(self, roles: Roles, search: Search, enough_s: float) -> tuple[Transferable | None] | None:
         """The plan of the mesh on which neighbours over one link with one role are one axis. `None` if it has no plan,
         if that is this mesh, or if the request is not valid there. Raises `NoBetterError`."""
         other = with_fewer_axes(self._instance, roles)
@@ -253,7 +253,7 @@ class RuntimePlans:
 
     def _on(
         self, cluster: Cluster, roles: Roles, search: Search, enough_s: float
-    ) -> tuple[Coarser | None, float] | None:
+    ) -> tuple[Transferable | None, float] | None:
         """The best plan of another mesh whose axes have these roles. Raises `NoBetterError`."""
         mesh, asked = cluster.mesh, self._instance
         if mesh not in self._others:
@@ -270,7 +270,7 @@ class RuntimePlans:
             found = other.with_roles(roles, own, enough_s)
         except NoPlanError:
             return None, 0.0
-        return None if found is None else Coarser.of(found, search), 0.0
+        return None if found is None else Transferable.of(found, search), 0.0
 
 
 def _raised_bound(search: Search, near: Found, enough_s: float) -> Questions[float]:

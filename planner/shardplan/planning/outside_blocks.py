@@ -29,7 +29,7 @@ def outside_blocks(search: Search, found: Found) -> Questions[Found]:
     parts = _parts(whole)[: 1 if search.instance.options.equal_layers else None]
     for free in parts * OUTSIDE_ROUNDS:
         before_s = found.candidate.step_s
-        if len(free) > WORTH_FOLDING * len(whole.problem.costs) or search.is_over:
+        if len(free) > WORTH_FOLDING * len(whole.problem.costs) or search.is_over():
             break
         found = _resolved(search, found, whole, free)
         if found.candidate.step_s > before_s * (1.0 - OUTSIDE_GAIN):

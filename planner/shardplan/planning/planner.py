@@ -38,7 +38,7 @@ from shardplan.planning.constants import (
 from shardplan.planning.decided import Decided
 from shardplan.planning.finer import (
     CoarsePlans,
-    Coarser,
+    Transferable,
     by_pairs,
     deeper,
     finer,
@@ -150,7 +150,7 @@ class Planner:
                 raise self.refusal(none.answer) from None
             if restriction is None and math.isinf(work):
                 self._coarse.plans.setdefault(
-                    (self.instance.cluster.mesh, ()), (Coarser.of(found, search), search.spent.work)
+                    (self.instance.cluster.mesh, ()), (Transferable.of(found, search), search.spent.work)
                 )
             return self._assembled(found, search, scheduled_bytes)
 
@@ -163,7 +163,7 @@ class Planner:
 
     def refined(
         self,
-        coarser: Coarser,
+        coarser: Transferable,
         least_s: float,
         restriction: Restrict | None = None,
         *,
@@ -181,7 +181,7 @@ class Planner:
                 raise LimitError(no_coarser_plan(asked.model, asked.cluster, merged(asked.cluster)[0])) from None
             if like is None:
                 found = self._answered(by_pairs(search, found), search, restriction)
-            elif not search.is_over:
+            elif not search.is_over():
                 decided = like(coarser.on(self.instance.cluster.mesh))
                 found = self._better(found, search, transferred(search, coarser, least_s, decided))
             return self._assembled(found, search).plan
@@ -189,7 +189,7 @@ class Planner:
     def _assembled(self, found: Found, search: Search, scheduled_bytes: int | None = None) -> Chosen:
         """The plan of the best candidate, with its proof. Its schedule is finished however late it is: all of a plan
         follows from its decisions."""
-        if search.interruption.asked and search.is_late:
+        if search.interruption.asked and search.is_late():
             found = replace(found, outcome="interrupted")
         for diagnostic in self.instance.pricing.compute.warnings:
             self._warn(diagnostic)
@@ -202,7 +202,7 @@ class Planner:
         sizes = objective_of(candidate.layouts.built).sizes  # sums that were added for one problem have no place
         multipliers = tuple(row[:size] for row, size in zip(found.multipliers, sizes, strict=True))
         outcome: Outcome = "interrupted" if found.outcome == "interrupted" else "feasible"
-        proof = Proof(found.bound_s - priced.penalty_s, outcome, not search.clock.decided, multipliers)
+        proof = Proof(found.bound_s - priced.penalty_s, outcome, not search.clock.by_clock, multipliers)
         return Chosen(assemble(priced, limit, proof), priced, candidate.layouts.memory)
 
     @property
@@ -278,7 +278,7 @@ class Planner:
             return found
         best = replace(found, candidate=start.candidate, bound_s=min(found.bound_s, start_s))
         is_equal = step_s == start_s or best.gap <= IMPROVED_GAP
-        if is_equal or instance.options.target or instance.is_quick or search.is_over:
+        if is_equal or instance.options.target or instance.is_quick or search.is_over():
             return best
         own = replace(search, restricted=True)
         split = self._better(best, own, shortest(own), Decided.of_priced(start.candidate.priced).as_split)
@@ -294,7 +294,7 @@ class Planner:
             return self._searched(search, restriction, enough_s)
         own = replace(search, restricted=True)
         found = self._answered(same(own, kept, kept.decided), own)
-        if search.is_over or not found.gap or search.lacks(PROOF_TIMES * (time.monotonic() - began_s)):
+        if search.is_over() or not found.gap or search.lacks(PROOF_TIMES * (time.monotonic() - began_s)):
             return found
         with contextlib.suppress(NoPlanError, LimitError):
             proven = self._searched(search, restriction, enough_s)
@@ -309,7 +309,8 @@ class Planner:
                 coarse=self._coarse, on_progress=self._on_progress,
             )  # fmt: skip
         deep = self._deepened(search) if restriction is None else None
-        if deep is not None and deep.candidate.keeps(self.limit_bytes) and (deep.gap <= DEEPENED_GAP or search.is_over):
+        fits = deep is not None and deep.candidate.keeps(self.limit_bytes)
+        if deep is not None and fits and (deep.gap <= DEEPENED_GAP or search.is_over()):
             return deep
         try:
             found = self._searched_whole(search, restriction, enough_s)
@@ -332,10 +333,10 @@ class Planner:
             with contextlib.suppress(NoPlanError):
                 found = self._answered(finer(search, coarser, least_in_time(search)), search)
                 return self._no_worse_than_quick(found, search)
-        elif fewer_axes is not None and not (self.instance.chooses_remat or search.is_late):
+        elif fewer_axes is not None and not (self.instance.chooses_remat or search.is_late()):
             # a search of all axes takes minutes
             self._answered(unless_nothing_fits(search, objective_of(self._graphs.asked()[0])), search)
-        if restriction is None and search.spent.best is None and search.is_late:
+        if restriction is None and search.spent.best is None and search.is_late():
             refuse_whole(search, fewer_axes)
         found = self._answered(shortest(search, enough_s if coarser is None else math.inf), search, restriction)
         found = search.with_best(found)
@@ -348,7 +349,7 @@ class Planner:
         under the same limit and under a tighter one, which must not have shorter steps."""
         is_small = len(self.instance.model.operators) <= FEW_OPERATORS and not self.instance.is_quick
         for share in (1.0, TIGHTER_LIMIT) if is_small else ():
-            if not is_unproven_under_limit(found) or search.is_over:
+            if not is_unproven_under_limit(found) or search.is_over():
                 break
             quick = self._otherwise(search, effort="quick", memory_limit_bytes=int(share * self.limit_bytes))
             if quick is not None and quick.step_s < found.candidate.step_s:
@@ -359,7 +360,7 @@ class Planner:
         """The better of a plan and of what a search finds with the operators split as in the best plan without
         `shard_optimizer`: that option must not lead to a longer step."""
         options, own = self.instance.options, replace(search, restricted=True)
-        if not options.shard_optimizer or self.instance.is_quick or search.is_over or found.gap <= options.gap:
+        if not options.shard_optimizer or self.instance.is_quick or search.is_over() or found.gap <= options.gap:
             return found
         kept = self._otherwise(search, shard_optimizer=False)
         if kept is not None:
@@ -376,7 +377,7 @@ class Planner:
             found = found.better([other.candidate], self.limit_bytes)
         return found
 
-    def _otherwise(self, search: Search, **options: Any) -> Coarser | None:
+    def _otherwise(self, search: Search, **options: Any) -> Transferable | None:
         """The best plan of the same request with other options, if there is one."""
         asked, told = self.instance, without_effort(self._on_progress)
         other = replace(asked.options, **options)
@@ -400,7 +401,9 @@ class Planner:
                 return self._answered(deeper(search, deep, least_in_time(search)), search)
         return None
 
-    def _coarser(self, search: Search, other: tuple[Cluster, tuple[tuple[int, ...], ...]] | None) -> Coarser | None:
+    def _coarser(
+        self, search: Search, other: tuple[Cluster, tuple[tuple[int, ...], ...]] | None
+    ) -> Transferable | None:
         """The plan of another mesh of the same devices, if there is one and it has a plan: its cluster, and the axes of
         this mesh in each of its axes."""
         if other is None:
@@ -430,7 +433,7 @@ class Planner:
         told: OnProgress | None,
         coarse: CoarsePlans | None = None,
         room_s: float = 0.0,
-    ) -> tuple[Coarser | None, float] | None:
+    ) -> tuple[Transferable | None, float] | None:
         """The best plan of another model, on another mesh or with other options, if the request is valid so. Of a time
         limit, half is left for what follows, or `room_s` seconds if that is more."""
         if options.time_limit is not None:
@@ -439,7 +442,7 @@ class Planner:
         try:
             other = Planner(model, cluster, options, told, reasons=False, coarse=coarse)
             own = Search.of(other.instance, search.interruption, search.clock)
-            return Coarser.of(other._found(own, None), own), own.spent.work
+            return Transferable.of(other._found(own, None), own), own.spent.work
         except NoPlanError:
             return None, 0.0
         except ShardplanError:  # such as a constraint that names one of the axes

@@ -54,7 +54,7 @@ def better_of(
 ) -> Questions[tuple[Found, float]]:
     """The best of the known plan and of the plans that answer one question, with the bound of that answer in seconds.
     With `proves`, these plans are not scheduled if their bound is no better than the known plan."""
-    if search.is_over or found.outcome == "interrupted":
+    if search.is_over() or found.outcome == "interrupted":
         return found, math.inf
     below_s = found.candidate.step_s if proves else math.inf
     question = replace(question, ends_s=search.share(2), unproven=ROUGH_GAP, below_s=below_s, shortfall=False)

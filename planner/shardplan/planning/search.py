@@ -146,10 +146,10 @@ class Spent:
 
 @dataclass
 class Clock:
-    """Whether time or Ctrl-C has decided anything in a search, or in one inside of it: another run may end
-    elsewhere."""
+    """`by_clock`: whether time or Ctrl-C has decided anything in a search, or in one inside of it, so that another run
+    may end elsewhere."""
 
-    decided: bool = False
+    by_clock: bool = False
 
 
 @dataclass(frozen=True)
@@ -219,12 +219,10 @@ class Search:
         """Upper bound on the plain problems of a question about all plans."""
         return most_solved(Question(None), self.instance.options)
 
-    @property
     def is_over(self) -> bool:
         """Whether nothing more is to be searched. If time or Ctrl-C decide that, the clock has decided something."""
-        return self.work_left <= 0.0 or self.is_late
+        return self.work_left <= 0.0 or self.is_late()
 
-    @property
     def is_late(self) -> bool:
         """Whether time or Ctrl-C end the search, which the clock remembers."""
         return self.lacks(0.0)
@@ -232,7 +230,7 @@ class Search:
     def lacks(self, seconds: float) -> bool:
         """Whether less time is left than that, which the clock remembers if it is so."""
         is_short = self.interruption.asked or self.ends_s - time.monotonic() <= seconds
-        self.clock.decided = self.clock.decided or is_short
+        self.clock.by_clock |= is_short
         return is_short
 
     @property
@@ -240,15 +238,13 @@ class Search:
         """When a question is given up: if there is a plan, the search can end without the answer."""
         return Deadline(self.ends_s, self.spent.best is not None, self.interruption)
 
-    @property
     def has_no_time(self) -> bool:
         """Whether there is no time left to finish a plan well either, which the clock remembers."""
-        return self.is_late and (self.interruption.asked or time.monotonic() >= self.limit_s)
+        return self.is_late() and (self.interruption.asked or time.monotonic() >= self.limit_s)
 
-    @property
     def has_to_stop(self) -> bool:
         """Whether there is a plan, and no time to schedule another one or to finish it well."""
-        return self.spent.best is not None and self.has_no_time
+        return self.spent.best is not None and self.has_no_time()
 
     def share(self, parts: float) -> float:
         """The time at which one of `parts` equal parts of the remaining time has passed."""
@@ -258,25 +254,25 @@ class Search:
     def judged(self, assignments: Sequence[Assigned]) -> list[Candidate]:
         """The plans of assignments, the best first. However late it is, at least one is scheduled, if only roughly, or
         known already."""
-        if self.spent.best is not None and self.has_no_time:
+        if self.spent.best is not None and self.has_no_time():
             return [self.spent.best]
         before, known = time.monotonic(), len(self.known)
 
         def is_over() -> bool:
             self._took(before, len(self.known) - known)
-            return self.is_late
+            return self.is_late()
 
         self.spent.report()
         found = judged(
             assignments, self.limit_bytes, self.known, is_over,
-            only_best=self.only_best, first_fit=self.has_no_time, heard=self._heard,
+            only_best=self.only_best, first_fit=self.has_no_time(), heard=self._heard,
         )  # fmt: skip
         self._took(before, len(self.known) - known)
         return found
 
     def schedule_first(self, assigned: Assigned) -> None:
         """Schedules an assignment if no plan is known yet: for the progress line, and for an early end."""
-        if self.spent.best is None and not self.is_over:
+        if self.spent.best is None and not self.is_over():
             before = time.monotonic()
             first = first_judged(assigned, self.instance.limit_bytes)
             self._took(before, 1)
@@ -284,7 +280,7 @@ class Search:
 
     def with_best(self, found: Found) -> Found:
         """After an early end, the better of a plan and of the best that was scheduled: what is known is kept."""
-        if self.spent.best is None or not self.clock.decided:
+        if self.spent.best is None or not self.clock.by_clock:
             return found
         return found.better([self.spent.best], self.instance.limit_bytes)
 

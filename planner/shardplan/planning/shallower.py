@@ -11,7 +11,7 @@ from dataclasses import replace
 from shardplan.model.shallow import shallow
 from shardplan.model.types import Model
 from shardplan.planning.constants import MANY_OPERATORS, SHALLOW_COPIES
-from shardplan.planning.finer import Coarser
+from shardplan.planning.finer import Transferable
 from shardplan.planning.instance import Instance
 
 
@@ -26,7 +26,7 @@ def shallower(instance: Instance) -> Model | None:
     return shallow(model, SHALLOW_COPIES) if is_deep and is_plain else None
 
 
-def deepened(coarser: Coarser, thin: Model, model: Model) -> Coarser:
+def deepened(coarser: Transferable, thin: Model, model: Model) -> Transferable:
     """The plan of a shallow model for the whole one: every copy of a block is as the one at its share of the depth."""
     decided = coarser.decided.with_layers_of(model, coarser.decided, thin, ())
     return replace(coarser, decided=decided, recompute=None, planes=())

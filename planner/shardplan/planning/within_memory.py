@@ -29,7 +29,7 @@ def within_memory(search: Search, found: Found) -> Questions[Found]:
     some_bytes, none_bytes = limit_bytes, 0  # limits with assignments, and without
     tighter = 2 * limit_bytes - least
     for _ in range(WITHIN_ROUNDS):
-        if found.candidate.keeps(limit_bytes) or search.is_late or not none_bytes < tighter < some_bytes:
+        if found.candidate.keeps(limit_bytes) or search.is_late() or not none_bytes < tighter < some_bytes:
             break
         question = replace(about(found, found.linear), limit_bytes=tighter, unproven=ROUGH_GAP, shortfall=False)
         answer = yield from asked(search, question, search.work_left)

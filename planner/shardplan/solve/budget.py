@@ -42,7 +42,6 @@ class Budget:
     is_patient: bool = False
     started: float = field(default_factory=lambda: time.monotonic())  # noqa: PLW0108 - as it is then
     work: float = 0.0
-    timed_out: bool = False
     by_clock: bool = False
     _interruption: Interruption = field(default_factory=lambda: Interruption(armed=True))
 
@@ -93,7 +92,7 @@ class Budget:
         if self.work >= end[1]:
             return True
         is_late = self.time_limit is not None and self.seconds >= end[0]
-        self.by_clock = self.by_clock or is_late
+        self.by_clock |= is_late
         return is_late
 
     def proof(self, share: float) -> tuple[float, float, float]:
@@ -117,9 +116,9 @@ class Budget:
             return True
         if self.work >= (self.most_work if self.work_limit is None else min(self.most_work, self.work_limit)):
             return True
-        self.timed_out = self.timed_out or self.seconds_left <= 0
-        self.by_clock = self.by_clock or self.timed_out
-        return self.timed_out
+        is_late = self.seconds_left <= 0
+        self.by_clock |= is_late
+        return is_late
 
     @property
     def reproducible(self) -> bool:
