@@ -30,8 +30,6 @@ from shardplan.planning.constants import (
     MISSING_ROUNDS,
     PLAIN_SHARES,
     RECIPE_HOPE,
-    REGATHERED_EXCESS,
-    REGATHERED_GAP,
     RESCHEDULED,
     RESCHEDULED_STAYING,
     RESCUE_S,
@@ -45,6 +43,7 @@ from shardplan.planning.less_memory import TIGHTER, at_tighter_limits, under_les
 from shardplan.planning.outside_blocks import outside_blocks
 from shardplan.planning.questions import about, asked, best_among, better_of, by_phase, of_phases
 from shardplan.planning.recipes import recipes_for, without_axes
+from shardplan.planning.recombinations import recombined
 from shardplan.planning.reduction import Restrict
 from shardplan.planning.rematerialisation import FLAGS, MOST_RECOMPUTED, flags
 from shardplan.planning.scheduled_buckets import at_scheduled_buckets
@@ -97,8 +96,7 @@ def searched(
     if free is not None and free.bound_s >= below_s:
         return free
     if free is not None and free.candidate.keeps(limit_bytes):
-        free = yield from as_if_regathered(unlimited, free, remat, limit_bytes)
-        return (yield from in_parts(unlimited, free, limit_bytes))
+        return (yield from completed(unlimited, free, limit_bytes))
     search.spent.left = _most_solved(search) // 2
     if free is not None and free.candidate.layouts.built.recompute.held and not (chooses_remat or search.regather):
         return (yield from _with_fewer_staying(search, unlimited, free, remat, below_s))
@@ -111,7 +109,7 @@ def searched(
         found = found.better([*search.known.values(), *_rescheduled(search, unlimited)], limit_bytes)
     if found.candidate.step_s < min(below_s, search.worth_s):
         found = yield from improved(search, found)
-        found = yield from in_parts(search, found, limit_bytes)
+        found = yield from completed(search, found, limit_bytes)
     return found
 
 
@@ -154,15 +152,17 @@ def improved(search: Search, found: Found) -> Questions[Found]:
     return found
 
 
-def in_parts(search: Search, found: Found, limit_bytes: int) -> Questions[Found]:
-    """The result of a branch and bound that starts from a known plan and keeps within `limit_bytes`, and crossovers
-    with what it met."""
+def completed(search: Search, found: Found, limit_bytes: int) -> Questions[Found]:
+    """The result of a branch and bound that starts from a known plan and keeps within `limit_bytes`, and of mixing what
+    was met on the way."""
     if _is_final(search, found):
         return found
     met = search.met
     found = yield from branched(search, found)
     if search.met > met:
         found = yield from crossed(search, found)
+    if not (search.instance.is_quick or search.restricted):
+        found = yield from recombined(search, found)
     return found.better([*search.known.values()], limit_bytes)
 
 
@@ -371,24 +371,6 @@ def regathering(search: Search, found: Found) -> Questions[Found]:
     question = replace(about(found, None), equal_layers=True, regather=True, averages=AVERAGES["quick"])
     found, _ = yield from better_of(search, found, question, proves=False)
     return found
-
-
-def as_if_regathered(search: Search, found: Found, remat: Recompute | None, limit_bytes: int) -> Questions[Found]:
-    """The best of the known plan and of a whole search at those prices, as far as it keeps within `limit_bytes`, where
-    a schedule takes longer than its sums say: less traffic is overlapped then, and at these prices it costs more."""
-    is_whole = not (search.instance.is_quick or search.restricted or search.regather)
-    is_worth = found.gap > REGATHERED_GAP and found.excess > REGATHERED_EXCESS
-    holds = found.candidate.layouts.built.recompute.held
-    if not (is_whole and is_worth and holds) or _is_final(search, found):
-        return found
-    own = replace(search, regather=True)
-    with contextlib.suppress(NoPlanError):
-        other = yield from of_phases(own, None, remat, parts=2)
-        other = yield from improved(own, other)
-        found = found.better([other.candidate], search.limit_bytes)
-        for improve in (crossed, outside_blocks):
-            found = yield from improve(search, found)
-    return found.better([*search.known.values()], limit_bytes)
 
 
 def needing_less_memory(search: Search, found: Found) -> Questions[Found]:

@@ -43,7 +43,7 @@ def crossed(search: Search, found: Found) -> Questions[Found]:
         return found
     below = candidate.step_s * PS_PER_S  # what its sums say is a lower bound on the schedule of each
     copies = MergedCopies.of(whole, merges=search.instance.options.equal_layers)
-    choices = list(dict.fromkeys(map(copies.merged, (_choices(candidate), *_met(search, whole)))))
+    choices = list(dict.fromkeys(map(copies.merged, (choices_of(candidate), *met_by(search, whole)))))
     crossovers = crossovers_with(copies.functions, CROSSOVER_PARENTS, choices, CROSSOVERS_JUDGED, below)
     assignments = [(candidate.layouts, copies.unmerged(one)) for one in crossovers]
     return found.better(search.judged(assignments), search.limit_bytes)
@@ -57,7 +57,7 @@ def with_stretches(search: Search, found: Found) -> Questions[Found]:
     if whole is None or best.layouts.built is not whole.built or found.gap <= STRETCHES_GAP or search.is_over():
         return found
     copies = MergedCopies.of(whole, merges=search.instance.options.equal_layers)
-    met = (*_met(search, whole), _choices(best))
+    met = (*met_by(search, whole), choices_of(best))
     solved = _with_equal_layers(whole, met[0], fitting(found.multipliers, found.objective))
     near = list(dict.fromkeys(_while_there_is_time(search, solved)))
     others = list(dict.fromkeys(map(copies.merged, (*near, *met))))[: len(near) + STRETCHES_FROM]
@@ -70,15 +70,16 @@ def with_stretches(search: Search, found: Found) -> Questions[Found]:
     return search.best_of(found, [(best.layouts, copies.unmerged(one)) for one in dict.fromkeys(made)])
 
 
-def _met(search: Search, whole: LayoutProblem) -> list[Choices]:
+def met_by(search: Search, whole: LayoutProblem) -> list[Choices]:
     """The assignments of a problem that a search has met: plans, those with the shortest steps first, and what was not
     scheduled."""
     plans = [one for one in search.known.values() if one.layouts.built is whole.built]
     others = (choices for choices, layouts in search.hopeless.items() if layouts.built is whole.built)
-    return [*map(_choices, sorted(plans, key=lambda one: one.step_s)), *others]
+    return [*map(choices_of, sorted(plans, key=lambda one: one.step_s)), *others]
 
 
-def _choices(plan: Candidate) -> Choices:
+def choices_of(plan: Candidate) -> Choices:
+    """The assignment of a plan."""
     return tuple(plan.priced.choice.values())
 
 

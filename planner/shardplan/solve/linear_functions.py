@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TypeAlias
 
 import numpy as np
@@ -53,6 +54,17 @@ class Functions:
             edges,
             _indices(cost.size for cost in problem.costs),
         )
+
+    @cached_property
+    def finite(self) -> tuple[LinearFunction, ...]:
+        """What counts forbidden choices and pairs, the costs without maxima, 0 where forbidden, and all sums."""
+        is_barred = np.isinf(self.base)
+        return is_barred.astype(np.float64), np.where(is_barred, 0.0, self.base), *self.sums
+
+    @property
+    def numbers(self) -> int:
+        """How many numbers are looked up for all functions of one assignment."""
+        return (self.nodes.size + self.u.size) * (1 + len(self.sums))
 
     def of_nodes(self, choices: Indices) -> Indices:
         """Places by assignment and node; `choices`: assignments x nodes."""

@@ -70,9 +70,6 @@ class Crossovers:
         count = self.whole.shape[1]
         self.reached = _Running(np.minimum(self.u, self.v) + 1, count)
         self.passed = _Running(np.maximum(self.u, self.v) + 1, count)
-        is_barred = np.isinf(functions.base)
-        base = np.where(is_barred, 0.0, functions.base)
-        self.functions_alone = (is_barred.astype(np.float64), base, *functions.sums)
         self.alone = self._alone(self.whole)
 
     def replace_first(self, choices: Choices) -> None:
@@ -87,7 +84,7 @@ class Crossovers:
         nodes = self.functions.of_nodes(whole)
         edges = self.functions.of_edges(whole[:, self.u], whole[:, self.v])
         found = []
-        for function in self.functions_alone:
+        for function in self.functions.finite:
             first = np.pad(function[nodes].cumsum(axis=1), ((0, 0), (1, 0)))
             values = function[edges]
             reached = self.reached.sums(values)
@@ -109,7 +106,7 @@ class Crossovers:
         high = np.where(self.rising, tail[:, self.v], head[:, self.v])
         seams = self.functions.of_edges(low, high)
 
-        for function, (before, after) in zip(self.functions_alone, self.alone, strict=True):
+        for function, (before, after) in zip(self.functions.finite, self.alone, strict=True):
             seam = function[seams]
             yield before[heads] + after[tails] + self.reached.sums(seam) - self.passed.sums(seam)
 
