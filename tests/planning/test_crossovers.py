@@ -10,7 +10,7 @@ from shardplan.cluster.mesh import make_cluster
 from shardplan.cluster.profile import load_profile
 from shardplan.model.read import read_model
 from shardplan.models import described
-from shardplan.planning import PlanOptions, branch_and_bound, candidates, crossovers, plan_model
+from shardplan.planning import PlanOptions, branch_and_bound, candidates, crossovers, plan_model, recombinations
 
 WIDTHS = (2048, 2048, 2048, 2048, 8192, 8192, 8192)
 
@@ -19,6 +19,7 @@ def test_stretches_of_other_assignments_shorten_the_step(monkeypatch: pytest.Mon
     model = described("transformer:style=bert,layers=4,hidden=1024,heads=16,vocab=30522,seq=128,batch=64")
     cluster = make_cluster(load_profile("h100-dgx"), "2x4")
     monkeypatch.setitem(branch_and_bound.BRANCHES, "thorough", 0)
+    monkeypatch.setattr(recombinations, "RECOMBINED_GAP", 1.0)
     found = plan_model(model, cluster, PlanOptions()).summary
     monkeypatch.setattr(crossovers, "STRETCHES_GAP", 1.0)
     without = plan_model(model, cluster, PlanOptions()).summary
