@@ -14,6 +14,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeAlias
 
 from shardplan.cluster.mesh import merged
 from shardplan.cluster.types import Cluster
@@ -45,6 +46,9 @@ from shardplan.planning.within_memory import within_memory
 from shardplan.schedule.objective import Weights, at_multipliers, fitting
 from shardplan.solve import Plane, best_multipliers, pulled
 from shardplan.units import PS_PER_S
+
+OtherMesh: TypeAlias = tuple[Cluster, tuple[tuple[int, ...], ...]]
+"""Another mesh of the same devices: its cluster, and the axes of this mesh in each of its axes."""
 
 
 @dataclass(frozen=True)
@@ -99,14 +103,14 @@ class CoarsePlans:
         return self.shallow
 
 
-def with_fewer_axes(instance: Instance, roles: Roles = ()) -> tuple[Cluster, tuple[tuple[int, ...], ...]] | None:
+def with_fewer_axes(instance: Instance, roles: Roles = ()) -> OtherMesh | None:
     """As `merged`, if that is another mesh; its plans are plans of this one."""
     cluster, groups = merged(instance.cluster, roles)
     is_same = len(groups) == len(instance.cluster.mesh)
     return None if is_same or instance.every_choice or not instance.options.cost_model.is_ours else (cluster, groups)
 
 
-def without_idle_axes(instance: Instance) -> tuple[Cluster, tuple[tuple[int, ...], ...]] | None:
+def without_idle_axes(instance: Instance) -> OtherMesh | None:
     """The mesh without those axes of size 1 that lie beside another one over the same link, if there are any and all
     layouts can be searched at once: both meshes have the same plans."""
     cluster, groups = merged(instance.cluster, only_idle=True)
@@ -130,7 +134,7 @@ def least_in_time(search: Search) -> float:
     return 0.0 if search.is_late() else least_s(search.instance)
 
 
-def refuse_whole(search: Search, other: tuple[Cluster, tuple[tuple[int, ...], ...]] | None) -> None:
+def refuse_whole(search: Search, other: OtherMesh | None) -> None:
     """Raises `LimitError` or `KeyboardInterrupt` if all plans of a mesh are not to be searched, since it has too many
     axes, the search is over, or time ended that of `other`, the mesh that gave no plan: this one takes longer."""
     asked = search.instance

@@ -38,6 +38,7 @@ from shardplan.planning.constants import (
 from shardplan.planning.decided import Decided
 from shardplan.planning.finer import (
     CoarsePlans,
+    OtherMesh,
     Transferable,
     by_pairs,
     deeper,
@@ -149,9 +150,8 @@ class Planner:
             except NoPlanError as none:
                 raise self.refusal(none.answer) from None
             if restriction is None and math.isinf(work):
-                self._coarse.plans.setdefault(
-                    (self.instance.cluster.mesh, ()), (Transferable.of(found, search), search.spent.work)
-                )
+                known = Transferable.of(found, search), search.spent.work
+                self._coarse.plans.setdefault((self.instance.cluster.mesh, ()), known)
             return self._assembled(found, search, scheduled_bytes)
 
     def started(self) -> Plan | None:
@@ -322,11 +322,10 @@ class Planner:
 
     def _searched_whole(self, search: Search, restriction: Restrict | None, enough_s: float) -> Found:
         """As `_searched`, of all copies of the model's blocks."""
-        if restriction is None:
-            fewer = self._coarser(search, without_idle_axes(self.instance))
-            if fewer is not None:
-                with contextlib.suppress(NoPlanError):
-                    return self._answered(same(search, fewer), search)
+        fewer = self._coarser(search, without_idle_axes(self.instance)) if restriction is None else None
+        if fewer is not None:
+            with contextlib.suppress(NoPlanError):
+                return self._answered(same(search, fewer), search)
         fewer_axes = None if restriction is not None else with_fewer_axes(self.instance)
         coarser = self._coarser(search, fewer_axes)
         if coarser is not None:
@@ -401,11 +400,8 @@ class Planner:
                 return self._answered(deeper(search, deep, least_in_time(search)), search)
         return None
 
-    def _coarser(
-        self, search: Search, other: tuple[Cluster, tuple[tuple[int, ...], ...]] | None
-    ) -> Transferable | None:
-        """The plan of another mesh of the same devices, if there is one and it has a plan: its cluster, and the axes of
-        this mesh in each of its axes."""
+    def _coarser(self, search: Search, other: OtherMesh | None) -> Transferable | None:
+        """The plan of another mesh, if there is one and it has a plan."""
         if other is None:
             return None
         cluster, groups = other
