@@ -88,6 +88,12 @@ def test_optimizer_state_has_shardings_of_its_own(llama, devices):
     mesh = shardplan.jax.mesh(changed, devices=devices[:4])
     shapes = shapes_of(llama[0].weights)
     kept, state = (shardplan.jax.shardings(changed, mesh, shapes, form=form) for form in ("kept", "optimizer"))
+    with pytest.raises(ShardplanError) as problem:
+        shardplan.jax.shardings(changed, mesh, shapes, form="optimiser")
+    assert str(problem.value) == (
+        "error[bad-argument]: there is no form 'optimiser' of a tensor: it is one of kept, served, read, optimizer\n"
+        "hint: did you mean 'optimizer'?"
+    )
     assert kept["model.norm.weight"].spec == PartitionSpec()
     assert state.pop("model.norm.weight").spec == PartitionSpec(("machine", "gpu"))
     assert all(state[name] == kept[name] for name in state)
@@ -130,7 +136,8 @@ def test_other_numbers_of_devices_are_refused(llama, zero, devices):
         "error[wrong-device-count]: the plan is for 4 devices (machine=2 x gpu=2), there are 16\n"
         "hint: pass devices=jax.devices()[:4], or solve for the devices there are"
     )
-    assert refusal(lambda: shardplan.jax.mesh(zero, devices=devices[:4])) == (
+    square = np.array(devices[:4], dtype=object).reshape(2, 2)
+    assert refusal(lambda: shardplan.jax.mesh(zero, devices=square)) == (
         "error[wrong-device-count]: the plan is for 16 devices (machine=4 x gpu=4), given are 4\n"
         "hint: to try the plan on a CPU, set XLA_FLAGS=--xla_force_host_platform_device_count=16 before jax starts"
     )

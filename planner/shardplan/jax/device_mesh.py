@@ -26,7 +26,11 @@ def mesh(plan: Plan, devices: Sequence[jax.Device] | None = None) -> Mesh:
     """
     unpadded(one_mesh(plan))
     given = devices is not None
-    chosen = list(devices) if devices is not None else sorted(jax.devices(), key=lambda d: (d.process_index, d.id))
+    chosen = (
+        list(np.ravel(np.asarray(devices, dtype=object)))
+        if devices is not None
+        else sorted(jax.devices(), key=lambda d: (d.process_index, d.id))
+    )
     wanted = plan.mesh.size
     if len(chosen) != wanted:
         have = f"{'there are' if not given else 'given are'} {len(chosen)}"

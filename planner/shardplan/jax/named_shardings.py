@@ -46,7 +46,8 @@ def shardings(
     or `read`, as the operators take them; `optimizer`: their optimizer state, where the plan shards it apart (ZeRO-1).
 
     Raises `ShardplanError` with everything that does not fit: as `runtime.names.match_names`, `wrong-mesh`,
-    `wrong-stack`, `wrong-part`, `split-part`, `layers-differ`, `segmented-dim`, `indivisible-dim`.
+    `wrong-stack`, `wrong-part`, `split-part`, `layers-differ`, `segmented-dim`, `indivisible-dim`; `bad-argument` for
+    another form.
     """
     check_mesh(plan, mesh)
     paths, structure = jax.tree_util.tree_flatten_with_path(tree)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import weakref
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Literal, get_args
 
 from shardplan.errors import Diagnostic, ShardplanError, did_you_mean, error
 from shardplan.layout.layout import Layout
@@ -49,7 +49,12 @@ class Values:
 
     def form(self, decision: TensorDecision, form: Form) -> Layout:
         """A tensor in one of its forms. `read`: as all its readers take it; `served` where they do not agree, or take
-        partial sums (of a weight: whole). `optimizer`: the state of its optimizer, and the gradient that this takes."""
+        partial sums (of a weight: whole). `optimizer`: the state of its optimizer, and the gradient that this takes.
+        Raises `ShardplanError` (`bad-argument`) for another form."""
+        if form not in get_args(Form):
+            hint = did_you_mean(form, get_args(Form))
+            summary = f"there is no form {form!r} of a tensor: it is one of {', '.join(get_args(Form))}"
+            raise ShardplanError(error("bad-argument", summary, hint=hint))
         if form == "kept":
             return decision.layout.forward
         if form == "optimizer":

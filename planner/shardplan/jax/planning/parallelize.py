@@ -28,6 +28,7 @@ from shardplan.jax.planning.graph import Body, Graph, Step
 from shardplan.jax.planning.jaxprs import CALLS, REMATS, called, operands_of_scan, traced
 from shardplan.jax.planning.plan import written
 from shardplan.jax.planning.rows import by_rows
+from shardplan.jax.planning.strides import without_strides
 from shardplan.jax.sharding_constraints import constrain_permuted
 from shardplan.jax.value_layouts import is_partial, values_of
 from shardplan.plan.orientation import graph_layout
@@ -212,6 +213,8 @@ def _by_rows(layouts: _Layouts, equation: Any, given: list[Any], step: Step) -> 
     """The results of one equation, by each device for its own rows where XLA would gather the operands."""
     if step.makes and step.makes[0] in layouts.counting:
         return [by_batch(equation, layouts.counting[step.makes[0]], *given)]
+    if equation.primitive.name == "slice" and any(stride > 1 for stride in equation.params["strides"] or ()):
+        return [without_strides(given[0], **equation.params)]
     spec = layouts.made(step, equation.outvars[0].aval) if step.makes else None
     run = None if spec is None else by_rows(layouts.mesh, equation, spec)
     if run is None:
