@@ -12,6 +12,7 @@ from shardplan.graph.options import PlanOptions
 from shardplan.model.types import Model
 from shardplan.plan.types import Plan
 from shardplan.planning import Planner
+from shardplan.planning.constants import MANY_OPERATORS
 from shardplan.planning.decided import Decided
 from shardplan.units import NS_PER_S, PS_PER_S
 
@@ -43,22 +44,25 @@ def promised_step_s(planner: Planner, plan: Plan, below_s: float, work: float, e
 def least_step_s(
     model: Model, cluster: Cluster, options: PlanOptions, plan: Plan, below_s: float, work: float, bound_work: float
 ) -> float:
-    """The seconds of the best step that is found where the operators are split as in `plan` and only the places of
-    weights and of their state are free, or at single multipliers where everything is; if none of these is shorter by
-    the share `LEAST`, but the lower bound is far below, by a search with everything free. On another mesh than that of
-    `plan` everything is free at once. Infinite if no step below a
-    lower bound of `below_s` is possible. `work`, `bound_work`: of a search, and of the bound. Raises `ShardplanError`
-    for a request that cannot be planned."""
+    """The seconds of the best step that is found at the multipliers of `plan` and at usual ones: where everything is
+    free, and where the operators are split as in `plan` and only the places of weights and of their state are free. If
+    none of these is shorter by the share `LEAST`, a search follows with the operators split so; of a deep model none,
+    which would take longer than the search for `plan`. If the lower bound is far below, or `plan` is on another mesh, a
+    search with everything free is the last. Infinite if no step below a lower bound of `below_s` is possible. `work`,
+    `bound_work`: of a search, and of the bound. Raises `ShardplanError` for a request that cannot be planned."""
     decided = plan if plan.mesh == cluster.mesh else None
     planner = Planner(model, cluster, replace(options, shard_optimizer=True), reasons=False, decided=decided)
     least_s = promised_step_s(planner, plan, below_s, bound_work)
     if math.isinf(least_s):
         return math.inf
-    steps_s = [one.step_s for one in planner.known.values() if one.keeps(planner.limit_bytes)]
     as_split = None if decided is None else Decided.of_plan(decided).as_split
-    found_s = planner.plan(as_split, work=work).summary.step_ns / NS_PER_S
-    step_s = min([*steps_s, found_s])
+    if as_split is not None:
+        for multipliers in (plan.summary.multipliers, planner.usual_multipliers):
+            planner.solve_at(multipliers, as_split, work)
+    step_s = min((one.step_s for one in planner.known.values() if one.keeps(planner.limit_bytes)), default=math.inf)
     wanted_s = (1 - LEAST) * plan.summary.step_ns / NS_PER_S
-    if step_s >= wanted_s and least_s < FAR_BELOW * wanted_s and as_split is not None:
+    if step_s >= wanted_s and as_split is not None and len(model.operators) < MANY_OPERATORS:
+        step_s = min(step_s, planner.plan(as_split, work=work).summary.step_ns / NS_PER_S)
+    if step_s >= wanted_s and (as_split is None or least_s < FAR_BELOW * wanted_s):
         step_s = min(step_s, planner.plan(work=work).summary.step_ns / NS_PER_S)
     return step_s
