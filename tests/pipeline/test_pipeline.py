@@ -459,6 +459,21 @@ def test_an_interleaved_search_that_is_given_up_keeps_its_best_pipeline(tmp_path
     assert 0 < plan.summary.step_bound_ns <= plan.summary.step_ns
 
 
+def test_interleaved_stages_take_a_multiple_of_microbatches(tmp_path, cluster):
+    """One microbatch on four stages was priced as two and a half times as fast with 8 chunks on each."""
+    model, schedule = deep_model(tmp_path, 9), parse_schedule("interleaved:2")
+    for stages in (4, None):
+        with pytest.raises(ShardplanError) as problem:
+            plan_stages(model, cluster, PlanOptions(effort="quick", microbatches=1), schedule, stages=stages)
+        count, fits = (4, 4) if stages else (2, 2)
+        assert str(problem.value) == (
+            f"error[uneven-microbatches]: 'interleaved:2' on {count} stages takes a multiple of {count} microbatches, "
+            f"and not 1\nhint: --microbatches {fits}, or --schedule 1f1b"
+        )
+    plan = plan_stages(model, cluster, PlanOptions(effort="quick", microbatches=2), schedule)
+    assert len(plan.pipeline.stages) == 4  # two stages, as four take no two microbatches
+
+
 def test_interleaved_stages_run_several_pieces(tmp_path, cluster):
     model = deep_model(tmp_path)
     schedule = parse_schedule("interleaved:2")

@@ -15,11 +15,14 @@ from shardplan.cluster.mesh import make_cluster
 from shardplan.cluster.profile import load_profile
 from shardplan.cluster.types import Coalesce
 from shardplan.models import transformer
+from shardplan.pipeline.schedule import Schedule
 from shardplan.plan.file import dumps, loads
+from shardplan.plan.views.pipeline_timeline import _order
 from shardplan.plan.views.timeline import MOST_SHOWN, chrome_trace, step_schedule, streams_of, timeline
 from shardplan.plan.views.tracks import drawn
 from shardplan.planning import Planner, PlanOptions, plan_model
 from shardplan.planning.recipes import RECIPES
+from shardplan.schedule.tasks import Task, schedule
 
 ROOT = Path(__file__).parents[2]
 SIZES = {"layers": 2, "hidden": 1024, "heads": 16, "vocab": 4096, "seq": 512, "batch": 16}
@@ -352,3 +355,27 @@ def test_the_trace_of_a_pipeline_says_what_is_sent_and_what_waits_for_it(schedul
 
 def test_any_plan_file_can_be_laid_out():
     assert timeline(example_plan()).seconds > 0
+
+
+@pytest.mark.parametrize(("stages", "chunks"), [(2, 1), (4, 1), (2, 2), (2, 5), (4, 2), (4, 3), (3, 4)])
+@pytest.mark.parametrize("rounds", [1, 2, 3])
+def test_equal_stages_take_as_long_as_the_formula_of_their_schedule_says(stages, chunks, rounds):
+    micro, forward, backward = rounds * stages, 1.0, 2.0
+    tasks, numbers = [], {}
+    for stage in range(stages):
+        ahead = 2 * (stages - 1 - stage) + (chunks - 1) * stages if chunks > 1 else stages - 1 - stage
+        for kind, chunk, batch in _order(micro, chunks, stages, ahead, training=True):
+            numbers[kind, chunk * stages + stage, batch] = len(tasks)
+            tasks.append((stage, kind, chunk * stages + stage, batch))
+    after = [
+        [number - 1] * (number > 0 and tasks[number - 1][0] == stage)
+        + ([numbers["F", place - 1, batch]] if kind == "F" and place else [])
+        + ([numbers["B", place + 1, batch]] if kind == "B" and place + 1 < stages * chunks else [])
+        for number, (stage, kind, place, batch) in enumerate(tasks)
+    ]
+    seconds = {"F": forward, "B": backward}
+    found = schedule(
+        [Task("", one[0], seconds[one[1]], tuple(before)) for one, before in zip(tasks, after, strict=True)]
+    )
+    name = Schedule("interleaved", chunks) if chunks > 1 else Schedule("1f1b")
+    assert found.seconds == pytest.approx(name.step([micro * chunks * (forward + backward)] * stages, micro))

@@ -53,8 +53,10 @@ def assemble_result(
     schedule: Schedule,
 ) -> PipelineResult:
     """The pipeline of these plans, with the time of its step. Its bound is that of these cuts: a transfer takes at
-    least as long as if every device sent and received an equal share."""
+    least as long as if every device sent and received an equal share. Raises `ShardplanError` (`uneven-microbatches`).
+    """
     stages = len(cuts) // schedule.chunks
+    schedule.refuse_uneven(options.microbatches, stages)
     summaries = [plan.summary for plan in plans]
     steps_ns = [sum(float(summary.step_ns) for summary in summaries[place::stages]) for place in range(stages)]
     bounds_ns = [sum(float(summary.step_bound_ns) for summary in summaries[place::stages]) for place in range(stages)]

@@ -5,10 +5,11 @@ With C_i the compute and communication of stage i in a step of M microbatches, a
     T = (sum_i C_i + (M - 1) max_i C_i) / M + transfers            GPipe and 1F1B (Alpa, equation 2)
     T = max_i C_i + (sum_i C_i - max_i C_i) / (M V) + transfers    interleaved, V model chunks per stage
 
-(the same for V = 1). What happens once per step (the optimizer, gradient reduction) counts as part of C_i. Stage i of S
-holds the activations of M microbatches in GPipe, of min(M, S - i) in 1F1B, and interleaved those of 2 (S - i - 1) +
-(V - 1) S + 1 microbatches in model chunks, of which each has at most M: for the first stage those of S (1 + (S - 1) /
-(S V)) whole microbatches (Narayanan et al. 2021).
+(the same for V = 1). A stage runs each of its chunks on S microbatches in a row, so the interleaved schedule takes a
+multiple of S microbatches, as in Megatron-LM; the formula holds for no other number. What happens once per step (the
+optimizer, gradient reduction) counts as part of C_i. Stage i of S holds the activations of M microbatches in GPipe, of
+min(M, S - i) in 1F1B, and interleaved those of 2 (S - i - 1) + (V - 1) S + 1 microbatches in model chunks, of which
+each has at most M: for the first stage those of S (1 + (S - 1) / (S V)) whole microbatches (Narayanan et al. 2021).
 """
 
 from __future__ import annotations
@@ -50,8 +51,19 @@ class Schedule:
         chunk, stage = divmod(place, stages)
         return self.in_flight(stages - 1 - stage, stages, microbatches, chunk)
 
+    def takes(self, microbatches: int, stages: int) -> bool:
+        """Whether so many stages run so many microbatches by this schedule."""
+        return self.chunks == 1 or microbatches % stages == 0
+
+    def refuse_uneven(self, microbatches: int, stages: int) -> None:
+        """Raises `ShardplanError` (`uneven-microbatches`) if stages do not take so many microbatches."""
+        if not self.takes(microbatches, stages):
+            summary = f"'{self}' on {stages} stages takes a multiple of {stages} microbatches, and not {microbatches}"
+            hint = f"--microbatches {-(-microbatches // stages) * stages}, or --schedule 1f1b"
+            raise ShardplanError(error("uneven-microbatches", summary, hint=hint))
+
     def step(self, costs: Sequence[float], microbatches: int) -> float:
-        """T without the transfers, in the unit of the costs."""
+        """T without the transfers, in the unit of the costs, for a number of microbatches that it takes."""
         slowest = max(costs)
         return slowest + (math.fsum(costs) - slowest) / (microbatches * self.chunks)
 

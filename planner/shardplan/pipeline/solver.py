@@ -320,23 +320,25 @@ class PipelineSolver:
     def _interleaved(self) -> PipelineResult:
         """Every number of equal stages, with model chunks of about equal cost: chunk p runs on stage p mod S."""
         best: PipelineResult | None = None
-        bounds = []
-        for number, part in enumerate(self.parts):
-            stages, rest = divmod(self.cluster.mesh.size, part.size)
-            chunks = stages * self.schedule.chunks
-            if rest or stages < 2 or (self.stages or stages) != stages or chunks > len(self.chain):
+        size, micro, bounds = self.cluster.mesh.size, self.options.microbatches, list[float]()
+        counts = [(number, size // part.size) for number, part in enumerate(self.parts) if size % part.size == 0]
+        counts = [(number, stages) for number, stages in counts if 2 <= stages == (self.stages or stages)]
+        counts = [(number, stages) for number, stages in counts if stages * self.schedule.chunks <= len(self.chain)]
+        for number, stages in counts:
+            if not self.schedule.takes(micro, stages):
                 continue
             bounds.append(self._interleaved_bound(number, stages))
-            cuts = self._balanced(number, chunks)
+            cuts = self._balanced(number, stages * self.schedule.chunks)
             fits = not self.search_state.is_over() and all(self.stage_costs.can_hold(cut) for cut in cuts)
             if fits and (staged := self._planned(cuts)) is not None:
                 best = self._record(best, staged)
-        if not bounds:
+        if not counts:
             units = counted(len(self.chain), "unit")
             summary = f"'{self.model.name}' has {units}: too few for '{self.schedule}' on {self.cluster.mesh}"
-            raise ShardplanError(
-                error("too-many-stages", summary, hint="fewer model chunks, or fewer --stages, all alike")
-            )
+            hint = "fewer model chunks, or fewer --stages, all alike"
+            raise ShardplanError(error("too-many-stages", summary, hint=hint))
+        if not bounds:
+            self.schedule.refuse_uneven(micro, min(stages for _, stages in counts))
         if best is None:
             raise InfeasibleError(self._does_not_fit())
         return replace(best, bound_ns=min(*bounds, best.step_ns))

@@ -204,6 +204,11 @@ def _uneven(parallelism: Parallelism, model: Model, microbatches: int) -> Iterat
     if batch % rows:
         summary = f"{batch} rows do not divide over {parallelism.data} ranks and {microbatches} microbatches"
         yield bad(summary, f"take a multiple of {rows:,} rows")
+    if parallelism.virtual > 1 and microbatches % parallelism.pipeline:
+        stages = parallelism.pipeline
+        fits = batch // microbatches * -(-microbatches // stages) * stages
+        summary = f"{stages} interleaved stages take a multiple of {stages} microbatches, and not {microbatches}"
+        yield bad(summary, f"--global-batch {fits}, or leave out --vp")
     ways, shapes = parallelism.tensor, [(p.name, model.tensor(p.tensor).shape) for p in model.parameters]
     matrices = [(name, shape) for name, shape in shapes if len(shape) > 1]
     whole = [(name, shape) for name, shape in matrices if all(size % ways for size in shape)]

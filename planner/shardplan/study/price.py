@@ -303,7 +303,7 @@ def _run_so(cluster: Cluster, *, fused_loss: bool, eager: bool, overlap_exchange
 @dataclass(frozen=True, slots=True)
 class Batch:
     """Rows of a step, and of a microbatch of one rank. `global_batch`: None for the model's own; if the batch is free,
-    one microbatch per rank."""
+    as few microbatches per rank as the pipeline takes."""
 
     global_batch: int | None = None
     micro_batch: int = 1
@@ -318,7 +318,8 @@ def read_model_for(given: str | Path | Model, dims: Mapping[str, int], batch: Ba
     if isinstance(given, str) and (given.startswith(PREFIX) or is_config(given)):
         said = dims.get(BATCH)
         if rows is None:
-            rows = said or batch.micro_batch * parallelism.data
+            microbatches = parallelism.pipeline if parallelism.virtual > 1 else 1  # interleaved stages take a multiple
+            rows = said or batch.micro_batch * parallelism.data * microbatches
         if said not in (None, rows):
             raise ShardplanError(bad(f"--dim batch={said} and --global-batch {rows} are two batches", "give one"))
         return load_model(given, {**dims, BATCH: rows})

@@ -40,7 +40,10 @@ def _ways(name: str, field: str, text: str) -> Callable[[Verb], Verb]:
 @click.option("--sequence-parallel", "sequence", is_flag=True, help="Cut the hidden state by sequence over --tp.")
 @click.option("--micro-batch", type=int, default=1, metavar="N", help="Rows of a microbatch of one rank.")
 @click.option(
-    "--global-batch", type=int, metavar="N", help="Rows of a step.  [default: the model's, or one microbatch each]"
+    "--global-batch",
+    type=int,
+    metavar="N",
+    help="Rows of a step.  [default: the model's, or one microbatch each; with --vp as many as --pp]",
 )
 @click.option(
     "--recompute",

@@ -1,14 +1,15 @@
 """The timeline of a pipeline: every stage runs forward and backward of every microbatch in the order of its schedule.
 
 One stream per stage, then one per transfer. A stage runs as many microbatches forward as it may hold, then alternates
-one backward and one forward (1F1B; in GPipe it may hold all). What a stage does once per step is spread over its
+one backward and one forward (1F1B; in GPipe it may hold all). A stage with several model chunks runs each on as many
+microbatches in a row as there are stages (Narayanan et al. 2021). What a stage does once per step is spread over its
 microbatches. At the end, tied weights are made equal.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
+from typing import Literal, cast
 
 from shardplan.plan.types import CollectiveStep, Pipeline, Plan, Stage, Transfer
 from shardplan.plan.views.span_details import SpanDetails
@@ -80,8 +81,8 @@ class _Work:
         self.details: list[SpanDetails] = []
 
     def tasks(self) -> list[Task]:
-        for place, stage in enumerate(self.pipeline.stages):
-            self._stage(place, stage)
+        for group in range(self.groups):
+            self._device(group)
         for place, transfer in enumerate(self.pipeline.handed):
             stream = self.groups + place
             for batch in range(self.microbatches):
@@ -98,17 +99,21 @@ class _Work:
             for name, stream, nanoseconds, after in self.made
         ]
 
-    def _stage(self, place: int, stage: Stage) -> None:
-        forward, backward = _halves(stage, self.microbatches, training=self.training)
-        before: list[_Key] = []
-        behind = len(self.pipeline.stages) - place  # a model chunk of an interleaved stage may run ahead of the mean
-        for kind, batch in _order(max(stage.in_flight, behind), self.microbatches, training=self.training):
-            after = list(before)
+    def _device(self, group: int) -> None:
+        """Tasks of the stage, or of the model chunks of the stage, that a group of devices runs one after the other."""
+        stages, before = self.pipeline.stages, list[_Key]()
+        halves = [_halves(stage, self.microbatches, training=self.training) for stage in stages[group :: self.groups]]
+        if len(halves) == 1:
+            ahead = stages[group].in_flight - 1
+        else:
+            ahead = 2 * (self.groups - 1 - group) + (len(halves) - 1) * self.groups
+        for kind, chunk, batch in _order(self.microbatches, len(halves), self.groups, ahead, training=self.training):
+            place, after = chunk * self.groups + group, list(before)
             if kind == "F" and place:
                 after.append(("send", place - 1, batch))
             if kind == "B" and place < len(self.pipeline.handed):
                 after.append(("back", place, batch))
-            self._add((kind, place, batch), place % self.groups, forward if kind == "F" else backward, after)
+            self._add((kind, place, batch), group, halves[chunk][kind == "B"], after)
             before = [(kind, place, batch)]
 
     def _send(self, key: _Key, stream: int, steps: Sequence[CollectiveStep], after: list[_Key]) -> None:
@@ -134,13 +139,23 @@ def _halves(stage: Stage, microbatches: int, *, training: bool) -> tuple[float, 
     return each * (1.0 - share), each * share
 
 
-def _order(in_flight: int, microbatches: int, *, training: bool) -> list[tuple[str, int]]:
+def _order(
+    microbatches: int, chunks: int, stages: int, ahead: int, *, training: bool
+) -> list[tuple[Literal["F", "B"], int, int]]:
+    """What a stage runs in turn, as kind, model chunk and microbatch: `ahead` times forward, then one forward and one
+    backward, until every chunk has run every microbatch. Chunks take turns after as many microbatches as there are
+    stages; a single chunk takes them all."""
+    turn = stages if chunks > 1 else microbatches
+    forward = [
+        (chunk, batch)
+        for first in range(0, microbatches, turn)
+        for chunk in range(chunks)
+        for batch in range(first, min(first + turn, microbatches))
+    ]
     if not training:
-        return [("F", batch) for batch in range(microbatches)]
-    ahead = min(in_flight, microbatches)
-    order = [("F", batch) for batch in range(ahead)]
-    for batch in range(microbatches):
-        order.append(("B", batch))
-        if batch + ahead < microbatches:
-            order.append(("F", batch + ahead))
+        return [("F", *one) for one in forward]
+    order: list[tuple[Literal["F", "B"], int, int]] = [("F", *one) for one in forward[:ahead]]
+    for number, (chunk, batch) in enumerate(forward):
+        order += [("F", *one) for one in forward[ahead + number : ahead + number + 1]]
+        order.append(("B", chunks - 1 - chunk, batch))
     return order
