@@ -232,3 +232,18 @@ def test_weights_that_ranks_do_not_divide_are_told(shardplan, folder, ranks, tol
         "hint: price another number of ranks beside it, one that divides the sizes of weights\n"
     )
     assert run.err == (warned if told else "")
+
+
+@pytest.mark.parametrize(("options", "rows"), [([], 64), (["-d", "batch=16"], 16), (["--global-batch", "64"], 64)])
+def test_the_batch_of_a_description_counts(options, rows, shardplan):
+    run = shardplan("price", "transformer:layers=2,hidden=256,heads=4,batch=64", "--dp", "2", "--no-best", *options)
+    assert f"batch     {rows} rows: {rows // 2} microbatches of 1 row per rank" in run.out
+
+
+def test_two_batches_are_refused(shardplan):
+    model = "transformer:layers=2,hidden=256,heads=4,batch=64"
+    run = shardplan("price", model, "--dp", "2", "--global-batch", "8")
+    assert run.code == 2
+    assert (
+        f"error[bad-parallelism]: '{model}': batch=64 and --global-batch 8 are two batches\nhint: give one" in run.err
+    )

@@ -5,7 +5,7 @@ For quick what-if questions and for comparison with published systems, whose mod
 
 from shardplan.models.factory import factory_of, title_of_factory
 from shardplan.models.hugging_face import configured, is_config
-from shardplan.models.named import NAMED, PREFIX, described, title_of
+from shardplan.models.named import NAMED, PREFIX, described, size_in, title_of
 from shardplan.models.spec import TransformerSpec
 from shardplan.models.titles import title_of_model
 from shardplan.models.transformer import build, transformer
@@ -19,6 +19,7 @@ __all__ = [
     "described",
     "factory_of",
     "is_config",
+    "size_in",
     "title_of",
     "title_of_factory",
     "title_of_model",

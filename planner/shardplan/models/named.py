@@ -223,6 +223,12 @@ def title_of(text: str) -> str:
     return first if first in NAMED else "transformer"
 
 
+def size_in(text: str, name: str) -> object:
+    """What a description says of a size; `None` if it says nothing."""
+    words = (word.partition("=") for word in text.removeprefix(PREFIX).split(","))
+    return next((_value(name, value.strip()) for word, _, value in words if word.strip() == name), None)
+
+
 def _read(text: str) -> tuple[TransformerSpec, list[Diagnostic]]:
     spec, problems = TransformerSpec(), list[Diagnostic]()
     given: dict[str, object] = {}

@@ -28,7 +28,7 @@ from shardplan.graph.options import UNLIMITED_BYTES, PlanOptions
 from shardplan.graph.precision import PrecisionName, check_peak
 from shardplan.graph.recomputed_layers import recomputed_share
 from shardplan.model.types import Model
-from shardplan.models import PREFIX, is_config
+from shardplan.models import PREFIX, is_config, size_in
 from shardplan.pipeline.submeshes import Submesh
 from shardplan.plan.step.buckets import shard_count
 from shardplan.plan.types import Memory, Plan
@@ -316,12 +316,14 @@ def read_model_for(given: str | Path | Model, dims: Mapping[str, int], batch: Ba
     """
     rows = batch.global_batch
     if isinstance(given, str) and (given.startswith(PREFIX) or is_config(given)):
-        said = dims.get(BATCH)
+        said = dims.get(BATCH) or size_in(given, BATCH)
+        assert isinstance(said, int | None)
         if rows is None:
             microbatches = parallelism.pipeline if parallelism.virtual > 1 else 1  # interleaved stages take a multiple
             rows = said or batch.micro_batch * parallelism.data * microbatches
         if said not in (None, rows):
-            raise ShardplanError(bad(f"--dim batch={said} and --global-batch {rows} are two batches", "give one"))
+            where = "--dim" if BATCH in dims else f"'{given}':"
+            raise ShardplanError(bad(f"{where} batch={said} and --global-batch {rows} are two batches", "give one"))
         return load_model(given, {**dims, BATCH: rows})
     model = given if isinstance(given, Model) else load_model(given, dims)
     own = rows_of(model)
