@@ -106,8 +106,10 @@ def test_a_pipeline_of_a_model_without_layers(shardplan, mlp):
         (["--vp", "2"], "2 virtual stages need a pipeline"),
         (
             ["--pp", "2", "--vp", "2", "--global-batch", "3"],
-            "2 interleaved stages take a multiple of 2 microbatches, and not 3\n"
-            "hint: --global-batch 4, or leave out --vp",
+            (
+                "2 interleaved stages take a multiple of 2 microbatches, and not 3\n"
+                "hint: --global-batch 4, or leave out --vp"
+            ),
         ),
         (["--ep", "2", "--dp", "2"], "there are no experts to spread"),
         (["--ep", "3", "--dp", "2"], "3 expert-parallel ranks do not divide 2 data-parallel ranks"),
