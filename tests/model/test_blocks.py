@@ -1,5 +1,7 @@
 """Repeated blocks: found where they are, and only there."""
 
+from dataclasses import replace
+
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -120,12 +122,15 @@ def test_layers_that_differ_in_shape_attribute_or_constant_are_different():
             inside = builder.op("MatMul", [value, builder.weight((4, 4, change == "shape" and number))])
             inside = builder.op("Elu", [inside], alpha=float(number) if change == "attribute" else 1.0)
             factor = builder.add_tensor(f"c{number}", "constant", ())
-            constants[factor] = np.array(number if change == "constant" else 1)
+            if change == "constant":
+                builder.tensors[factor] = replace(builder.tensors[factor], dtype="int64")
+            constants[factor] = np.array(number if change in ("constant", "angle") else 1)
             inside = builder.op("Mul", [inside, factor])
             value = builder.op("Add", [inside, value])
         return builder.blocks(constants)
 
     assert [len(block.copies) for block in build("nothing")] == [4]
+    assert [len(block.copies) for block in build("angle")] == [4]
     assert build("shape") == build("attribute") == build("constant") == ()
 
 
@@ -192,3 +197,27 @@ def test_parallel_branches_and_chains_without_weights_are_no_blocks():
 
 def test_empty_graph():
     assert find_blocks((), {}, {}) == ()
+
+
+def test_layers_that_read_different_masks_are_alike():
+    """Local and global attention take turns in Gemma 2: its layers were no blocks, and nothing was recomputed."""
+    builder = Builder()
+    value = "x"
+    masks = [builder.op("Neg", [builder.op("Exp", [builder.add_tensor(f"m{each}", "input")])]) for each in range(2)]
+    for number in range(6):
+        inside = builder.op("MatMul", [value, builder.weight()])
+        inside = builder.op("Mul", [inside, masks[number % 2]])
+        value = builder.op("Add", [inside, value])
+    assert [len(block.copies) for block in builder.blocks()] == [6]
+
+
+@settings(max_examples=30)
+@given(st.lists(st.lists(st.sampled_from(UNARY), min_size=1, max_size=3), min_size=2, max_size=4), st.integers(2, 4))
+def test_layers_of_several_kinds_that_take_turns_are_one_block(layers, turns):
+    builder = Builder()
+    value = "x"
+    for _ in range(turns):
+        for layer in layers:
+            value = builder.layer(layer, value)
+    covered = sum(len(block.copies) * len(block.copies[0]) for block in builder.blocks())
+    assert covered == len(builder.operators)

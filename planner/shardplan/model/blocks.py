@@ -20,6 +20,10 @@ from shardplan.model.digest import array_digest, operator_digest
 from shardplan.model.types import Block, Operator, Tensor
 
 _SMALLEST_PERIOD = 3
+_MOST_KINDS = 8
+"""Layers that may follow one another before their kinds repeat, where an operator is in each of them once."""
+_MOST_FAR = 64
+"""Distances beyond the next equal operator that are candidates."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +91,7 @@ class _Graph:
             for place, name in enumerate(operator.outputs)
             if name
         }
+        self.given = _free_of_weights(operators, tensors)
         self.crossing = self._crossing()
         self.modules = [tuple(operator.module.split(".")) if operator.module else () for operator in operators]
 
@@ -184,8 +189,9 @@ class _Graph:
     def _wiring(self, copy: Sequence[int], before: Sequence[int]) -> list[tuple[Hashable, ...]]:
         """For each operator of a copy, where its inputs come from, relative to the copy and the one before it.
 
-        A value from outside that only this copy reads (its weights, its key and value caches) is known by the order in
-        which the copy reads it, one that others read too by its name.
+        A value from outside that only this copy reads (its weights, its key and value caches), or that no weight
+        influences (a mask, of which there may be several for layers of several kinds), is known by the order in which
+        the copy reads it, one that others read too by its name.
         """
         own = {index: place for place, index in enumerate(copy)}
         previous = {index: place for place, index in enumerate(before)}
@@ -201,7 +207,7 @@ class _Graph:
                     row.append(("previous", previous[made], place))
                 elif not name or name in self.contents:
                     row.append("constant")
-                elif name in private or all(reader in own for reader in self.readers[name]):
+                elif name in private or name in self.given or all(reader in own for reader in self.readers[name]):
                     row.append(("private", private.setdefault(name, len(private))))
                 else:
                     row.append(("outside", name))
@@ -223,12 +229,13 @@ class _Graph:
 def _numbers(
     operators: Sequence[Operator], tensors: Mapping[str, Tensor], contents: Mapping[str, str]
 ) -> np.ndarray[Any, Any]:
-    """One number per operator; equal numbers do the same to the same shapes with equal constants."""
+    """One number per operator; equal numbers do the same to the same shapes with equal constants. Numbers in floating
+    point (the angles of a rotation) may differ: no shape and no cost depends on them."""
     looks: dict[str, Hashable] = {"": ()}
     for name, tensor in tensors.items():
         large = name if tensor.role == "constant" and name not in contents else ""
         role = "value" if tensor.role in ("input", "activation") else tensor.role
-        looks[name] = (tensor.shape, tensor.dtype, role, contents.get(name, large))
+        looks[name] = (tensor.shape, tensor.dtype, role, "" if tensor.is_float else contents.get(name, large))
     seen: dict[Hashable, int] = {}
     numbers = []
     for operator in operators:
@@ -238,14 +245,29 @@ def _numbers(
     return np.array(numbers, np.int64)
 
 
+def _free_of_weights(operators: Sequence[Operator], tensors: Mapping[str, Tensor]) -> frozenset[str]:
+    """Constants, and what operators make of them and of inputs alone."""
+    bound = {name for name, tensor in tensors.items() if tensor.role == "parameter"}
+    found = {name for name, tensor in tensors.items() if tensor.role == "constant"}
+    for operator in operators:
+        (found if bound.isdisjoint(operator.inputs) else bound).update(operator.outputs)
+    return frozenset(found - {""})
+
+
 def _distances(numbers: np.ndarray[Any, Any]) -> list[int]:
-    """Distances between one operator and its next equal: the candidates for a period."""
+    """Distances between one operator and its next equals: the candidates for a period. The next one alone tells nothing
+    of layers of several kinds that take turns; those farther away count if many operators have that distance."""
     if len(numbers) < 2 * _SMALLEST_PERIOD:
         return []
     order = np.argsort(numbers, kind="stable")
-    same = numbers[order][1:] == numbers[order][:-1]
-    distances = np.unique(np.diff(order)[same])
-    return [int(d) for d in distances if _SMALLEST_PERIOD <= d <= len(numbers) // 2]
+    near, far = set[int](), Counter[int]()
+    for lag in range(1, min(_MOST_KINDS, len(order) - 1) + 1):
+        same = numbers[order][lag:] == numbers[order][:-lag]
+        distances, counts = np.unique((order[lag:] - order[:-lag])[same], return_counts=True)
+        near |= set(distances.tolist()) if lag == 1 else set()
+        far.update(dict(zip(distances.tolist(), counts.tolist(), strict=True)))
+    most = sorted(far, key=lambda distance: (-far[distance], distance))[:_MOST_FAR]
+    return sorted(d for d in near.union(most) if _SMALLEST_PERIOD <= d <= len(numbers) // 2)
 
 
 def _starts(first: Sequence[tuple[Hashable, ...]], second: Sequence[tuple[Hashable, ...]]) -> bool:
