@@ -95,14 +95,14 @@ def everything(built: CostGraph) -> Recompute:
     return recomputed(built.model, built.rules, built.flow, until, built.fusion.saved, holds=False)
 
 
-FLAGS: Final[tuple[Remat, ...]] = ("none", "selective", "full")
+FLAGS: Final[tuple[Remat, ...]] = ("none", "selective", "alternate", "full")
 """Flags that are tried beside the choice of `auto`, which by itself recomputes nothing."""
 MOST_RECOMPUTED: Final[Remat] = "full"
 """The flag whose plans hold the least."""
 
 
 def flags(built: CostGraph) -> Iterator[Recompute]:
-    """What `--remat none`, `selective` and `full` recompute, without duplicates."""
+    """What `--remat none`, `selective`, `alternate` and `full` recompute, without duplicates."""
     for flag in FLAGS:
         remat = flagged(built, flag)
         if flag == "none" or remat.until:
