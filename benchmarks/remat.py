@@ -1,9 +1,9 @@
 """What to recompute, chosen and by flag: `python benchmarks/remat.py FOLDER [--mesh 4x4] [--only PATTERN]`.
 
-Every .onnx model of FOLDER is planned under `--remat none`, `selective`, `full` and `auto`, with as much memory as its
-plan without a limit uses, with 60 % of that, and with 5 % more than `full` needs at least. One line for each: step in
-milliseconds, bound, memory, operators that run again, and the processor time of the whole plan. Exit code 1 where a
-flag is faster than `auto`.
+Every .onnx model of FOLDER is planned under `--remat none`, `selective`, `alternate`, `full` and `auto`, with as much
+memory as its plan without a limit uses, with 60 % of that, and with 5 % more than `full` needs at least. One line for
+each: step in milliseconds, bound, memory, operators that run again, and the processor time of the whole plan. Exit code
+1 where a flag is faster than `auto`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from shardplan.solve.budget import Budget  # noqa: E402
 from shardplan.solve.shortfall import least_limit  # noqa: E402
 from shardplan.verbs.inputs import load_model  # noqa: E402
 
-FLAGS = ("none", "selective", "full", "auto")
+FLAGS = ("none", "selective", "alternate", "full", "auto")
 GIB = 2**30
 HEADER = """| model | mesh | limit GiB | remat | step ms | bound ms | GiB | recomputed operators | CPU s |
 |---|---|--:|---|--:|--:|--:|--:|--:|"""

@@ -55,8 +55,8 @@ from shardplan.units import PS_PER_S
 
 def shortest(search: Search, enough_s: float = math.inf) -> Questions[Found]:
     """The plan with the shortest step. Where the search also chooses which operators are recomputed, the plans of the
-    flags `--remat none`, `selective`, `alternate` and `full` are candidates too. Raises `NoPlanError` if there is no plan, and
-    `NoBetterError` if every plan takes `enough_s` seconds or more."""
+    flags `--remat none`, `selective`, `alternate` and `full` are candidates too. Raises `NoPlanError` if there is no
+    plan, and `NoBetterError` if every plan takes `enough_s` seconds or more."""
     instance, spent, most = search.instance, search.spent, _most_solved(search)
     spent.later = most * len(FLAGS) if instance.chooses_remat else 0
     yield from at_once(search)
