@@ -109,3 +109,47 @@ def test_parameters_may_be_one_array():
     assert found == {"mu": wanted, "nu": wanted, "count": whole, "other": whole}
     kept = shardplan.jax.constrain_tree(plan, mesh, w)
     np.testing.assert_allclose(shardplan.jax.parallelize(alone, plan, mesh)(kept, X), alone(w, X), rtol=1e-5)
+
+
+def test_weights_may_be_called_as_new_values_would_be():
+    """Names of the graph's own values, such as `matmul_1`, were refused as values that are made twice."""
+    params = {"matmul_1": PARAMS["w"], "tanh_2": PARAMS["v"]}
+
+    def named(params, x, y):
+        return loss({"w": params["matmul_1"], "v": params["tanh_2"]}, x, y)
+
+    plan = shardplan.jax.plan(named, params, X, Y, mesh="2x4")
+    assert {tensor.checkpoint for tensor in plan.tensors if tensor.role == "parameter"} == set(params)
+    ours = shardplan.jax.parallelize(named, plan, shardplan.jax.mesh(plan, devices=jax.devices()[:8]))
+    assert jnp.allclose(jax.jit(ours)(params, X, Y), loss(PARAMS, X, Y))
+
+
+def test_a_function_of_its_parameters_alone_is_trained():
+    """Without a batch no value depended on an input, and there were "no float weights to train"."""
+
+    def alone(params):
+        return jnp.mean(jnp.tanh(params["w"] @ params["v"]) ** 2)
+
+    plan = shardplan.jax.plan(alone, PARAMS, mesh="2x4")
+    ours = shardplan.jax.parallelize(alone, plan, shardplan.jax.mesh(plan, devices=jax.devices()[:8]))
+    found, wanted = jax.jit(jax.grad(ours))(PARAMS), jax.grad(alone)(PARAMS)
+    assert all(jnp.allclose(found[name], wanted[name], atol=1e-7) for name in PARAMS)
+
+
+def test_what_is_no_plan_and_no_mesh_is_refused():
+    plan, mesh = planned()
+    devices = [jax.devices()[0]] * 8
+    needed = "error[bad-argument]: a plan is needed, and 'a.plan.json' is not one"
+    for call, said in (
+        (lambda: shardplan.jax.mesh("a.plan.json"), needed),
+        (lambda: shardplan.jax.parallelize(loss, "a.plan.json", mesh), needed),
+        (lambda: shardplan.jax.check(loss, (PARAMS, X, Y), "a.plan.json"), needed),
+        (
+            lambda: shardplan.jax.parallelize(loss, plan, None),
+            "error[bad-argument]: a jax.sharding.Mesh is needed, and None is not one",
+        ),
+        (lambda: shardplan.jax.mesh(plan, devices), "is given more than once, and a device has one place in a mesh"),
+    ):
+        with pytest.raises(ShardplanError) as problem:
+            call()
+        assert said in str(problem.value)

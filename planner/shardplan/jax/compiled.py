@@ -10,6 +10,7 @@ import jax
 from shardplan.extras.xla.check import Check, check_text
 from shardplan.model.types import FLOAT_DTYPES
 from shardplan.plan.types import Phase, Plan
+from shardplan.runtime.stages import one_mesh
 
 _HALVES = frozenset({"bfloat16", "float16"})
 
@@ -31,8 +32,10 @@ def check(
     `widened`: count 32-bit floats as 16-bit ones. XLA on CPU computes and sends bfloat16 and float16 as float32; by
     default they are counted so on a CPU if the matrices among the plan's weights have 16 bits.
 
-    The plan's bytes are those of a whole step: of all microbatches, and of recomputed layers again.
+    The plan's bytes are those of a whole step: of all microbatches, and of recomputed layers again. Raises
+    `ShardplanError`: `pipeline-plan`, `bad-argument`.
     """
+    one_mesh(plan)
     jitted = fn if hasattr(fn, "lower") else jax.jit(fn)
     if widened is None:
         weights = (tensor for tensor in plan.tensors if tensor.role == "parameter" and len(tensor.shape) > 1)

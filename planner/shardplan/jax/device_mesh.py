@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import jax
@@ -21,8 +22,8 @@ def mesh(plan: Plan, devices: Sequence[jax.Device] | None = None) -> Mesh:
     By default all devices are used, ordered by process and then by number, so that neighbours on the last axis are in
     one host. The axes are `Auto`: XLA chooses the sharding of every value without a constraint.
 
-    Raises `ShardplanError`: `wrong-device-count` when there are more or fewer devices than the plan is for,
-    `pipeline-plan` for a plan with pipeline stages, each of which has a mesh of its own.
+    Raises `ShardplanError`: `wrong-device-count` when there are more or fewer devices than the plan is for, or one is
+    given more than once; `pipeline-plan` for a plan with pipeline stages, each of which has a mesh of its own.
     """
     unpadded(one_mesh(plan))
     given = devices is not None
@@ -40,6 +41,9 @@ def mesh(plan: Plan, devices: Sequence[jax.Device] | None = None) -> Mesh:
             hint = f"to try the plan on a CPU, set {simulated} before jax starts"
         summary = f"the plan is for {counted(wanted, 'device')} ({plan.mesh}), {have}"
         raise ShardplanError(error("wrong-device-count", summary, hint=hint))
+    if twice := [device for device, times in Counter(chosen).items() if times > 1]:
+        summary = f"{twice[0]} is given more than once, and a device has one place in a mesh"
+        raise ShardplanError(error("wrong-device-count", summary, hint="pass different devices"))
     names = plan.mesh.names
     return Mesh(
         np.array(chosen, dtype=object).reshape(plan.mesh.shape), names, axis_types=(AxisType.Auto,) * len(names)
@@ -47,8 +51,12 @@ def mesh(plan: Plan, devices: Sequence[jax.Device] | None = None) -> Mesh:
 
 
 def check_mesh(plan: Plan, given: Mesh) -> None:
-    """Raise `ShardplanError` unless `given` has the axes of the plan, in their order: `wrong-mesh`, `pipeline-plan`."""
+    """Raise `ShardplanError` unless `given` has the axes of the plan, in their order: `wrong-mesh`, `pipeline-plan`;
+    `bad-argument` where it is no mesh."""
     unpadded(one_mesh(plan))
+    if not isinstance(given, Mesh):
+        summary = f"a jax.sharding.Mesh is needed, and {given!r:.80} is not one"
+        raise ShardplanError(error("bad-argument", summary, hint="shardplan.jax.mesh(plan) makes that of the plan"))
     wanted = tuple((axis.name, axis.size) for axis in plan.mesh.axes)
     found = tuple(zip(given.axis_names, given.devices.shape, strict=True))
     if wanted != found:

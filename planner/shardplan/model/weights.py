@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -148,7 +148,7 @@ def find_weights(draft: Draft, known: Mapping[str, bool] | None = None) -> Weigh
     """Decide which initializers and constant nodes of `draft` are weights, by the rule above. `known`: the float
     tensors of the program that wrote the graph, and whether they are trained, if it says so: these alone are weights.
     """
-    live = _live(draft)
+    live = _live(draft, known or ())
     wanted = _evidence(draft, live)
     if known is not None:
         held = {name: known[name] for name in draft.initializers if name in known}
@@ -170,14 +170,14 @@ def find_weights(draft: Draft, known: Mapping[str, bool] | None = None) -> Weigh
     return Weights(trained, frozenset(made_by))
 
 
-def _live(draft: Draft) -> set[str]:
-    """Values that depend on the data of a graph input."""
-    live = set(draft.inputs)
+def _live(draft: Draft, known: Iterable[str]) -> set[str]:
+    """Values that depend on the data of a graph input; of a graph without inputs, on weights that are known."""
+    sources = set(draft.inputs) or set(known)
+    live = set(sources)
     for node in draft.nodes:
         if node.op_type not in ("Shape", "Size") and not live.isdisjoint(node.reads):
             live.update(node.outputs)
-    live.discard("")
-    return live
+    return live - (sources - set(draft.inputs)) - {""}
 
 
 def _evidence(draft: Draft, live: set[str]) -> dict[str, int]:

@@ -7,7 +7,11 @@ from shardplan.plan.types import Plan
 
 
 def one_mesh(plan: Plan) -> Plan:
-    """`plan`, which must have no stages. Raises `ShardplanError` (`pipeline-plan`)."""
+    """`plan`, which must have no stages. Raises `ShardplanError` (`pipeline-plan`; `bad-argument` for what is no plan,
+    such as the path of one)."""
+    if not isinstance(plan, Plan):
+        summary = f"a plan is needed, and {plan!r:.80} is not one"
+        raise ShardplanError(error("bad-argument", summary, hint="shardplan.load(path) reads a plan from its file"))
     if plan.pipeline is None:
         return plan
     count = len(plan.pipeline.stages)

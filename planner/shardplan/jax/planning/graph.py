@@ -66,7 +66,7 @@ class Graph:
     that new nodes come from. `drawn`: the names of random numbers, those inside bodies included. `imaginary`: the names
     of imaginary parts, by those of the complex values, which are those of their real parts. `counting`: by the result
     of a gather whose numbers for some dims only count the rows, those operand dims and the dim of the numbers that runs
-    along with each."""
+    along with each. `taken`: names of arguments, which no new name is."""
 
     INT64: ClassVar[int] = int(onnx.TensorProto.INT64)
 
@@ -79,18 +79,20 @@ class Graph:
     drawn: set[str] = field(default_factory=set)
     imaginary: dict[str, str] = field(default_factory=dict)
     counting: dict[str, Mapping[int, int]] = field(default_factory=dict)
+    taken: frozenset[str] = frozenset()
 
     def body(self) -> Graph:
         """A graph inside this one; no name occurs in both."""
         return Graph(
             self.scope, self.line, counted=self.counted, drawn=self.drawn, imaginary=self.imaginary,
-            counting=self.counting,
+            counting=self.counting, taken=self.taken,
         )  # fmt: skip
 
     def name(self, kind: str) -> str:
         """A new name."""
         self.counted[0] += 1
-        return f"{kind}_{self.counted[0]}"
+        name = f"{kind}_{self.counted[0]}"
+        return self.name(kind) if name in self.taken else name
 
     def add(self, kind: str, inputs: Sequence[str], results: int = 1, **attributes: Any) -> Any:
         """Add a node; returns the name of its result, or the names of several results."""

@@ -54,8 +54,8 @@ def parallelize(fn: Callable[..., Any], plan: Plan, mesh: Mesh) -> Callable[...,
         if faults := [*mismatches(plan, "parameter", weights), *mismatches(plan, "input", inputs)]:
             raise ShardplanError(*faults)
         closed, shape = traced(fn, params, *batch)
-        graph = Graph()
         arguments = [*weights, *inputs]
+        graph = Graph(taken=frozenset(arguments))
         written(graph, closed, weights, inputs)
         layouts = _Layouts(plan, mesh, *_known(plan), frozenset(graph.drawn), graph.counting)
         _check_made_for(plan, graph, arguments)

@@ -58,7 +58,7 @@ def onnx_program(fn: Callable[..., Any], params: Any, *batch: Any) -> onnx.Model
         hint = "leaves are called by their paths, joined by dots: give one of them another key"
         raise ShardplanError(error("cannot-export", "two leaves of the arguments have one name", hint=hint))
     _check_real({**weights, **inputs})
-    graph = Graph()
+    graph = Graph(taken=frozenset((*weights, *inputs)))
     outputs = written(graph, closed, weights, inputs)
     avals = real_avals(jax.tree.leaves(result))
     unread = [weights[node.input[0]] for node in graph.nodes[len(graph.nodes) - len(outputs) + len(avals) :]]
