@@ -10,14 +10,14 @@ from shardplan.graph.build import Node
 from shardplan.model.types import Model
 from shardplan.plan.orientation import checkpoint_shape
 from shardplan.plan.recorded_request import require_model
-from shardplan.plan.types import Plan, TensorDecision
+from shardplan.plan.types import Pipeline, Plan, Stage, TensorDecision
 from shardplan.planning import Planner
 from shardplan.planning.standing import OnProgress
 from shardplan.study.alternatives import Alternative, alternatives
 from shardplan.study.constants import ALTERNATIVE_S
 from shardplan.study.instance import read, recorded_request
 from shardplan.study.named_decisions import NamedDecisions, find
-from shardplan.study.shares import Share, shares_of
+from shardplan.study.shares import Share, in_step, longer_ns, shares_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +49,15 @@ def explain(plan: Plan, file: str, model: Model, name: str, on_progress: OnProgr
     planner = Planner(model, instance.cluster, instance.options, decided=plan)
     tried = alternatives(planner, plan, nodes, on_progress)
     return replace(described(plan, found, name), alternatives=tried)
+
+
+def as_of_step(found: Explanation, pipeline: Pipeline, stage: Stage) -> Explanation:
+    """An explanation of a decision in a stage, with times of the step in place of those of the stage."""
+    tried = tuple(
+        one if one.cost_ns is None else replace(one, cost_ns=longer_ns(pipeline, stage, one.cost_ns))
+        for one in found.alternatives
+    )
+    return replace(found, shares=tuple(in_step(pipeline, stage, found.shares)), alternatives=tried)
 
 
 def described(plan: Plan, found: NamedDecisions, name: str) -> Explanation:

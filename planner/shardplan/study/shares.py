@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from shardplan.folding import folded, pattern
-from shardplan.plan.types import Move, Pipeline, Plan
+from shardplan.plan.types import Move, Pipeline, Plan, Stage
 from shardplan.plan.views.breakdown import Exposure
 
 _INSIDE = "collectives inside"
@@ -62,22 +62,44 @@ def shares_of(
     return tuple(sorted((share for share in found if share.time_ns), key=lambda share: -share.time_ns))
 
 
-def _of_stages(pipeline: Pipeline) -> tuple[Share, ...]:
-    """For the slowest stage its whole time, for the others the time of one microbatch; and the waiting for
-    transfers."""
+def longer_ns(pipeline: Pipeline, stage: Stage, more_ns: int) -> int:
+    """Nanoseconds by which a step is longer if a stage, or one of its model chunks, takes `more_ns` longer: all of them
+    while it is the slowest, else those of one microbatch."""
+    busy, own = _busy_ns(pipeline), stage.first_device
+    others_ns = max((each for device, each in busy.items() if device != own), default=0)
+    slowest_ns = max(others_ns, busy[own] + more_ns) - max(others_ns, busy[own])
+    return round(slowest_ns + (more_ns - slowest_ns) / _parts(pipeline, stage))
+
+
+def in_step(pipeline: Pipeline, stage: Stage, shares: Sequence[Share]) -> list[Share]:
+    """Shares of a stage as shares of the step: for the slowest stage its whole time, for others one microbatch."""
+    busy = _busy_ns(pipeline)
+    is_slowest = stage.first_device == max(busy, key=lambda device: busy[device])
+    part = 1.0 if is_slowest else 1.0 / _parts(pipeline, stage)
+    return [replace(share, time_ns=round(share.time_ns * part)) for share in shares]
+
+
+def _parts(pipeline: Pipeline, stage: Stage) -> int:
+    """Number of the equal parts of a stage's time, of which a step waits for one if another stage is slower:
+    microbatches, times model chunks."""
+    return int(str(stage.plan.model.get("microbatches", 1))) * int(pipeline.schedule.partition(":")[2] or 1)
+
+
+def _busy_ns(pipeline: Pipeline) -> dict[int, int]:
+    """By the first device of a stage, its time for all microbatches."""
     busy: dict[int, int] = {}
     for stage in pipeline.stages:
         busy[stage.first_device] = busy.get(stage.first_device, 0) + stage.plan.summary.step_ns
-    slowest = max(busy, key=lambda device: busy[device])
-    chunks = int(pipeline.schedule.partition(":")[2] or 1)
+    return busy
+
+
+def _of_stages(pipeline: Pipeline) -> tuple[Share, ...]:
+    """For the slowest stage its whole time, for the others the time of one microbatch; and the waiting for
+    transfers."""
     found = []
     for stage in pipeline.stages:
-        micro = int(str(stage.plan.model.get("microbatches", 1)))
-        part = 1.0 if stage.first_device == slowest else 1.0 / (micro * chunks)
-        found += [
-            replace(share, name=f"{stage.name}: {share.name}", time_ns=round(share.time_ns * part))
-            for share in shares_of(stage.plan)
-        ]
+        shares = in_step(pipeline, stage, shares_of(stage.plan))
+        found += [replace(share, name=f"{stage.name}: {share.name}") for share in shares]
     for transfer in pipeline.transfers:
         name = f"{transfer.tensor}, stage {transfer.sender} to {transfer.receiver}"
         found.append(Share(name, "handed on", 1, round(transfer.time_ns * (1.0 - transfer.hidden))))

@@ -50,7 +50,7 @@ def explain(
         shares = shares_of(loaded)
         document = explain_document(loaded, None, shares, None)
         return session.finish(document, lambda console: show_shares(console, loaded, shares))
-    from shardplan.study.explain import described
+    from shardplan.study.explain import as_of_step, described
     from shardplan.study.explain import explain as explain_name
 
     whole = model_of(loaded, plan, model)
@@ -59,11 +59,14 @@ def explain(
         from shardplan.program.machine.pipeline import stage_of
 
         subject, file, part = stage_of(whole, loaded, plan, name)
-        label = next(f"{stage.name}: " for stage in loaded.pipeline.stages if stage.plan is subject)
+        stage = next(stage for stage in loaded.pipeline.stages if stage.plan is subject)
+        label = f"{stage.name}: "
         name = name.removeprefix(label)
     if instead is None:
         found = explain_name(subject, file, part, name, session.begin("explaining"))
         found = replace(found, subject=label + found.subject)
+        if loaded.pipeline is not None:
+            found = as_of_step(found, loaded.pipeline, stage)
         document = explain_document(loaded, found.subject, found.shares, found)
         return session.finish(document, lambda console: show_explanation(console, loaded, found))
     from shardplan.render.explain import instead_document, show_instead
@@ -75,6 +78,8 @@ def explain(
     described_one = described(subject, named, name)
     other = what_if(subject, file, part, named, instead, session.begin("planning instead"))
     described_one = replace(described_one, subject=label + described_one.subject)
+    if loaded.pipeline is not None:
+        described_one = as_of_step(described_one, loaded.pipeline, stage)
     document = explain_document(loaded, described_one.subject, described_one.shares, described_one)
     return session.finish(
         {**document, "instead": instead_document(other)},
