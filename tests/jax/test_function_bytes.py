@@ -87,3 +87,22 @@ def test_partial_sums_that_the_plan_sends_to_other_devices_are_summed_first():
     pins = ["x=[]", "tanh_2=[gpu, machine]", "matmul_3={gpu: m}", "tanh_4=[[machine, gpu]]"]
     check = checked(fn, {"a": waves(32, 64), "b": waves(64, 64)}, waves(16, 32), pins=pins)
     assert check.emitted_bytes("forward") <= check.predicted_bytes("forward")
+
+
+def test_what_is_split_is_not_read_as_partial_sums():
+    """The target of a loss was to be split and read as partial sums, beside the partial sums of a product, for free:
+    XLA gathered a value in the backward pass that the plan sends nowhere."""
+
+    def loss(params, x, y):
+        return jnp.mean((jax.nn.gelu(x @ params["up"]) @ params["down"] - y) ** 2)
+
+    params = {"up": jnp.full((64, 256), 0.01), "down": jnp.full((256, 64), 0.01)}
+    batch = waves(16, 64), waves(16, 64)
+    plan = shardplan.jax.plan(loss, params, *batch, mesh="1x4", pins=["up=[null, gpu]", "down=[gpu]"])
+    mesh = shardplan.jax.mesh(plan, devices=jax.devices()[:4])
+    placed = jax.device_put(params, shardplan.jax.shardings(plan, mesh, params))
+    given = placed, *jax.device_put(batch, shardplan.jax.batch_shardings(plan, mesh, loss, *batch))
+    step = jax.value_and_grad(shardplan.jax.parallelize(loss, plan, mesh))
+    found = shardplan.jax.check(step, given, plan)
+    assert found.agrees
+    assert {row.kind for row in found.rows if row.emitted_bytes} == {"all_reduce"}

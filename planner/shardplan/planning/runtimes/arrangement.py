@@ -63,7 +63,7 @@ class Arrangement:
         if "any" in self.roles:
             yield _unsegmented(built), None
             for on in axes.values():
-                yield iter(()), partial(_weight_in_pieces, on)
+                yield iter(()), partial(_cut_as_sums, on)
             return
         if set(self.roles) & {"dp", "cp", "tp"}:
             bounds = Boundaries(built, self.roles, axes)
@@ -104,11 +104,11 @@ def _unsegmented(built: CostGraph) -> Iterator[tuple[Node, Mask]]:
                 yield (kind, name), np.asarray(~segmented[space.codes].any(axis=1))
 
 
-def _weight_in_pieces(on: AxisMasks, join: Join, position: int) -> Mask | None:
-    """A weight that is stored in pieces is not read as partial sums: no sharding expresses this; a compiler would
-    gather the weight at the size of the value that it is added to."""
-    (kind, name), (other, _), _ = join
-    if kind == "operator" or other == "updated" or name not in on.facts.views:
+def _cut_as_sums(on: AxisMasks, join: Join, position: int) -> Mask | None:
+    """What is split is not read as partial sums, though that sends nothing: no sharding expresses this, and a compiler
+    would gather one of the values that are added."""
+    (kind, _), (other, _), _ = join
+    if kind == "operator" or other == "updated":
         return None
     return on.pairs(join, position, _whole_or_cut, "whole or cut")
 
