@@ -131,7 +131,7 @@ class DecidedGraph:
         of experts, and what the narrow type saves."""
         results = results_of_experts(self.built.model, self.built.rules)
         found = {place: int(self.amounts[place]) for place, _ in self._saved(results)}
-        return found | (self._narrower(precision) if precision else {})
+        return {**found, **(self._narrower(precision) if precision else {})}
 
     def _saved(self, stored: Collection[str]) -> Iterator[tuple[int, str]]:
         """The holdings, with the name of the value, of what is saved for backward of these values or as views of
