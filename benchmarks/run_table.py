@@ -42,7 +42,7 @@ FURTHER = {"deepseek-v3": 1, "nemotron-3-super": 2}
 `recipes/nemotronh`; Super runs one module twice). Nemotron 3 Nano, Kimi K2 and torchtitan's DeepSeek-V3 train none."""
 SPLITS = {
     "megatron-bridge": 3, "nemo-24.07": 1, "dgxc-benchmarking": 1, "torchtitan": 3, "primus": 2, "mt-nlg": 1,
-    "bigscience": 1,
+    "bigscience": 1, "automodel": 1,
 }  # fmt: skip
 """Sources of the table, and how many of their rows are taken where nobody says."""
 
@@ -84,9 +84,10 @@ def run_of(row: Columns) -> TrainingRun:
     asked |= {"precision": row["precision"], "sequence_parallel": ways["tp"] > 1 and "a100" not in row["hardware"]}
     if ways["tp"] > 1 and ways["ep"] > 1:
         asked["etp"] = 1
-    # torchtitan compiles its loss since the spring of 2025
+    # torchtitan compiles its loss since the spring of 2025; AutoModel's recipes compute it in 16 bits
     asked["grad_dtype"] = "bf16" if row["source"] == "torchtitan" else "fp32"
-    asked["fused_loss"] = row["source"] == "torchtitan" and row["release"] >= "2025-03"
+    compiled = row["source"] == "torchtitan" and row["release"] >= "2025-03"
+    asked["fused_loss"] = compiled or row["source"] == "automodel"
     value = float(row["value"])
     step = value if row["metric"] == "s/step" else rows * seq / gpus / value
     told = " ".join(f"{name}{ways[name]}" for name in ways if ways[name] > 1)

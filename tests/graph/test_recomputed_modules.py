@@ -68,6 +68,8 @@ def test_queries_keys_and_values_are_made_again_from_latents():
     products = [name.split(".")[-2] for name in names if "MatMul" in name]
     assert products == ["q_b_proj", "kv_b_proj"]
     assert reader == "self_attn.Attention"
+    assert "self_attn.Expand" in names, "the part of the keys that all heads share waits once, not for each head"
+    assert not [name for name in names if "layernorm" in name]
 
 
 @pytest.mark.parametrize("style", ["gpt", "bert", "olmo2", "gemma,post_norm=true", "phi3", "llama,mixers=M*"])

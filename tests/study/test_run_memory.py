@@ -109,6 +109,21 @@ def test_what_only_narrow_products_read_again_waits_in_their_type(precision, sav
     assert wide - narrow == pytest.approx(LAYERS * ROWS * SEQ * (512 + 512 + 2048) * (2 - saved), rel=1e-3)
 
 
+@pytest.mark.parametrize(("precision", "dispatched", "active"), [("", 2, 2), ("fp8", 1, 1)])
+def test_of_a_choice_of_experts_the_tokens_wait_and_not_the_results(precision, dispatched, active):
+    """Of each choice of a token in a layer: the token and what the last product reads, in the type of products, and
+    what the others make, in 16 bits. The shares are part of what the last product reads, so results are only added."""
+    sizes = "routing=dropless,hidden=1024,heads=8,ffn=512,experts=8,vocab=1024,seq=512,batch=2"
+
+    def activations(layers, choices):
+        model = f"transformer:{sizes},layers={layers},top_k={choices}"
+        return shardplan.price(model, micro_batch=2, cluster="h100-dgx", precision=precision).peak.activations
+
+    of_two_layers = [activations(6, choices) - activations(4, choices) for choices in (4, 2)]
+    by_hand = 2 * 2 * (2 * 512) * (1024 * dispatched + 512 * (2 + 2 + active))
+    assert of_two_layers[0] - of_two_layers[1] == pytest.approx(by_hand, rel=0.01)
+
+
 @pytest.mark.parametrize(
     ("cluster", "precision", "missing"), [("a100-dgx", "fp8", "fp8"), ("h100-dgx", "nvfp4", "fp4")], ids=str
 )

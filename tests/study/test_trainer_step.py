@@ -176,6 +176,12 @@ def test_products_may_keep_more_than_short_sweeps_reached():
     assert of_its_own.sustained == 0.5
 
 
+def test_products_of_experts_have_a_rate_of_their_own_with_fsdp():
+    own, shared = cluster_with(grouped=0.3, fsdp_grouped=0.8), cluster_with(grouped=0.3)
+    found = [as_trained(each, sharded=sharded).device.gemm.grouped for each in (own, shared) for sharded in (0, 1)]
+    assert found == [0.3, 0.8, 0.3, 0.3]
+
+
 def test_tensor_parallelism_of_fsdp_waits_for_all_that_it_sends():
     waits, hides = (priced(cluster_with(tp_forward=share, tp_backward=share), tp=2, zero=3) for share in (0, 1))
     assert waits.plan.summary.step_ns == hides.plan.summary.step_ns

@@ -301,6 +301,8 @@ TRAINING: Final = Keys((
         "experts of one device are sent once, and sending overlaps other work", OMITTED, said="0"),
     Key("narrow", _SHARE, "instead of `device.gemm.narrow`", OMITTED, said="`device.gemm.narrow`"),
     Key("grouped", _SHARE, "instead of `device.gemm.grouped`", OMITTED, said="`device.gemm.grouped`"),
+    Key("fsdp_grouped", _SHARE, "instead of `training.grouped` where parameters are sharded (FSDP)", OMITTED,
+        said="`training.grouped`"),
     Key("reduces_beside", Flag(), "whether gradients of weights that every device holds whole are reduced while "
         "backward computes, as DDP does in buckets; false: after it, as Megatron-LM did until 2023", OMITTED,
         said="true"),

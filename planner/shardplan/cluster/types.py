@@ -112,18 +112,18 @@ class Training:
     memory traffic of the loss for every logit, `cut_loss_bytes` where ranks cut the vocabulary, None for the same;
     `loss_kernels`: operators that the host starts for the loss of a microbatch; `attention`: instead of that of
     `GemmEfficiency`, None for the same; `fsdp_kappa`, `fsdp_attention`, `fsdp_sustained`, `fsdp_memory`,
-    `fsdp_loss_bytes`, `fsdp_loss_memory`: where parameters are sharded, instead of `Overlap.kappa`, `attention`,
-    `sustained`, `memory`, `loss_bytes` and `loss_memory`; `sustained`, `memory`: times `GemmEfficiency.sustained` and
-    `Device.memory_efficiency`; `tp_forward`, `tp_backward`: share of the tensor-parallel traffic of forward and of
-    backward that is hidden; `exchange`: the same of what experts' tokens take between devices; `narrow`, `grouped`:
-    instead of those of `GemmEfficiency`; `reduces_beside`: gradients of whole weights are reduced beside backward,
-    else after it; `partial_groups`: times what a reduction after backward takes in groups of several, but not all,
-    devices of each of several machines; `sends`: share of what pipeline stages hand on that each of them waits for,
-    None for what `Overlap.p2p` leaves of every border; `loss_memory`: bytes that the loss holds for every logit
-    besides it and its gradient, and `loss_parallel` where the vocabulary is cut. A configuration says, and no profile:
-    `exchanges_beside`, those exchanges run beside the compute of another microbatch; `exchanges_only`, nothing else is
-    waited for, as neither the hidden state nor the sequence is cut; `eager`, operators are the kernels that
-    `eager_kernels` counts."""
+    `fsdp_grouped`, `fsdp_loss_bytes`, `fsdp_loss_memory`: where parameters are sharded, instead of `Overlap.kappa`,
+    `attention`, `sustained`, `memory`, `grouped`, `loss_bytes` and `loss_memory`; `sustained`, `memory`: times
+    `GemmEfficiency.sustained` and `Device.memory_efficiency`; `tp_forward`, `tp_backward`: share of the
+    tensor-parallel traffic of forward and of backward that is hidden; `exchange`: the same of what experts' tokens
+    take between devices; `narrow`, `grouped`: instead of those of `GemmEfficiency`; `reduces_beside`: gradients of
+    whole weights are reduced beside backward, else after it; `partial_groups`: times what a reduction after
+    backward takes in groups of several, but not all, devices of each of several machines; `sends`: share of what
+    pipeline stages hand on that each of them waits for, None for what `Overlap.p2p` leaves of every border;
+    `loss_memory`: bytes that the loss holds for every logit besides it and its gradient, and `loss_parallel` where
+    the vocabulary is cut. A configuration says, and no profile: `exchanges_beside`, those exchanges run beside the
+    compute of another microbatch; `exchanges_only`, nothing else is waited for, as neither the hidden state nor the
+    sequence is cut; `eager`, operators are the kernels that `eager_kernels` counts."""
 
     host_s: float = 0.0
     host_collective_s: float = 0.0
@@ -145,6 +145,7 @@ class Training:
     exchange: float = 0.0
     narrow: float | None = None
     grouped: float | None = None
+    fsdp_grouped: float | None = None
     reduces_beside: bool = True
     partial_groups: float = 1.0
     sends: float | None = None

@@ -137,6 +137,11 @@ class _Layer:
         """The operators of the layer that depend on one."""
         return frozenset(other for other, known in self.before.items() if index in known)
 
+    def readers_of(self, index: int) -> frozenset[int]:
+        """The operators that read what one makes."""
+        made = filter(None, self.model.operators[index].outputs)
+        return frozenset(reader for name in made for reader, _ in self.flow.readers.get(name, ()))
+
     def _branch(self, add: int) -> frozenset[int]:
         """The operators between the two operands of an addition, if one is made of the other."""
         operator = self.model.operators[add]
@@ -187,13 +192,18 @@ def _shared_experts(layer: _Layer) -> Iterable[Set[int]]:
 
 
 def _mla_up_proj(layer: _Layer) -> Iterable[Set[int]]:
-    """From the latents of multi-head latent attention to queries, keys and values: what depends on a second product."""
+    """From the latents of multi-head latent attention to queries, keys and values: what depends on a second product,
+    and what is moved for that alone, as the part of the keys that all heads share."""
     for branch in layer.branches:
         if attention := layer.attends(branch):
             inside = branch.intersection(*(layer.before[index] for index in attention)) - attention
             products = layer.weighed(inside)
             second = {index for index in products if layer.before[index] & products - {index}}
-            yield {index for index in inside if layer.before[index] & second}
+            part = {index for index in inside if layer.before[index] & second}
+            for index in sorted(inside - products - part, reverse=True):
+                if layer.model.operators[index].op_type not in _NORMS and layer.readers_of(index) <= part:
+                    part.add(index)
+            yield part
 
 
 MODULES: Mapping[str, Callable[[_Layer], Iterable[Set[int]]]] = {

@@ -9,13 +9,15 @@ which reads are copies:
 * a weight that is served as it is kept is not gathered;
 * the loss runs between the last operator's forward and its backward, when neither holds workspace;
 * a trainer's sharded optimizer shards flat buffers, and FSDP pads its shards: the state divides evenly;
-* an activation that only products in a narrow type read again in backward is saved in that type (Transformer Engine).
+* an activation that only products in a narrow type read again in backward is saved in that type (Transformer Engine);
+* results of experts do not wait: trainers multiply the router's shares into what the last product of an expert reads,
+  so that the backward of their sum needs no results (Megatron-Core's `weighted_bias_swiglu`, DeepSeek-V3).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final
@@ -26,6 +28,7 @@ from numpy.typing import NDArray
 from shardplan.cluster.types import Cluster
 from shardplan.cost.recipes import gradient_dtype
 from shardplan.graph.build import CostGraph, Node
+from shardplan.graph.experts import results_of_experts
 from shardplan.graph.flow import read_in_backward, storage_of
 from shardplan.graph.memory import CATEGORIES, MemoryRows
 from shardplan.graph.precision import PRECISIONS, PrecisionName, narrowed
@@ -101,27 +104,44 @@ class DecidedGraph:
         `precision`: as in `as_held`."""
         held = bytes_by_moment(self.holdings, self.choice)
         held[_ROW["temporaries"]] = np.maximum(held[_ROW["temporaries"]] - self._twice(), 0)
-        narrower = self._narrower(precision) if precision else {}
-        for place, amount in narrower.items():
+        fewer = self._fewer(precision)
+        for place, amount in fewer.items():
             holding = self.holdings.holdings[place]
-            held[_ROW["activations"], holding.start : holding.end] -= amount
+            read = self.built.flow.last_reader(holding.node[1]) + 1  # it is there as a whole until then
+            held[_ROW["activations"], max(read, holding.start) : holding.end] -= amount
         peak = peak_of(held)
         if loss_bytes is None:
             return peak
-        turn = self._at_the_turn(held, narrower)
+        turn = self._at_the_turn(held, fewer)
         turn = replace(turn, temporaries=turn.temporaries + loss_bytes)
         return max(peak, turn, key=lambda memory: memory.total)
 
     def waiting(self, precision: PrecisionName = "") -> int:
         """Bytes of all activations that wait for their backward."""
-        built, narrower = self.built, self._narrower(precision) if precision else {}
-        held = 0
+        built, fewer, held = self.built, self._fewer(precision), 0
         for place, holding in enumerate(self.holdings.holdings):
             kind, name = holding.node
             waits = name in built.recompute.saved or name not in built.flow.makers
             if holding.category == "activations" and kind == "kept" and waits:
-                held += int(self.amounts[place]) - narrower.get(place, 0)
+                held += int(self.amounts[place]) - fewer.get(place, 0)
         return held
+
+    def _fewer(self, precision: PrecisionName) -> Mapping[int, int]:
+        """The bytes that saved values do not take of what a search counts, by place of the holding: all of the results
+        of experts, and what the narrow type saves."""
+        results = results_of_experts(self.built.model, self.built.rules)
+        found = {place: int(self.amounts[place]) for place, _ in self._saved(results)}
+        return {**found, **(self._narrower(precision) if precision else {})}
+
+    def _saved(self, stored: Collection[str]) -> Iterator[tuple[int, str]]:
+        """The holdings, with the name of the value, of what is saved for backward of these values or as views of
+        them."""
+        storage = storage_of(self.built.model, self.built.rules)
+        for place, holding in enumerate(self.holdings.holdings):
+            name = holding.node[1]
+            waits = holding.category == "activations" and name in self.built.recompute.saved
+            if waits and storage.get(name, (name, ""))[0] in stored:
+                yield place, name
 
     def _narrower(self, precision: PrecisionName) -> Mapping[int, int]:
         """The bytes saved by the narrow type, by place of the holding, for saved values that only products in a narrow
@@ -135,15 +155,12 @@ class DecidedGraph:
             wide.update(storage.get(name, (name, ""))[0] for name in read if index not in products)
         narrow = {storage.get(name, (name, ""))[0] for name in of_products} - wide
         found = dict[int, int]()
-        for place, holding in enumerate(self.holdings.holdings):
-            name = holding.node[1]
-            if holding.category == "activations" and name in narrow and name in built.recompute.saved:
-                wider = model.tensor(name).size_bytes / model.tensor(name).elements
-                amount = int(self.amounts[place])
-                found[place] = round(amount * (1 - PRECISIONS[precision].saved / wider))
+        for place, name in self._saved(narrow):
+            wider = model.tensor(name).size_bytes / model.tensor(name).elements
+            found[place] = round(int(self.amounts[place]) * (1 - PRECISIONS[precision].saved / wider))
         return found
 
-    def _at_the_turn(self, held: NDArray[np.int64], narrower: Mapping[int, int]) -> Memory:
+    def _at_the_turn(self, held: NDArray[np.int64], fewer: Mapping[int, int]) -> Memory:
         """What is held from the last operator's forward to its backward: everything except the workspace of running
         operators."""
         turn, parts = self.holdings.count, held[:, -1].copy()
@@ -151,7 +168,7 @@ class DecidedGraph:
         for place, holding in enumerate(self.holdings.holdings):
             row = _ROW[holding.category]
             if row in _OF_RUNNING and holding.node[0] != "operator" and holding.start < turn <= holding.end:
-                parts[row] += int(self.amounts[place]) - narrower.get(place, 0)
+                parts[row] += int(self.amounts[place]) - fewer.get(place, 0)
         return Memory(*map(int, parts))
 
     def _twice(self) -> NDArray[np.int64]:
