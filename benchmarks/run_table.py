@@ -25,7 +25,8 @@ CLUSTERS = {
 keeps go with the cube root of its power, so that of 0.87 at 700 W 0.78 are left)."""
 HARDWARE = {
     "a100": "a100-dgx", "a100-400": "a100-400", "a100-40-800": "a100-40-800", "h100": "h100-dgx",
-    "h200": "h200-dgx", "b200": "b200-dgx", "b300": "b300-dgx", "gb200": "gb200-nvl72", "gb300": "gb300-nvl72", "h100-500w": "h100-500w",
+    "h200": "h200-dgx", "b200": "b200-dgx", "b300": "b300-dgx", "gb200": "gb200-nvl72", "gb300": "gb300-nvl72",
+    "h100-500w": "h100-500w",
     "mi325x": "mi325x-8", "mi355x": "mi355x-8",
 }  # fmt: skip
 MODELS = {
