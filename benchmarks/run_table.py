@@ -14,16 +14,19 @@ CLUSTERS = {
     "a100-800": "extends: builtin:a100-dgx\nlevels:\n  net: {node_gbit: 800, nics: 4}\n",
     "a100-400": "extends: builtin:a100-dgx\nlevels:\n  net: {node_gbit: 400, nics: 4}\n",
     "a100-40": "extends: builtin:a100-dgx\ndevice: {kind: A100-SXM4-40GB, memory_bytes: 40 GB, hbm_gbps: 1555}\n",
+    "a100-40-800": "extends: builtin:a100-dgx\ndevice: {kind: A100-SXM4-40GB, memory_bytes: 40 GB, hbm_gbps: 1555}\n"
+    "levels:\n  net: {node_gbit: 800, nics: 4}\n",
     "h100-500w": "extends: builtin:h100-dgx\ndevice: {kind: H100-SXM5-96GB, memory_bytes: 96 GB, hbm_gbps: 2400, "
     "gemm: {sustained: 0.78}}\n",
 }
 """Machines that are no shipped profile: vTrain's network (800 Gb/s, as it says), Jean Zay's (four Omni-Path links of
-100 Gb/s for eight GPUs), llm-foundry's A100 of 40 GB (1600 Gb/s, as it says), and torchtitan's H100 (96 GB of HBM2e,
-2.4 TB/s, as it says, and 500 W: clocks that a chip keeps go with the cube root of its power, so that of 0.87 at 700 W
-0.78 are left)."""
+100 Gb/s for eight GPUs), llm-foundry's A100 of 40 GB (1600 Gb/s, as it says), GPT-NeoX's of 40 GB (four cards of
+200 Gb/s for eight GPUs), and torchtitan's H100 (96 GB of HBM2e, 2.4 TB/s, as it says, and 500 W: clocks that a chip
+keeps go with the cube root of its power, so that of 0.87 at 700 W 0.78 are left)."""
 HARDWARE = {
-    "a100": "a100-dgx", "a100-400": "a100-400", "h100": "h100-dgx", "h200": "h200-dgx", "b200": "b200-dgx",
-    "b300": "b300-dgx", "gb200": "gb200-nvl72", "gb300": "gb300-nvl72", "h100-500w": "h100-500w",
+    "a100": "a100-dgx", "a100-400": "a100-400", "a100-40-800": "a100-40-800", "h100": "h100-dgx",
+    "h200": "h200-dgx", "b200": "b200-dgx", "b300": "b300-dgx", "gb200": "gb200-nvl72", "gb300": "gb300-nvl72",
+    "h100-500w": "h100-500w",
     "mi325x": "mi325x-8", "mi355x": "mi355x-8",
 }  # fmt: skip
 MODELS = {
@@ -42,7 +45,7 @@ FURTHER = {"deepseek-v3": 1, "nemotron-3-super": 2}
 `recipes/nemotronh`; Super runs one module twice). Nemotron 3 Nano, Kimi K2 and torchtitan's DeepSeek-V3 train none."""
 SPLITS = {
     "megatron-bridge": 3, "nemo-24.07": 1, "dgxc-benchmarking": 1, "torchtitan": 3, "primus": 2, "mt-nlg": 1,
-    "bigscience": 1, "automodel": 1,
+    "bigscience": 1, "automodel": 1, "gpt-neox": 1,
 }  # fmt: skip
 """Sources of the table, and how many of their rows are taken where nobody says."""
 

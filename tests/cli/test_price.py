@@ -47,6 +47,23 @@ def test_what_does_not_fit_is_a_no(shardplan, folder):
     assert "It does not fit: " in run.out
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--dp", "4"], "Of optimizer, there is less with --zero 1, --tp or --pp."),
+        (["--dp", "4", "--zero", "1"], "Of gradients, there is less with --zero 3, --tp or --pp."),
+        (
+            ["--tp", "2", "--micro-batch", "512"],
+            "Of activations, there is less with --recompute, --sequence-parallel, --micro-batch or --cp.",
+        ),
+    ],
+)
+def test_what_does_not_fit_says_which_options_help(shardplan, folder, options, said):
+    """Those that make the largest category smaller and that are not given."""
+    run = shardplan("price", TINY, "--no-best", "--memory-limit", "1 MiB", *options)
+    assert said in run.out.replace("\n", " ")
+
+
 def test_parts_make_up_the_step(shardplan, folder):
     for options in (["--dp", "4"], ["--pp", "2", "--dp", "2", "--global-batch", "8"], ["--tp", "2", "--cp", "2"]):
         found = told(shardplan, *options)

@@ -70,7 +70,21 @@ def verdict(told: PriceReport) -> str:
     both = " of ".join(sizes_apart(used, limit))
     if told.priced.fits:
         return f"It fits: {both}, {size(limit - used)} to spare. {reserved}"
-    return f"It does not fit: {both}, {size(used - limit)} too much. {reserved}"
+    return f"It does not fit: {both}, {size(used - limit)} too much. {reserved} {_smaller(told)}"
+
+
+def _smaller(told: PriceReport) -> str:
+    """Options that make the largest category smaller, without those that the configuration has as far as they go."""
+    category, _ = max(asdict(told.priced.peak).items(), key=lambda item: item[1])
+    ways, several = told.priced.parallelism, told.priced.parallelism.data * told.priced.parallelism.context > 1
+    shards = 1 if category == "optimizer" else 3
+    fewer = ["--micro-batch"] if told.micro_batch > 1 else []
+    by_sequence = ["--sequence-parallel"] if ways.tensor > 1 and not ways.sequence else []
+    options = {
+        "activations": ["--recompute", *by_sequence, *fewer, "--cp"],
+        "temporaries": ["--fused-loss", *fewer, "--tp"],
+    }.get(category, [*([f"--zero {shards}"] if several and ways.zero < shards else []), "--tp", "--pp"])
+    return f"Of {category}, there is less with {' or '.join([', '.join(options[:-1]), options[-1]])}."
 
 
 def robust_line(told: PriceReport) -> str:
