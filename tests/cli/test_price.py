@@ -253,6 +253,17 @@ def test_weights_that_ranks_do_not_divide_are_told(shardplan, folder, ranks, tol
     assert run.err == (warned if told else "")
 
 
+@pytest.mark.parametrize(("scheme", "told"), [("every:40", True), ("every:2", False), ("block:40", False)])
+def test_a_scheme_that_recomputes_no_layer_is_said_to(shardplan, folder, scheme, told):
+    run = shardplan("price", TINY, "--no-best", "--dp", "2", "--recompute", scheme, "--json")
+    warned = (
+        "warning[nothing-recomputed]: nothing is recomputed: 'every:40' takes every 40th layer, and the model has 4\n"
+        "hint: shardplan solve --remat auto chooses value by value; shardplan inspect lists the repeated blocks\n"
+    )
+    assert run.err == (warned if told else "")
+    assert json.loads(run.out)["command"] == "price"
+
+
 @pytest.mark.parametrize(("options", "rows"), [([], 64), (["-d", "batch=16"], 16), (["--global-batch", "64"], 64)])
 def test_the_batch_of_a_description_counts(options, rows, shardplan):
     run = shardplan("price", "transformer:layers=2,hidden=256,heads=4,batch=64", "--dp", "2", "--no-best", *options)

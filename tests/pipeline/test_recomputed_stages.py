@@ -15,11 +15,11 @@ from shardplan.plan.format.encode import dumps
 GPT = {"style": "gpt", "layers": 2, "hidden": 256, "heads": 8, "vocab": 512, "seq": 256, "batch": 16}
 
 
-def planned(mesh, remat, limit=UNLIMITED_BYTES):
-    model = transformer(**GPT, attention="decomposed")
+def planned(mesh, remat, limit=UNLIMITED_BYTES, layers=2, on_warning=None):
+    model = transformer(**{**GPT, "layers": layers}, attention="decomposed")
     cluster = make_cluster(load_profile("h100-dgx"), mesh)
     options = PlanOptions(effort="quick", microbatches=4, remat=remat, memory_limit_bytes=limit)
-    return plan_stages(model, cluster, options, parse_schedule("1f1b"), 2)
+    return plan_stages(model, cluster, options, parse_schedule("1f1b"), 2, on_warning)
 
 
 def test_stages_recompute_what_they_need_to():
@@ -45,3 +45,14 @@ def test_stages_whose_gradients_are_reduced_beside_compute_say_so():
     stages = [stage["plan"]["format_version"] for stage in json.loads(text)["pipeline"]["stages"]]
     assert "1.4" in stages
     assert dumps(loads(text)) == text
+
+
+def test_stages_without_blocks_are_said_to_recompute_nothing():
+    """Of two layers each stage has one, which still is a block; of one layer there is none anywhere."""
+    heard = []
+    planned("1x2", "full", on_warning=heard.append)
+    assert heard == []
+    planned("1x2", "full", layers=1, on_warning=heard.append)
+    assert [one.summary for one in heard] == [
+        "nothing is recomputed: 'full' is of repeated blocks, and the model has none"
+    ]

@@ -8,11 +8,13 @@ from importlib.resources import files
 import pytest
 from jsonschema import Draft202012Validator
 from rich.console import Console
+from small_models import small_model
 
 from shardplan.cluster.mesh import make_cluster
 from shardplan.cluster.profile import load_profile
 from shardplan.errors import InfeasibleError, ShardplanError
-from shardplan.graph.options import PlanOptions
+from shardplan.graph.options import Layers, PlanOptions
+from shardplan.graph.remat import nothing_recomputed
 from shardplan.models import transformer
 from shardplan.plan.diff import diff_plans
 from shardplan.plan.format.decode import loads
@@ -24,6 +26,7 @@ from shardplan.planning.start_plan import StartPlan
 from shardplan.program.machine.verify import verify_plan
 from shardplan.program.shrink.shrink import shrink
 from shardplan.render.show import show_document, show_plan
+from shardplan.rules import model_rules
 from shardplan.study.check import check_plan
 from shardplan.study.evaluate import evaluate_plan
 from shardplan.study.explain import explain
@@ -88,17 +91,43 @@ def test_every_flag_is_among_what_is_tried(model, cluster):
         assert frozenset(again.recompute.until) in tried
 
 
-@pytest.mark.parametrize("flag", ["full", "alternate"])
-def test_a_model_without_blocks_is_said_to_have_none(cluster, flag):
-    heard = []
-    single = transformer(style="gpt", layers=1, hidden=64, heads=4, vocab=128, seq=16, batch=8)
-    plan_model(single, cluster, PlanOptions(remat=flag, effort="quick"), on_warning=heard.append)
-    (said,) = heard
-    assert str(said) == (
-        f"warning[nothing-recomputed]: nothing is recomputed: --remat {flag} recomputes repeated blocks, "
-        "and the model has none\n"
-        "hint: --remat auto chooses value by value; shardplan inspect lists the blocks of a model"
+OF_BLOCKS = "is of repeated blocks, and the model has none"
+OF_ATTENTION = "is of decomposed attention, and the model has none"
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"remat": "full"}, f"'full' {OF_BLOCKS}"),
+        ({"remat": "alternate"}, f"'alternate' {OF_BLOCKS}"),
+        ({"remat": "full", "full_layers": Layers("every", 4)}, f"'full' {OF_BLOCKS}"),
+        ({"remat": "selective"}, f"'selective' {OF_ATTENTION}"),
+    ],
+)
+def test_a_flag_that_finds_nothing_to_recompute_is_said_to(cluster, given, said, tmp_path):
+    heard, straight = [], small_model("mlp", tmp_path)
+    plan_model(straight, cluster, PlanOptions(**given, effort="quick"), on_warning=heard.append)
+    (warned,) = heard
+    assert str(warned) == (
+        f"warning[nothing-recomputed]: nothing is recomputed: {said}\n"
+        "hint: shardplan solve --remat auto chooses value by value; shardplan inspect lists the repeated blocks"
     )
+
+
+def test_a_scheme_of_more_layers_than_there_are_is_said_to_recompute_nothing(model):
+    options = PlanOptions(remat="full", full_layers=Layers("every", 4))
+    (said,) = nothing_recomputed(model, model_rules(model), options)
+    assert said.summary == "nothing is recomputed: 'every:4' takes every 4th layer, and the model has 3"
+
+
+@pytest.mark.parametrize("attention", ["fused", "decomposed"])
+def test_a_flag_that_means_what_is_there_is_not_warned_of(attention, tmp_path):
+    """A fused attention recomputes its scores by itself: `selective` is what it does."""
+    deep = transformer(**GPT, attention=attention)
+    for remat in (*FLAGS, "auto"):
+        assert not list(nothing_recomputed(deep, model_rules(deep), PlanOptions(remat=remat)))
+    straight, options = small_model("mlp", tmp_path), PlanOptions(remat="full", mode="inference")
+    assert not list(nothing_recomputed(straight, model_rules(straight), options))
 
 
 def test_the_scores_of_attention_are_among_what_runs_again(model, tight):

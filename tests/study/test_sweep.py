@@ -244,6 +244,15 @@ def test_a_slip_of_the_pen_is_told_with_what_was_meant(shardplan, mlp):
     assert "error[bad-mesh]: mesh 'atuo' cannot be read\nhint: did you mean 'auto'?\n" in run.err
 
 
+def test_flags_that_find_nothing_to_recompute_are_said_once(shardplan, mlp, alone):
+    run = shardplan(*SWEEP, "--remat", "none,full,auto", "--json")
+    assert run.err == (
+        "warning[nothing-recomputed]: nothing is recomputed: 'full' is of repeated blocks, and the model has none\n"
+        "hint: shardplan solve --remat auto chooses value by value; shardplan inspect lists the repeated blocks\n"
+    )
+    assert json.loads(run.out)["command"] == "sweep"
+
+
 def test_nothing_fits(shardplan, mlp, alone):
     run = shardplan(*SWEEP, "--memory-limit", "1 KiB")
     assert run.code == 3

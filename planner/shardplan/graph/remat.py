@@ -11,13 +11,14 @@ backward of the segment's last operator.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from shardplan.graph.flow import Flow, needed_operands, read_in_backward, storage_of
+from shardplan.errors import Diagnostic, warning
+from shardplan.graph.flow import Flow, needed_operands, read_in_backward, storage_of, trace
 from shardplan.graph.fusion import Fusion
 from shardplan.graph.options import PlanOptions
-from shardplan.graph.recomputed_layers import RecomputedSegment, blocks, chosen_layers
+from shardplan.graph.recomputed_layers import RecomputedSegment, blocks, chosen_layers, layers_of
 from shardplan.graph.recomputed_modules import recomputed_modules
 from shardplan.model.types import Model
 from shardplan.rules.types import Rule
@@ -54,18 +55,43 @@ class Recompute:
 def recompute(model: Model, rules: Sequence[Rule], flow: Flow, fusion: Fusion, options: PlanOptions) -> Recompute:
     """What the flag `options.remat` recomputes and saves; nothing is recomputed under `auto`, which is chosen later."""
     until: dict[int, int] = {}
-    found: list[RecomputedSegment] = []
-    if options.training and options.remat == "full":
-        found = blocks(model) if options.full_layers is None else chosen_layers(model, options.full_layers)
-    elif options.training and options.remat == "alternate":
-        found = between_products(model, rules, flow)
-    elif options.training and options.remat == "selective":
-        names = options.modules
-        found = attention_cores(model, rules, flow) if not names or "core_attn" in names else []
-        found += recomputed_modules(model, rules, flow, names)
-    for segment in found:
+    for segment in _segments(model, rules, flow, options):
         until.update(dict.fromkeys(sorted(segment.operators), segment.last))
     return saving_least(model, rules, flow, fusion, until, holds=options.holds_weights)
+
+
+def _segments(model: Model, rules: Sequence[Rule], flow: Flow, options: PlanOptions) -> list[RecomputedSegment]:
+    """What the flag `options.remat` recomputes; of several segments with an operator the last one has it."""
+    if not options.training:
+        return []
+    if options.remat == "full":
+        return blocks(model) if options.full_layers is None else chosen_layers(model, options.full_layers)
+    if options.remat == "alternate":
+        return between_products(model, rules, flow)
+    if options.remat == "selective":
+        names = options.modules
+        found = attention_cores(model, rules, flow) if not names or "core_attn" in names else []
+        return found + recomputed_modules(model, rules, flow, names)
+    return []
+
+
+def nothing_recomputed(model: Model, rules: Sequence[Rule], options: PlanOptions) -> Iterator[Diagnostic]:
+    """A warning (`nothing-recomputed`) about a flag that finds nothing to recompute in a model. There is none about
+    `selective` where attention is fused: it recomputes its scores by itself."""
+    flag, layers = options.remat, options.full_layers
+    if not options.training or flag in ("none", "auto"):
+        return
+    if flag == "selective" and any(rule.cost == "attention" for rule in rules):
+        return
+    if _segments(model, rules, trace(model, rules, training=True), options):
+        return
+    lacks = "'selective' is of decomposed attention, and the model has none"
+    if flag != "selective":
+        lacks = f"'{flag}' is of repeated blocks, and the model has none"
+    if layers is not None and (count := len(layers_of(model))):
+        lacks = f"'{layers.scheme}:{layers.number}' takes every {layers.number}th layer, and the model has {count}"
+    hint = "shardplan solve --remat auto chooses value by value; shardplan inspect lists the repeated blocks"
+    yield warning("nothing-recomputed", f"nothing is recomputed: {lacks}", hint=hint)
 
 
 def saving_least(

@@ -10,6 +10,7 @@ from shardplan.cluster.mesh import cluster_digest
 from shardplan.cluster.types import Cluster
 from shardplan.errors import Diagnostic, warning
 from shardplan.graph.options import PlanOptions
+from shardplan.graph.remat import nothing_recomputed
 from shardplan.model.types import Model
 from shardplan.pipeline.chunk_memory import chunk_memory, held_in_turn
 from shardplan.pipeline.constants import CLOSE
@@ -25,6 +26,7 @@ from shardplan.plan.assemble import model_section
 from shardplan.plan.types import Memory, Pipeline, Plan, Stage, Summary, Transfer
 from shardplan.planning.instance import many_axes, refuse_too_many_axes
 from shardplan.planning.standing import OnProgress
+from shardplan.rules import model_rules
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,7 @@ def plan_stages(
         found = PipelineSolver(model, cluster, options, schedule, stages, on_progress=on_progress).solve()
         asked = PipelineRequest(model, cluster, options, schedule, stages or "auto")
     if on_warning is not None:
-        for diagnostic in many_axes(cluster.mesh):
+        for diagnostic in (*many_axes(cluster.mesh), *nothing_recomputed(model, model_rules(model), options)):
             on_warning(diagnostic)
         for plan in found.plans:
             for text in plan.warnings:

@@ -18,7 +18,7 @@ from shardplan.graph.memory import MemoryRows
 from shardplan.graph.neighbourhood import Neighbourhood, Offer
 from shardplan.graph.options import UNLIMITED_BYTES, PlanOptions
 from shardplan.graph.pricing import Pricing
-from shardplan.graph.remat import Recompute
+from shardplan.graph.remat import Recompute, nothing_recomputed
 from shardplan.interruption import NEVER, Deadline
 from shardplan.layout.mesh import Mesh
 from shardplan.model.types import DTYPE_BITS, Model
@@ -95,7 +95,7 @@ def instance_of(
         on_warning(diagnostic)
     fixed, partly = adapted(options.constraints, model)
     options = replace(options, constraints=fixed)
-    for diagnostic in (*many_axes(cluster.mesh), *nothing_recomputed(model, options), *partly):
+    for diagnostic in (*many_axes(cluster.mesh), *nothing_recomputed(model, rules, options), *partly):
         on_warning(diagnostic)
     limit_bytes = options.limit_bytes_on(cluster.device)
     constraints = resolve(options.constraints, model, cluster.mesh)
@@ -109,14 +109,6 @@ def instance_of(
         model, rules, cluster, options, limit_bytes, constraints, pricing, every_choice, decided, offer,
         taken_s=time.monotonic() - began_s,
     )  # fmt: skip
-
-
-def nothing_recomputed(model: Model, options: PlanOptions) -> Iterator[Diagnostic]:
-    """A warning about a flag that recomputes repeated blocks, of a model that has none."""
-    if options.training and options.remat in ("full", "alternate") and not model.blocks:
-        summary = f"nothing is recomputed: --remat {options.remat} recomputes repeated blocks, and the model has none"
-        hint = "--remat auto chooses value by value; shardplan inspect lists the blocks of a model"
-        yield warning("nothing-recomputed", summary, hint=hint)
 
 
 def above_device(limit_bytes: int | None, cluster: Cluster) -> Iterator[Diagnostic]:

@@ -27,6 +27,7 @@ from shardplan.graph.hidden_state import hidden_of
 from shardplan.graph.options import UNLIMITED_BYTES, PlanOptions
 from shardplan.graph.precision import PrecisionName, check_peak
 from shardplan.graph.recomputed_layers import recomputed_share
+from shardplan.graph.remat import nothing_recomputed
 from shardplan.model.types import Model
 from shardplan.models import PREFIX, is_config, size_in
 from shardplan.pipeline.submeshes import Submesh
@@ -46,6 +47,7 @@ from shardplan.planning.parallelism import (
 )
 from shardplan.planning.standing import OnProgress, Turn
 from shardplan.request import Request
+from shardplan.rules import model_rules
 from shardplan.study.fixed_runs import Fixed, FixedRuns
 from shardplan.study.instance import load_model
 from shardplan.study.price_stages import priced_stages
@@ -194,7 +196,7 @@ def price(
 @dataclass(frozen=True, slots=True)
 class PriceReport:
     """A priced configuration for display: `best` beside it, if `compared`; the rows of a step and a microbatch;
-    `robust`: the step under perturbed profiles, if any were drawn."""
+    `robust`: the step under perturbed profiles, if any were drawn; `warnings`: about the configuration."""
 
     priced: PricedConfiguration
     best: Plan | None
@@ -203,6 +205,7 @@ class PriceReport:
     compared: bool
     precision: PrecisionName = ""
     robust: Steps | None = None
+    warnings: tuple[Diagnostic, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,7 +282,8 @@ def price_as_asked(
         return price(parallelism, model, cluster, options, turn.tell, factors, grad_dtype)
 
     steps = steps_under(on_other, cluster, robust) if robust else None
-    return PriceReport(priced, best, rows_of(model), batch.micro_batch, compare, precision, steps)
+    warnings = (*filter(None, [priced.undivided]), *nothing_recomputed(model, model_rules(model), options))
+    return PriceReport(priced, best, rows_of(model), batch.micro_batch, compare, precision, steps, warnings)
 
 
 def _check_gradients(grad_dtype: str, optimizer: str) -> None:

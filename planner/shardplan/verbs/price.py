@@ -111,8 +111,7 @@ def price(session: Session, /, **given: Any) -> int:
         robust=given["robust"],
         on_progress=on_progress,
     )
-    if (undivided := told.priced.undivided) is not None:
-        session.say(undivided)
+    session.say_all(told.warnings)
     session.finish(price_document(told), lambda console: show_price(console, told))
     return EXIT_DONE if told.priced.fits else EXIT_NO
 

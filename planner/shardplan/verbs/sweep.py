@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
@@ -38,6 +38,7 @@ from shardplan.verbs.session import (
 )
 
 if TYPE_CHECKING:
+    from shardplan.graph.options import Remat
     from shardplan.render.progress import Step
     from shardplan.request import Request
     from shardplan.study.sweep import Combination, Point
@@ -119,6 +120,7 @@ def sweep(session: Session, /, **given: Any) -> int:
     assert request is not None
     assert combinations is not None
     assert engine is not None
+    session.say_all(_nothing_recomputed(request, combinations))
     told = _Told(session.begin("planning"), len(combinations))
     told.say()
     is_whole = True
@@ -134,6 +136,19 @@ def sweep(session: Session, /, **given: Any) -> int:
     if given["plot"]:
         draw_sweep(found, given["plot"])
     return _exit_code(found.points) if is_whole else EXIT_INTERRUPTED
+
+
+def _nothing_recomputed(request: Request, combinations: Iterable[Combination]) -> Iterator[Diagnostic]:
+    """Warnings about flags of rematerialisation that find nothing to recompute in the model, which was read."""
+    from shardplan.graph.options import PlanOptions
+    from shardplan.graph.remat import nothing_recomputed
+    from shardplan.model.types import Model
+    from shardplan.rules import model_rules
+
+    assert isinstance(request.model, Model)
+    for remat in dict.fromkeys(one.remat for one in combinations):
+        options = PlanOptions(request.mode, remat=cast("Remat", remat))
+        yield from nothing_recomputed(request.model, model_rules(request.model), options)
 
 
 def _say_interrupted(session: Session, done: int, count: int, output: str | None) -> None:
